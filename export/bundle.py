@@ -24,7 +24,7 @@ from models.folders.folder import in_sentences
 def export_file(file: Path, out: Path, **how: Any) -> contract.Manifest:
     """Export the encoder that `file` describes; see `models/checkpoints/`. `how` are keyword arguments of `export_bundle`."""
     with TemporaryDirectory() as temporary:
-        checkpoint = Path(temporary) / file.stem  # the manifest has this name
+        checkpoint = Path(temporary) / file.stem  # the manifest names this folder as the source
         build_encoder(file, checkpoint)
         return export_bundle(checkpoint, out, **how)
 
@@ -54,7 +54,7 @@ def export_bundle(
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):
         name = checked_name(name or out.resolve().name)
         if maps and precision != "fp32":
-            raise ExportError(f"maps are computed with the weights of an fp32 graph, and precision={precision}; leave out one of the two")
+            raise ExportError(f"attention maps need an fp32 graph, but precision={precision}; leave out --maps or --precision")
         with replacing(out) as folder, TemporaryDirectory(dir=folder) as scratch:
             return _export(checkpoint, options, name, folder, Path(scratch), progress)
 

@@ -1,4 +1,4 @@
-"""The commands of this package: export, inspect, attention, compare. PyTorch is imported when a command runs, not to show its help."""
+"""The commands of this package: export, inspect, attention, compare. PyTorch is imported only when a command runs, so help is fast."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -29,21 +29,23 @@ def export(
     out: Annotated[Path, typer.Option(help="Bundle directory to write; an older bundle there is replaced at the end.", show_default=False)],
     checkpoint: Annotated[Path | None, typer.Option(help="Folder with config.json, model.safetensors and tokenizer.json.")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="In its place: a file that describes an encoder of any attention; see models/configs.")
+        Path | None, typer.Option(help="Instead of --checkpoint: a file that describes an encoder with any attention; see models/configs.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
     precision: Annotated[Precision, typer.Option(help="fp16 is for GPUs; int8 of an encoder must reach --min-cosine.")] = Precision.fp32,
-    attention: Annotated[str, typer.Option(help="softmax keeps the checkpoint's attention; linear swaps it, untrained.")] = "softmax",
+    attention: Annotated[
+        str, typer.Option(help="softmax keeps the attention of the checkpoint; linear replaces it untrained.")
+    ] = "softmax",
     min_cosine: Annotated[float, typer.Option(min=0.5, max=1, help="int8 encoders: lowest cosine to fp32 on the golden texts.")] = 0.99,
     held_out: Annotated[
         Path | None,
-        typer.Option(help="Decoders: text to state the bits per byte of, a file or a folder that `models.training.collect` wrote."),
+        typer.Option(help="Decoders: text whose bits per byte are measured; a file, or a folder that `models.training.collect` wrote."),
     ] = None,
-    maps: Annotated[bool, typer.Option("--maps", help="Add the graph that `attnserve attention` and /v1/attention look into.")] = False,
+    maps: Annotated[bool, typer.Option("--maps", help="Add the graph that `attnserve attention` and /v1/attention use.")] = False,
 ) -> None:
     """Write a checkpoint as a bundle: ONNX graph, tokenizer, manifest, golden vectors, all checked against torch."""
     if (source := checkpoint or config) is None or (checkpoint and config):
-        raise typer.BadParameter("give a folder of weights with --checkpoint, or a description with --config, one of the two")
+        raise typer.BadParameter("give either --checkpoint FOLDER (weights) or --config FILE (a description), not both")
     with needing("export"):
         from export.bundle import export_bundle, export_file
         from export.summary import bits_per_byte
@@ -75,7 +77,7 @@ def inspect(
     bundle: Annotated[Path, typer.Argument(help="Bundle directory.", show_default=False)],
     graph: Annotated[bool, typer.Option("--graph", help="Draw the histogram of operators.")] = False,
 ) -> None:
-    """What a bundle is: sizes, limits, parity, fingerprint. Every byte is checked against the manifest."""
+    """Show what a bundle contains: sizes, limits, parity, fingerprint. Every file is checked against the manifest."""
     from export.summary import render
 
     Console().print(render(bundle, graph=graph))
@@ -83,21 +85,21 @@ def inspect(
 
 @app.command()
 def attention(
-    text: Annotated[str, typer.Option(help="What is attended to.", show_default=False)],
+    text: Annotated[str, typer.Option(help="Text whose attention weights are shown.", show_default=False)],
     bundle: Annotated[Path | None, typer.Option(help="Bundle that was exported with --maps.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="In its place: a checkpoint folder, which needs torch.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Instead of --bundle: a checkpoint folder, which needs torch.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for attention.png and attention.svg, which show all layers and heads.")] = Path(
         "out/attention"
     ),
     layer: Annotated[int, typer.Option(help="The layer shown on the terminal, from 0; -1 is the last.")] = -1,
     head: Annotated[int | None, typer.Option(help="The head shown on the terminal; the mean of all by default.")] = None,
 ) -> None:
-    """Draw what a model attends to: every token's weights on every other, layer by layer and head by head.
+    """Draw attention maps: the weight of every token for every other token, for each layer and head.
 
-    Mechanisms that never form this matrix have one too: how much of each token's value is in each token's answer.
+    A mechanism that never computes such weights is drawn by the share that each token's value has in each token's output.
     """
     if bool(bundle) == bool(checkpoint):
-        raise typer.BadParameter("give a bundle with --bundle, or a checkpoint folder with --checkpoint, one of the two")
+        raise typer.BadParameter("give either --bundle FOLDER or --checkpoint FOLDER, not both")
     with needing("figures"):
         from export.maps import heatmaps
         from export.maps.from_bundle import maps_of_bundle
@@ -121,31 +123,31 @@ def attention(
 
 @app.command()
 def compare(
-    out: Annotated[Path, typer.Option(help="Folder for the page, its pictures and what was measured; goes on with what is there.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the page, its pictures and the results. Results that it has are kept.")] = Path(
         "out/compare"
     ),
-    only: Annotated[str, typer.Option(help="Mechanisms, with commas; all by default.")] = "",
-    longest: Annotated[int, typer.Option(min=64, help="Largest N: 64, 128, .. up to it.")] = 16_384,
-    seconds: Annotated[float, typer.Option(min=0.01, help="So long is one N run, again and again.")] = 0.5,
-    memory_gib: Annotated[float, typer.Option(min=0.1, help="An N that would take more is left out.")] = 6,
-    runtime: Annotated[Runtime, typer.Option(help="torch measures the layers themselves.")] = Runtime.onnxruntime,
-    docs: Annotated[Path | None, typer.Option(help="Folder that gets compare.md and its pictures too.")] = None,
+    only: Annotated[str, typer.Option(help="Names of mechanisms, separated by commas; all by default.")] = "",
+    longest: Annotated[int, typer.Option(min=64, help="Largest length N; all of 64, 128, .. up to it are measured.")] = 16_384,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Duration of the repeated runs at one N.")] = 0.5,
+    memory_gib: Annotated[float, typer.Option(min=0.1, help="A length N that would need more is left out.")] = 6,
+    runtime: Annotated[Runtime, typer.Option(help="onnxruntime measures the exported graphs, torch the layers.")] = Runtime.onnxruntime,
+    docs: Annotated[Path | None, typer.Option(help="Folder for another copy of compare.md and its pictures.")] = None,
 ) -> None:
-    """Measure every attention mechanism side by side and write one page about them.
+    """Measure all attention mechanisms under the same conditions, and write one page about them.
 
-    After Ctrl-C or a kill, the same command goes on where it was. Leave the machine alone meanwhile.
+    After Ctrl-C or a kill, the same command continues. Keep the machine otherwise idle.
     """
     with needing("figures"):
         from export.comparison import mechanisms, page, run
-        from export.comparison.plan import LENGTHS, GiB, Plan
+        from export.comparison.plan import LENGTHS, ComparisonPlan, GiB
     names = mechanisms.chosen(only)
     lengths = tuple(N for N in LENGTHS if longest >= N)
-    plan = Plan(lengths=lengths, seconds=seconds, memory_bytes=int(memory_gib * GiB), runtime=runtime.value)
+    plan = ComparisonPlan(lengths=lengths, seconds=seconds, memory_bytes=int(memory_gib * GiB), runtime=runtime.value)
     try:
         with progress_bar() as show:
             results = run.run(names, plan, out, show)
     except KeyboardInterrupt:
-        console.print(f"stopped; the same command goes on with what is in {out}")
+        console.print(f"stopped; the same command continues with the results in {out}")
         raise typer.Exit(130) from None
     found = {result.name: result for result in results}
     console.print(f"[green]{page.write(found, plan, out)}[/green]", soft_wrap=True)

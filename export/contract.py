@@ -69,11 +69,11 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # cannot leave the bundle
 
 # Upper limits, larger than any real model, so that a damaged or malicious bundle cannot cause huge allocations.
-MOST_JSON_BYTES = 16 * 2**20  # of manifest.json and golden.json each
+MOST_JSON_BYTES = 16 * 2**20  # limit for each of manifest.json and golden.json
 MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_TEMPLATE_BYTES = 2**20
-MOST_STATE_BYTES = 2**30  # per sequence
-MOST_PIXELS = 1024  # width or height of an image
+MOST_STATE_BYTES = 2**30  # largest state of one sequence
+MOST_PIXELS = 1024  # largest width or height of an image
 Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
 Count = Annotated[int, Field(ge=0, le=2**62)]  # e.g. of parameters, bytes, documents
 TokenId = Annotated[int, Field(ge=0, lt=2**24)]
@@ -102,7 +102,7 @@ class Traits:
     per_token: bool = False  # the output has a row for each token of an input
     has_labels: bool = False  # `Manifest.id2label` names the columns of the output
     ranks: bool = False  # the output is one score: how well a document matches a query
-    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # limit for the golden examples at a server's start
+    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # which limit the golden examples must keep at a server's start
     part: Literal["decoder", "encoder_decoder"] | None = None  # the manifest field that only this kind has
     uses_gpu: bool = True  # False: it runs on the CPU even if the service has a GPU
 
@@ -131,13 +131,13 @@ class BundleError(AttnserveError, ValueError):
     """The bundle must not be served. The message names the file and the problem."""
 
 
-class Part(BaseModel):
+class ManifestPart(BaseModel):
     """Base class of the manifest and its parts: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Tensor(Part):
+class Tensor(ManifestPart):
     """An input or output of a graph. A dynamic axis is given by its letter ("B", "N"), a fixed one by its size."""
 
     name: str = Field(max_length=255)
@@ -145,13 +145,13 @@ class Tensor(Part):
     shape: tuple[str | Size, ...] = Field(max_length=16)
 
 
-class File(Part):
+class File(ManifestPart):
     name: FileName
     sha256: Sha256
     size_bytes: int = Field(ge=0, le=2**62)
 
 
-class Graph(Part):
+class Graph(ManifestPart):
     """An ONNX graph: its file, inputs, outputs and operators."""
 
     file: FileName
@@ -162,12 +162,12 @@ class Graph(Part):
     optimisation: str = Field(description="what was done to the graph after export, in words")
 
 
-class Limits(Part):
+class Limits(ManifestPart):
     max_tokens: Size = Field(description="longest input in tokens, special tokens included")
     vocab_size: Size
 
 
-class Parity(Part):
+class Parity(ManifestPart):
     """The difference between the graph and the torch model, measured at export."""
 
     max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all shapes below, texts of unequal length")
@@ -179,7 +179,7 @@ class Parity(Part):
     tolerance: float = Field(description="what was allowed of it, times the largest value of an output where that is above 1")
 
 
-class Trial(Part):
+class RecipeTrial(ManifestPart):
     """One recipe for quantising the graph that was tried, and its results."""
 
     recipe: str
@@ -191,7 +191,7 @@ class Trial(Part):
     kept: bool
 
 
-class Source(Part):
+class CheckpointSource(ManifestPart):
     """Where the weights come from."""
 
     architecture: str
@@ -201,12 +201,26 @@ class Source(Part):
     untrained: bool = Field(description="the weights have not been trained for this attention: it was swapped at export, or they are drawn")
 
 
-class StateTensor(Part):
+Holds = Literal["sums", "sums_in_last_column", "count"]
+
+
+class StateTensor(ManifestPart):
     """One tensor of a decoder's state for one sequence. Its size is constant, and it is initialised with zeros."""
 
     name: str = Field(pattern=r"^state_[0-9]+_[A-Za-z0-9_]+$", description="the graph input; the output is called new_ and this")
     shape: tuple[Size, ...] = Field(max_length=16, description="of one sequence; the graph's tensor has B in front")
     dtype: Literal["float32", "int64"] = "float32"
+    holds: Holds | None = Field(
+        None,
+        description="what is true of its numbers after a token. sums: each is above 0. sums_in_last_column: in that column, none of a head "
+        "is below 0 and one is above it. count: whole numbers from 1 to the number of tokens. None: they are finite",
+    )
+
+    @model_validator(mode="after")
+    def _has_columns(self) -> Self:
+        if self.holds == "sums_in_last_column" and len(self.shape) < 2:
+            raise ValueError(f"{self.name} of shape {self.shape} has no columns, and holds={self.holds} is true of the last of several")
+        return self
 
     @property
     def output(self) -> str:
@@ -214,7 +228,7 @@ class StateTensor(Part):
 
 
 class Interface(NamedTuple):
-    """What goes into a graph and comes out of it."""
+    """The input and output tensors of a graph."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -228,11 +242,11 @@ def float32(name: str, *shape: str | int) -> Tensor:
     return Tensor(name=name, dtype="float32", shape=shape)
 
 
-SOURCE = (int64(INPUT_IDS, "B", "N"), int64(ATTENTION_MASK, "B", "N"))  # inputs of whatever reads texts
+SOURCE = (int64(INPUT_IDS, "B", "N"), int64(ATTENTION_MASK, "B", "N"))  # the inputs of every graph that reads texts
 
 
 def encoder_interface(kind: Kind, width: int, d_model: str | int, *, typed: bool) -> Interface:
-    """`typed`: token types are an input."""
+    """Return the inputs and outputs of an encoder's graph. With `typed`, token types are an input."""
     inputs, traits = (*SOURCE, int64(TOKEN_TYPE_IDS, "B", "N")) if typed else SOURCE, KINDS[kind]
     if traits.output == LOGITS:
         return Interface(inputs, (float32(LOGITS, "B", *["N"] * traits.per_token, width),))
@@ -250,13 +264,13 @@ def decoder_interface(states: Sequence[StateTensor], vocab_size: int, *, takes_p
 
 
 def step_interface(remembered: Sequence[Tensor], vocab_size: int) -> Interface:
-    """Of an encoder-decoder's step graph; `remembered` are the outputs of its reader."""
+    """Return the inputs and outputs of an encoder-decoder's step graph. `remembered` are the outputs of its reader graph."""
     new = [tensor.model_copy(update={"name": f"new_{tensor.name}"}) for tensor in remembered if not tensor.name.startswith("memory_")]
     outputs = (float32(STEP_LOGITS, "B", vocab_size), float32(ATTENTION, "B", "N"), *new)
     return Interface((int64(PREVIOUS, "B"), SOURCE[1], *remembered), outputs)
 
 
-class Image(Part):
+class Image(ManifestPart):
     """The images of a pixel decoder: `width * height` tokens after a prompt, row by row from the upper left. Each token is a grey level."""
 
     width: int = Field(ge=1, le=MOST_PIXELS)
@@ -265,7 +279,7 @@ class Image(Part):
     prompts: tuple[Text, ...] = Field(min_length=1, max_length=10_000, description="all that can be asked for")
 
 
-class HeldOut(Part):
+class HeldOut(ManifestPart):
     """The text on which bits per byte were measured."""
 
     name: str = Field(description="of its file or folder")
@@ -274,7 +288,7 @@ class HeldOut(Part):
     sha256: Sha256 = Field(description="of the documents, one after the other")
 
 
-class Decoder(Part):
+class Decoder(ManifestPart):
     """The fields of a manifest that only decoders have."""
 
     states: tuple[StateTensor, ...] = Field(min_length=1)
@@ -297,7 +311,7 @@ class Decoder(Part):
         return sum(math.prod(state.shape) * sizes[state.dtype] for state in self.states)
 
 
-class AttentionLayer(Part):
+class AttentionLayer(ManifestPart):
     """One layer of the attention graph."""
 
     attention: str = Field(description="of which kind")
@@ -305,7 +319,7 @@ class AttentionLayer(Part):
     effective: bool = Field(description="the layer forms no such matrix: it is how much of each token's value is in each token's answer")
 
 
-class AttentionGraph(Part):
+class AttentionGraph(ManifestPart):
     """A second graph that returns each layer's attention weights. The service opens it at the first request for attention."""
 
     file: FileName
@@ -314,7 +328,7 @@ class AttentionGraph(Part):
     max_abs_error: float = Field(description="largest difference of a weight from the torch model's")
 
 
-class EncoderDecoder(Part):
+class EncoderDecoderFields(ManifestPart):
     """The fields that only encoder-decoders have. `Manifest.graph` is the step graph, `Limits.max_tokens` the longest source in tokens."""
 
     reader: Graph = Field(description="reads a source once; its outputs are the memory and the first state of the step graph")
@@ -324,7 +338,7 @@ class EncoderDecoder(Part):
     parameters: Count = Field(description="trained numbers of the checkpoint")
 
 
-class Manifest(Part):
+class Manifest(ManifestPart):
     """The complete description of a bundle. The module's docstring lists the bundle's other files."""
 
     format: Literal["attnserve.bundle/1"] = FORMAT
@@ -334,11 +348,11 @@ class Manifest(Part):
     files: tuple[File, ...]
     graph: Graph
     limits: Limits
-    source: Source
+    source: CheckpointSource
     parity: Parity
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[RecipeTrial, ...] = ()
     decoder: Decoder | None = None
-    encoder_decoder: EncoderDecoder | None = None
+    encoder_decoder: EncoderDecoderFields | None = None
     attention_graph: AttentionGraph | None = None
     pooling: str | None = None
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
@@ -368,24 +382,26 @@ class Manifest(Part):
 
     @property
     def _absent(self) -> dict[str, Any]:
-        """Names of optional fields that are None. They are left out of the fingerprint, so that older bundles keep theirs."""
+        """Return the names of optional fields that are None, as `exclude` takes them. The fingerprint does not include them, so a new
+        optional field does not change the fingerprint of older bundles."""
         absent: dict[str, Any] = {name: True for name in ("decoder", "encoder_decoder", "attention_graph") if getattr(self, name) is None}
         if self.decoder is not None:
-            absent["decoder"] = {name for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
+            absent["decoder"] = {name: True for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
+            absent["decoder"]["states"] = {at: {"holds"} for at, state in enumerate(self.decoder.states) if state.holds is None}
         return absent
 
 
-MOST_GOLDEN = 1_000  # texts, which are computed at every start
-MOST_CONTINUED = 1_000  # tokens after a prompt, each a decoder step at start
+MOST_GOLDEN = 1_000  # largest number of golden texts; every start computes them all
+MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start computes a decode step for each
 Tokens = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=100_000)]
 
 
 def _same_lengths(**lists: tuple[Any, ...]) -> None:
     if len(set(map(len, lists.values()))) > 1:
-        raise ValueError(" and ".join(f"{name} has {len(each)}" for name, each in lists.items()) + " entries, and they must have as many")
+        raise ValueError(" and ".join(f"{name} has {len(each)}" for name, each in lists.items()) + " entries; they must have equally many")
 
 
-class Golden(Part):
+class Golden(ManifestPart):
     """Inputs with the fp32 torch model's outputs, which a server compares with its own outputs at start.
 
     `outputs` has one row per input: the unit vector of an encoder, or the logits of a classifier (those of the first token in a token
@@ -404,11 +420,11 @@ class Golden(Part):
         if self.min_cosine is None and self.max_abs_error is None:
             raise ValueError("one of min_cosine and max_abs_error is needed")
         if len(widths := {len(row) for row in self.outputs}) > 1:
-            raise ValueError(f"outputs has rows of {min(widths)} to {max(widths)} numbers, and they must be of one width")
+            raise ValueError(f"outputs has rows of {min(widths)} to {max(widths)} numbers, but they must have one width")
         return self
 
 
-class DecoderGolden(Part):
+class DecoderGolden(ManifestPart):
     """Prompts with the fp32 torch model's logits and continuations, which a server checks at start.
 
     Logits may differ by at most `max_abs_error`. Another processor rounds differently and may choose another of two almost equally likely
@@ -438,7 +454,7 @@ class DecoderGolden(Part):
         return self
 
 
-class EncoderDecoderGolden(Part):
+class EncoderDecoderGolden(ManifestPart):
     """Sources with the torch model's greedy outputs and their logits, which a server checks at start.
 
     The server feeds the same tokens, and its logits may differ by at most `max_abs_error`.
@@ -474,14 +490,14 @@ def verify(bundle: Path) -> Manifest:
     for file in manifest.files:
         path = regular(bundle, file.name)
         if (size := path.stat().st_size) != file.size_bytes:
-            raise BundleError(f"{path} has {size} bytes where the manifest says {file.size_bytes}. Export the bundle again.")
+            raise BundleError(f"{path} has {size} bytes, but the manifest has {file.size_bytes}. Export the bundle again.")
         if (digest := sha256(path)) != file.sha256:
             raise BundleError(
                 f"{path} was changed after export: sha256 {digest[:12]}…, expected {file.sha256[:12]}…. Export the bundle again."
             )
     # An ONNX graph could refer to any file in the folder as its weights.
     if unknown := sorted(set(os.listdir(bundle)) - {file.name for file in manifest.files} - {MANIFEST}):
-        raise BundleError(f"{bundle} has {unknown[0]!r}, which its manifest does not list: take it out, or export the bundle again.")
+        raise BundleError(f"{bundle} has {unknown[0]!r}, which its manifest does not list: remove it, or export the bundle again.")
     return manifest
 
 
@@ -492,15 +508,15 @@ def regular(bundle: Path, name: str, *, most_bytes: int | None = None) -> Path:
         found = path.resolve(strict=True)
         about = found.stat()
         if not found.is_relative_to(bundle.resolve(strict=True)):
-            raise BundleError(f"{path} is a link out of the bundle, which is not followed. Copy the bundle with its files.")
+            raise BundleError(f"{path} is a link to a place outside the bundle, which is not followed. Copy the bundle with its files.")
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"{path} is missing. Export the bundle again.") from None
     except (OSError, RuntimeError, ValueError) as error:  # e.g. a link to itself, or a name that is too long
         raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from None
     if not stat.S_ISREG(about.st_mode):
-        raise BundleError(f"{path} is no regular file. Export the bundle again.")
+        raise BundleError(f"{path} is not a regular file. Export the bundle again.")
     if most_bytes is not None and about.st_size > most_bytes:
-        raise BundleError(f"{path} has {about.st_size} bytes, and {most_bytes} are the most. Export the bundle again.")
+        raise BundleError(f"{path} has {about.st_size} bytes; the limit is {most_bytes}. Export the bundle again.")
     return path
 
 
@@ -595,7 +611,8 @@ def _contradictions_of_tokens(manifest: Manifest) -> Iterator[str]:
 
 
 def _interface(manifest: Manifest) -> Interface:
-    """That of the served graph; of an encoder-decoder's step graph, by its reader."""
+    """Return the inputs and outputs that the served graph must have. For an encoder-decoder this is the step graph, whose inputs follow
+    from the outputs of its reader graph."""
     decoder, both, graph, vocab_size = manifest.decoder, manifest.encoder_decoder, manifest.graph, manifest.limits.vocab_size
     if decoder is not None:
         return decoder_interface(decoder.states, vocab_size, takes_positions=decoder.takes_positions)
@@ -636,7 +653,7 @@ def dump(manifest: Manifest) -> str:
     )
 
 
-G = TypeVar("G", bound=Part)
+G = TypeVar("G", bound=ManifestPart)
 
 
 def read_golden(bundle: Path, kind: type[G]) -> G:

@@ -1,4 +1,4 @@
-"""The exception of this package."""
+"""The exception that exports raise."""
 
 from service.errors import AttnserveError
 

@@ -46,15 +46,15 @@ def replacing(out: Path) -> Iterator[Path]:
 def checked_name(name: str) -> str:
     """Return `name`. Raises ExportError if it is not a valid model name."""
     if not re.fullmatch(contract.NAME, name):
-        raise ExportError(f"{name!r} does not do as the name of a model: letters, digits, and then also . _ - /; give another with --name")
+        raise ExportError(f"{name!r} is not a model name: letters, digits, and after the first also . _ - /; give another with --name")
     return name
 
 
 def now() -> str:
-    """The manifest's `created`."""
+    """Return the current time in the form of the manifest's field `created`."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def tools() -> str:
-    """The manifest's `tool`."""
+    """Return the exporter's tools with their versions, for the manifest's field `tool`."""
     return ", ".join(f"{package} {version(package)}" for package in ("attnserve", "torch", "onnx", "onnxruntime"))

@@ -1,4 +1,4 @@
-"""Prints a bundle as tables on the terminal: `attnserve inspect`. This file imports neither torch nor onnx."""
+"""Renders a bundle as tables for `attnserve inspect`. This file imports neither torch nor onnx."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -98,7 +98,7 @@ def _files(manifest: contract.Manifest) -> Table:
     return table
 
 
-def _trials(trials: Iterable[contract.Trial]) -> Table:
+def _trials(trials: Iterable[contract.RecipeTrial]) -> Table:
     table = _table("int8 recipe", "size", "lowest cosine", "mean", "texts/s of a core", "over fp32")
     for trial in trials:
         gain = f"{trial.texts_per_s / trial.baseline_texts_per_s:.2f} x"

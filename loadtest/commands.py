@@ -1,4 +1,4 @@
-"""The measuring commands. The options of each are in its own module, which is imported when the command runs."""
+"""Adds the measuring commands to `attnserve`. The options of each are in its own module, which is imported when the command runs."""
 
 from importlib import import_module
 

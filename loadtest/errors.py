@@ -1,4 +1,4 @@
-"""The error that stops a measurement. Its message says what to do next."""
+"""The error that stops a measurement. Its message names the next step."""
 
 from service.errors import AttnserveError
 

@@ -1,10 +1,10 @@
-"""Plain Locust: the clients of `loadtest/users` against a running service, in closed loop.
+"""Makes the clients of `loadtest/users` available to the plain `locust` command. Each sends its next request after the last answer.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000                     # the web UI
     locust -f loadtest/locustfile.py --headless --users 20 --run-time 1m Embed Rerank  # these classes alone
     locust -f loadtest/locustfile.py --tags stream                                    # those with this tag
 
-`attnserve load` is for open loops and verdicts. A class that no model of the service can answer is not spawned.
+`attnserve load` can send at a fixed rate, and judges the figures. A class that no model of the service can answer is not spawned.
 """
 
 import logging
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Locust adds only this file's folder; a worker may start anywhere
+# Locust adds only this file's folder to the path, and a worker may start in any folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gevent
 from locust import User, events
@@ -21,13 +22,10 @@ from locust.env import Environment
 from locust.runners import WorkerRunner
 
 from loadtest.errors import LoadtestError
-from loadtest.users import asking
+from loadtest.users import USERS, request_settings
 from loadtest.users.client import Client
-from loadtest.users.embeddings import Documents, Embed, EmbedBatch, EmbedMixed, Rerank
-from loadtest.users.hostile import Hostile
-from loadtest.users.streams import Chat, Completion
 
-__all__ = ["Chat", "Completion", "Documents", "Embed", "EmbedBatch", "EmbedMixed", "Hostile", "Rerank"]
+globals().update({user.__name__: user for user in USERS})  # Locust looks for user classes among this module's names
 
 logger = logging.getLogger("attnserve")
 
@@ -37,12 +35,12 @@ def begin(environment: Environment, **_: object) -> None:
     environment.dispatcher_class = Answerable
 
 
-def find_out(environment: Environment, **_: object) -> None:
+def query_models(environment: Environment, **_: object) -> None:
     """Query the service's models, in every process that sends requests. If that fails, the run ends with status 1."""
     try:
-        Client.asking = asking.from_options(environment.parsed_options, environment.host or str(Client.host))
+        Client.settings = request_settings.from_options(environment.parsed_options, environment.host or str(Client.host))
     except LoadtestError as error:
-        Client.asking = None
+        Client.settings = None
         give_up(environment, str(error))
 
 
@@ -50,7 +48,7 @@ def give_up(environment: Environment, why: str) -> None:
     logger.error(why)
     environment.process_exit_code = 1
     if environment.web_ui is None and environment.runner is not None and not isinstance(environment.runner, WorkerRunner):
-        gevent.spawn(environment.runner.quit)  # because this may be a greenlet of the runner
+        gevent.spawn(environment.runner.quit)  # in a new greenlet, because `quit` may end the current one
 
 
 class Answerable(UsersDispatcher):
@@ -60,7 +58,7 @@ class Answerable(UsersDispatcher):
     environment: ClassVar[Environment]
 
     def new_dispatch(self, target_user_count: int, spawn_rate: float, user_classes: list[type[User]] | None = None) -> None:
-        found = Client.asking
+        found = Client.settings
         wanted = [user for user in user_classes or self._original_user_classes if user.tasks]
         able = [user for user in wanted if found is not None and (not issubclass(user, Client) or user.answerable(found))]
         if found is not None and len(able) < len(wanted):
@@ -71,6 +69,6 @@ class Answerable(UsersDispatcher):
         super().new_dispatch(target_user_count if able else 0, spawn_rate, able or None)
 
 
-events.init_command_line_parser.add_listener(asking.add_options)
+events.init_command_line_parser.add_listener(request_settings.add_options)
 events.init.add_listener(begin)
-events.test_start.add_listener(find_out)
+events.test_start.add_listener(query_models)

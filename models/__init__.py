@@ -1,4 +1,4 @@
-"""What each attention layer computes, in torch, and the models built from them. Nothing here knows of ONNX or HTTP.
+"""Attention layers in torch, and the models that are built from them. No file here imports ONNX or HTTP libraries.
 
 A folder imports only those before it: `parts/`, `attention/` (the layers of the table below), `folders/`, `encoder/`, `decoder/`,
 `reformer/`, `checkpoints/` (folders become models), `encoder_decoder/`, `maps/`, `training/`, `distillation/`. `configs/` and
@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from models.attention.layers.mechanism import Mechanism
 
 _CLASSES = {
-    # Encoders: a token sees past and future.
+    # Layers of encoders: a token attends to earlier and later tokens.
     "softmax": "layers.softmax.SoftmaxAttention",
     "narrow": "layers.narrow.NarrowAttention",
     "wide": "layers.wide.WideAttention",
@@ -41,7 +41,7 @@ _CLASSES = {
     "lsh": "sparse.lsh.LSHAttention",
     "gau": "gated.gau.GatedAttentionUnit",
     "flash": "gated.flash.MixedChunkAttention",
-    # Decoders: a token sees its past, which is a state.
+    # Layers of decoders: a token attends to earlier tokens, which are kept as a state.
     "causal_softmax": "layers.causal_softmax.CausalSoftmaxAttention",
     "causal_dot": "scoring.causal_dot.CausalDotAttention",
     "causal_cosine": "scoring.causal_cosine.CausalCosineAttention",
@@ -70,5 +70,5 @@ _CLASSES = {
     "causal_flash": "gated.causal_flash.CausalMixedChunkAttention",
 }
 
-# By name; the order is that of every listing.
+# Name -> class. Tables and tests list the layers in this order.
 LAYERS: dict[str, type[Mechanism]] = {name: resolve_name(f"models.attention.{path}") for name, path in _CLASSES.items()}

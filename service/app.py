@@ -26,7 +26,7 @@ from service.http.routing import METHOD, allowed, canonical, exact
 
 log = logging.getLogger("attnserve")
 
-_SHOWN = 200  # characters of a path that an error message shows
+_SHOWN = 200  # an error message shows at most this many characters of a path
 
 
 class Application(FastAPI):
@@ -76,7 +76,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         title="attnserve",
         version=version("attnserve"),
         lifespan=lifespan,
-        redirect_slashes=False,  # a redirect would lead to the host that the request's Host header names
+        redirect_slashes=False,  # off, because a redirect would go to the host in the request's Host header, which a client may forge
         description=openapi.DESCRIPTION,
         docs_url=None,  # FastAPI's pages load scripts from other hosts; ours are in `service/dialects/pages.py`
         redoc_url=None,
@@ -117,7 +117,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     """Answer any error in the format of the path's dialect. Starlette raises an unexpected error again, and the edge logs it."""
     path, method, more = request.scope["path"], request.scope.get(METHOD, request.method), {}
     refused = error if isinstance(error, ServiceError) else ServiceError(INTERNAL_ERROR)
-    if isinstance(error, RequestValidationError):  # an invalid parameter in the path or query
+    if isinstance(error, RequestValidationError):  # FastAPI raises it for an invalid parameter in the path or query
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"][1:])) or "request"
         refused = InvalidRequest(f"`{field}`: {first['msg']}", param=field)

@@ -15,7 +15,7 @@ from service.tokenization.texts import Cutting
 TIMEOUT_HEADER = "x-request-timeout-ms"
 LANE_HEADER = "x-lane"
 SESSION_HEADER = "x-session-id"
-RECEIVED_HEADER = "x-received-ms"  # milliseconds since the epoch at which the proxy on this machine received the request
+RECEIVED_HEADER = "x-received-ms"  # time when the proxy on this machine received the request, in milliseconds since the epoch
 CONNECTION_HEADER = "x-connection"  # the client's `address:port`, which the proxy in front of this process overwrites on every request
 MODEL_HEADER = "x-model"
 ITEM_ERRORS_HEADER = "x-item-errors"
@@ -24,9 +24,9 @@ NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOMENT = re.compile(r"[0-9]{1,15}")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
-LARGE_BYTES = 262_144  # bytes; an answer that is estimated to be larger is sent in pieces
+LARGE_BYTES = 262_144  # an answer that is estimated to have more bytes is sent in pieces
 NUMBER_BYTES = 12  # estimated bytes of a float32 and its comma in JSON
-_MOST_REPORTED = 3_500  # most characters of x-truncated-inputs, since clients accept response heads of 8 KB
+_MOST_REPORTED = 3_500  # largest length of the header x-truncated-inputs in characters, because clients accept response heads of 8 KB
 
 
 class CallTenant(Protocol):
@@ -55,8 +55,8 @@ class Call:
     wanted: str | None = None  # the model named by the URL or a header; a model in the body has precedence
     by_path: bool = False  # whether the URL's path names `wanted`. If so, the `model` of the body is ignored
     session: str = ""  # requests of one session go to the same replica of a pool; "" if the request has no session
-    client: str = ""  # queues and slots are shared among clients: the tenant, or the connection if no API keys are set
-    host: str = ""  # memory is shared among hosts: the tenant, or the client's address if no API keys are set
+    client: str = ""  # name by which queues and slots are shared: the tenant, or the connection if no API keys are set
+    host: str = ""  # name by which memory is shared: the tenant, or the client's address if no API keys are set
     tenant: "CallTenant | None" = None  # owner of the request's API key; None if no API keys are set
     key: str = ""  # name of the request's API key
     idempotency_key: str | None = None  # the header of that name, for the routes that take it
@@ -64,7 +64,7 @@ class Call:
     ndjson: bool = False
     model: str = ""
     tokens: int = 0
-    completion_tokens: int = 0  # of these
+    completion_tokens: int = 0  # the part of `tokens` that was generated
     charged: int = 0  # tokens that were charged to the tenant's limit so far
     streaming: bool = False  # whether the answer counts as one of the tenant's streams
     characters: int = 0
@@ -142,7 +142,9 @@ def _timeout(value: str | None, default_s: float) -> float:
         return default_s
     timeout_ms = float(value) if _NUMBER.fullmatch(value) else math.nan
     if not 0 < timeout_ms <= 86_400_000:
-        raise InvalidRequest(f"{TIMEOUT_HEADER}={value!r} is not a number of milliseconds above 0, 86400000 at most", param=TIMEOUT_HEADER)
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER}={value!r} is not a number of milliseconds above 0 and at most 86400000", param=TIMEOUT_HEADER
+        )
     return min(timeout_ms / 1000, default_s)
 
 
@@ -160,4 +162,4 @@ def _lane(value: str | None) -> Lane | None:
     try:
         return Lane[value.upper()]
     except KeyError:
-        raise InvalidRequest(f"{LANE_HEADER}={value!r} is not a lane: interactive or bulk", param=LANE_HEADER) from None
+        raise InvalidRequest(f"{LANE_HEADER}={value!r} is not a lane: choose interactive or bulk", param=LANE_HEADER) from None

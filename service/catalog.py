@@ -1,4 +1,4 @@
-"""The models that a process serves: opened, and found by name and kind."""
+"""The catalog opens the models that a process serves, and finds them by name and kind."""
 
 import asyncio
 import logging
@@ -77,7 +77,7 @@ class Catalog:
         self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` has the reason
         self.draining = False
         self.active = 0  # requests in progress
-        self.body_shares = ByteShares("bodies", lambda: self.settings.max_pending_bytes)  # of these
+        self.body_shares = ByteShares("bodies", lambda: self.settings.max_pending_bytes)  # memory of the bodies of requests in progress
         self.answer_shares = ByteShares("answers", lambda: self.settings.max_pending_bytes)  # memory of large answers in progress
         self.metrics.active.set_function(lambda: self.active)
 
@@ -90,7 +90,7 @@ class Catalog:
 
             self.tracer = to_collector(str(self.settings.otlp_endpoint))
         models: dict[str, Served] = {}
-        with ThreadPoolExecutor() as readers:  # hashing every byte of every bundle releases the GIL
+        with ThreadPoolExecutor() as readers:  # threads, because computing the hashes of the bundles releases the GIL
             manifests = list(readers.map(contract.verify, self.settings.bundles))
             check_names(self.settings, [manifest.name for manifest in manifests])
             if self.states is None and any(manifest.traits.part == "decoder" for manifest in manifests):
@@ -106,7 +106,7 @@ class Catalog:
         self.models = models
 
     def _opened(self, bundle: Path, manifest: contract.Manifest) -> Served:
-        """A model with its engine. Every failure is a BundleError of one sentence: libraries raise errors of many classes."""
+        """Open a model with its engine. Any error of a library becomes a BundleError with a message of one sentence."""
         shared = bundle, manifest, self.settings, self.metrics
         try:
             if manifest.traits.part == "decoder":
@@ -129,10 +129,11 @@ class Catalog:
     # Opening engines; `service/pools/catalog.py` overrides these -------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect to engines in other processes, of which this class has none. Call this on the event loop, before `load`."""
+        """Connect to engines in other processes. This class has none. Call this on the event loop, before `load`."""
 
     def open_encoder(self, model: Model) -> tuple[Encoder, str, SelfTest]:
-        """The engine of an encoder, tested and timed; where it computes, and the result of the test."""
+        """Open the engine of an encoder, test it and measure its speed. Returns the engine, the name of its provider and the test's
+        result."""
         settings, manifest = self.settings, model.manifest
         session = self.open_session(
             model.bundle,
@@ -144,7 +145,7 @@ class Catalog:
         selftest = check_golden(model.bundle, manifest, model.texts, session)
         rate = measure_rate(session, model.output, manifest.limits.max_tokens)
         on_gpu = session.provider == CUDA
-        concurrent_runs = 2 if on_gpu else self.budget.runtime_threads  # on a GPU one run is prepared while another one computes
+        concurrent_runs = 2 if on_gpu else self.budget.runtime_threads  # 2 on a GPU: one run is prepared while another one computes
         engine = EncoderEngine(
             session,
             fingerprint=manifest.fingerprint,
@@ -189,6 +190,7 @@ class Catalog:
             limits=GeneratorLimits(
                 slots=self.settings.slots,
                 max_prompt_tokens=self.settings.max_prompt_tokens,
+                prefix_cache_bytes=self.settings.prefix_cache_bytes,
                 max_wait_s=self.settings.max_wait_s,
                 max_bulk_wait_s=self.settings.max_bulk_wait_s,
             ),
@@ -222,7 +224,7 @@ class Catalog:
         check_maps(bundle, manifest)
 
     def expect(self, call: Call, size_bytes: float, what: str) -> None:
-        """See `service/call.py`."""
+        """Reserve memory for the answer of `call`; see `expect` in `service/call.py`."""
         expect(call, size_bytes, self.settings.max_answer_bytes, self.answer_shares, what)
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
@@ -337,7 +339,8 @@ class Catalog:
             raise NotReady(reason)
 
     async def ready(self) -> bool:
-        """Return whether every model is loaded and answers. Probes a model whose last run failed, so that it can recover by itself."""
+        """Return whether every model is loaded and healthy. A model whose last run failed is probed, and counts as healthy if that
+        succeeds."""
         if not self.models or self.draining:
             return False
         for model in self.models.values():

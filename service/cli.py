@@ -16,7 +16,7 @@ from service import settings as known
 from service.settings import Settings
 from service.terminal import console, errors_printed, pairs, print_error, progress_bar
 
-# The module that defines each command, in the order of `attnserve --help`. Its `app` has the command.
+# Command -> the module whose `app` defines it, in the order of `attnserve --help`.
 COMMANDS = {
     "export": "export.commands",
     "train": "models.training.commands",
@@ -113,12 +113,12 @@ def serve(
     """
     flags: dict[str, Any] = {"aliases": pairs(aliases, "--alias")} if aliases else {}
     if cors_origins and len(cors_origins) == 1:
-        flags["cors_origins"] = cors_origins[0]  # it may be a list with commas
+        flags["cors_origins"] = cors_origins[0]  # one string, which may be a list separated by commas
     settings = _settings({**_given(ctx), **flags, **pairs(set_, "--set")}, config)
     if settings.api_keys_file is not None:
         from service.http.keys import read
 
-        read(settings.api_keys_file)  # report its errors now, not later from a replica
+        read(settings.api_keys_file)  # reports errors in the file now, not later in a replica
     _run(settings)
 
 
@@ -148,7 +148,7 @@ def serve_config(
 
 
 def _given(ctx: typer.Context) -> dict[str, Any]:
-    """The settings whose flags were given. A command's parameters have the names of settings."""
+    """Return the settings whose flags were given. A command's parameters have the names of settings."""
     return {name: value for name, value in ctx.params.items() if name in Settings.model_fields and value not in (None, (), [])}
 
 
@@ -239,7 +239,7 @@ class Signals:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line; the entry point of `attnserve`."""
     with errors_printed():
         app()
 

@@ -4,7 +4,7 @@ Each dialect turns these errors into its own status and body. A message is a sen
 remedy. `status` is the HTTP status, unless a dialect uses another one.
 """
 
-CANNOT_START = "the service cannot start"  # if the service cannot become ready, the readiness probe's answer begins with this
+CANNOT_START = "the service cannot start"  # the readiness probe's answer begins with these words if the service will never become ready
 
 
 class AttnserveError(Exception):
@@ -172,14 +172,14 @@ class StartFailed(AttnserveError):
 
 
 class StateNotFound(ServiceError):
-    """There is no such state, or it is another tenant's: the two are not told apart."""
+    """The state does not exist, or belongs to another tenant. The message does not reveal which."""
 
     status = 404
     code = "state_not_found"
 
 
 class StateGone(ServiceError):
-    """The state existed, and has expired, was evicted, or its stored bytes are damaged."""
+    """The state existed, but has expired, was evicted, or has damaged bytes in the store."""
 
     status = 410
     code = "state_gone"
@@ -214,7 +214,7 @@ class KeyReused(ServiceError):
 
 
 class QuotaExceeded(ServiceError):
-    """The tenant keeps as many states or bytes as it may. Sending the request again is useless."""
+    """The tenant has reached its limit of states or bytes. Retrying the request is useless."""
 
     status = 403
     code = "state_quota_exceeded"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, AnyHttpUrl, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
@@ -19,6 +20,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from service.errors import AttnserveError
 
 PREFIX = "ATTNSERVE_"
+IN_MEMORY = "memory"  # the value of `states` without a store on disk
+STATES_PASSWORD = f"{PREFIX}STATES_PASSWORD"  # no setting, because those are stored by Ray and can be printed
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
 
@@ -30,7 +33,7 @@ class SettingsError(AttnserveError, ValueError):
 
 
 def _split(value: Any) -> Any:
-    """Parse `a,b` or `["a", "b"]` of an environment variable or of --set. YAML and flags have lists."""
+    """Parse `a,b` or `["a", "b"]`, which environment variables and --set contain. Values that are lists already are unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -42,7 +45,7 @@ def _split(value: Any) -> Any:
 
 
 def _origin(value: str) -> str:
-    """As browsers send it: in lower case, without a slash at the end."""
+    """Return an origin as browsers send it: in lower case, without a slash at the end. Raises ValueError if it is no origin."""
     origin = value.strip().rstrip("/").lower()
     if not _ORIGIN.fullmatch(origin):
         raise ValueError(f"{origin!r} is not an origin: write scheme://host or scheme://host:port, without a path, or *")
@@ -51,13 +54,28 @@ def _origin(value: str) -> str:
 
 def _resolved(path: Path) -> Path:
     try:
-        return path.expanduser().resolve()  # a replica runs in another directory
-    except (OSError, RuntimeError) as error:  # a link to itself, a name that is too long, an unknown user
+        return path.expanduser().resolve()  # absolute, because a replica runs in another directory
+    except (OSError, RuntimeError) as error:  # raised for a link to itself, a name that is too long, an unknown user
         raise ValueError(f"a bundle's path cannot be resolved: {error}") from None
 
 
 def _absolute(path: Path | None) -> Path | None:
     return path and Path(os.path.abspath(path.expanduser()))  # noqa: PTH100  # links are kept: their targets change
+
+
+def _store(location: str) -> str:
+    if location == IN_MEMORY:
+        return location
+    if "://" in location:
+        url = urlsplit(location)
+        if url.scheme not in ("redis", "rediss") or not url.hostname:
+            raise ValueError("it names a directory, `memory`, or a URL redis://[USER@]HOST:PORT/DB or rediss://")
+        if url.password is not None or "password=" in url.query:
+            raise ValueError(f"a URL with a password would be shown and stored in many places: put the password into {STATES_PASSWORD}")
+        return location
+    if not location:
+        raise ValueError("it is empty: name a directory, or `memory`")
+    return str(_absolute(Path(location)))  # a replica runs in another directory
 
 
 def _long_enough(key: SecretStr) -> SecretStr:
@@ -94,7 +112,8 @@ class Settings(BaseModel):
     api_keys: Listed[Annotated[SecretStr, AfterValidator(_long_enough)]] = Field(
         (), description="Keys accepted as `Authorization: Bearer KEY` (better in ATTNSERVE_API_KEYS). Without keys, all may call."
     )
-    api_keys_file: Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_absolute)] = Field(  # "": no file
+    # An empty value means no file.
+    api_keys_file: Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_absolute)] = Field(
         None, description="JSON file of hashes of more keys, with tenants and limits; see `attnserve key`. Read again when it changes."
     )
     cors_origins: Listed[Annotated[str, AfterValidator(_origin)]] = Field(
@@ -137,9 +156,11 @@ class Settings(BaseModel):
     stream_stall_s: _Seconds = Field(60.0, description="Seconds after which a client that reads nothing of its stream is disconnected.")
     slots: int = Field(32, ge=1, le=4096, description="Sequences that a decoder generates at the same time.")
     max_prompt_tokens: _Count = Field(131_072, description="Most tokens of a prompt.")
-    states: str = Field(
+    states: Annotated[str, AfterValidator(_store)] = Field(
         "~/.local/state/attnserve",
-        description="Where states and responses are kept: a directory, `memory` (lost with the process), or a URL redis://HOST:PORT/DB.",
+        validate_default=True,
+        description="Where states and responses are kept: a directory, `memory` (lost with the process), or a URL redis://HOST:PORT/DB "
+        "(its password in ATTNSERVE_STATES_PASSWORD).",
     )
     max_states: _Count = Field(10_000, description="Most states of one tenant.")
     max_state_bytes: _Bytes = Field(4 * 1024**3, description="Most bytes of one tenant's states; the least recently used give way.")
@@ -147,6 +168,9 @@ class Settings(BaseModel):
         2_592_000.0, gt=0, le=3_153_600_000, description="Seconds after which a state expires whose request sets no `ttl_s`."
     )
     max_background: _Count = Field(64, description="Most background responses that one process generates for one tenant.")
+    prefix_cache_bytes: int = Field(
+        256 * 1024**2, ge=0, description="Memory for the states after earlier prompts, from which equal beginnings continue. 0: none."
+    )
     hot_state_bytes: int = Field(256 * 1024**2, ge=0, description="Memory for states that were used last, so that they are not read again.")
     default_max_tokens: int = Field(
         4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response if the request sets no limit."
@@ -234,7 +258,7 @@ class _Sources(BaseSettings, Settings):
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Settings of this process. `flags` holds only what was given on the command line. Raises SettingsError."""
+    """Return the settings of this process. `flags` has only the settings given on the command line. Raises SettingsError."""
     if config:
         os.environ[CONFIG_VARIABLE] = str(config)
     if file := os.environ.get(CONFIG_VARIABLE):
@@ -243,7 +267,7 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         json.loads(aliases := os.environ.get(f"{PREFIX}ALIASES", "{}"))
     except ValueError:
         raise SettingsError(f'{PREFIX}ALIASES={aliases!r} is not accepted: it must be JSON, such as {{"name": "model"}}') from None
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE, STATES_PASSWORD}
     if unknown := sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
         raise SettingsError(f"{unknown[0]} is not a setting. Settings: {', '.join(sorted(known))}")
     try:
@@ -278,11 +302,11 @@ def _check_yaml(file: Path) -> None:
 
 
 def freeze(settings: Settings) -> str:
-    """The settings as JSON for another process of this service. It contains the API keys, so it must not be logged."""
+    """Return the settings as JSON for another process of this service. The JSON contains the API keys, so it must not be logged."""
     return json.dumps({**settings.model_dump(mode="json"), "api_keys": [key.get_secret_value() for key in settings.api_keys]})
 
 
-# Settings that are read for each request, and so can change while the service runs.
+# Names of the settings that can change while the service runs, because they are read for each request.
 LIVE = (
     "access_log",
     "auto_truncate",
@@ -304,14 +328,14 @@ LIVE = (
 
 
 def live(settings: Settings) -> dict[str, Any]:
-    """The values of live settings, for Serve's `user_config`."""
+    """Return the values of the live settings, for Serve's `user_config`."""
     return settings.model_dump(mode="json", include=set(LIVE))
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """The settings with other values of live settings. Raises SettingsError for any other setting or a bad value."""
+    """Return a copy of the settings with other values of live settings. Raises SettingsError if a setting is not live or a value is bad."""
     if unknown := sorted(set(changes) - set(LIVE)):
-        raise SettingsError(f"{unknown[0]} cannot change while the service runs. What can: {', '.join(LIVE)}")
+        raise SettingsError(f"{unknown[0]} cannot change while the service runs. Settings that can: {', '.join(LIVE)}")
     try:
         return Settings.model_validate({**json.loads(freeze(settings)), **changes})
     except ValueError as error:
@@ -322,10 +346,10 @@ def _sentence(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
-    said = first["msg"].removeprefix("Value error, ")  # pydantic's prefix of our own validators' messages
+    said = first["msg"].removeprefix("Value error, ")  # pydantic puts this prefix before the messages of our own validators
     name = ".".join(map(str, first["loc"])) or "settings"
     if first["type"] == "extra_forbidden":
         return f"{name} is not a setting. Settings: {', '.join(sorted(Settings.model_fields))}"
-    if first["loc"][:1] == ("api_keys",):
-        return f"api_keys is not accepted: {said}"
+    if name.split(".")[0] in ("api_keys", "states"):  # their values may be secrets
+        return f"{name.split('.')[0]} is not accepted: {said}"
     return f"{name}={first['input']!r} is not accepted: {said}"

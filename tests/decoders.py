@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from export.bundle import export_bundle
-from models.checkpoints.decoder import Image, save_decoder
+from models.checkpoints.decoder import ImageFormat, save_decoder
 from models.decoder.model import Decoder, DecoderConfig
 from models.folders.byte_tokenizer import byte_tokenizer
 
@@ -49,7 +49,7 @@ def random_decoder(*, seed: int = 0, **config: object) -> Decoder:
     return decoder
 
 
-def tiny_decoder(folder: Path, *, chat_template: str | None = None, image: Image | None = None, **config: object) -> Path:
+def tiny_decoder(folder: Path, *, chat_template: str | None = None, image: ImageFormat | None = None, **config: object) -> Path:
     """A checkpoint folder."""
     decoder = random_decoder(**config)
     tokenizer = byte_tokenizer().to_str()
@@ -57,10 +57,10 @@ def tiny_decoder(folder: Path, *, chat_template: str | None = None, image: Image
     return folder
 
 
-def tiny_image(width: int = 4, height: int = 3) -> Image:
+def tiny_image(width: int = 4, height: int = 3) -> ImageFormat:
     """Of ten digits in four grey levels, which are written a, b, c, d."""
     letters = byte_tokenizer().encode("abcd").ids
-    return Image(width=width, height=height, level_token_ids=tuple(letters), prompts=tuple("0123456789"))
+    return ImageFormat(width=width, height=height, level_token_ids=tuple(letters), prompts=tuple("0123456789"))
 
 
 def tiny_decoder_bundle(path: Path, *, name: str = "tiny-decoder", **config: object) -> Path:

@@ -31,7 +31,7 @@ def wanted() -> dict[str, list[str]]:
     """Return the requirements of each lock file, by the file's name."""
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
-    cpu = [*project["dependencies"], *extras["trace"], *extras["fetch"], *PYPROJECT["build-system"]["requires"]]
+    cpu = [*project["dependencies"], *extras["trace"], *extras["fetch"], *extras["redis"], *PYPROJECT["build-system"]["requires"]]
     gpu = [re.sub(r"^onnxruntime-gpu", rf"\g<0>{CUDA_LIBRARIES}", one) for one in extras["gpu"]]
     without_cpu_runtime = [one for one in cpu if not re.match(r"onnxruntime\b", one)]
     return {"cpu": cpu, "gpu": without_cpu_runtime + gpu, "load": cpu + extras["loadtest"]}

@@ -20,15 +20,15 @@ from export.checks.decoder_parity import Ids, Steps, Values
 from export.errors import ExportError
 from models.training.corpus import read_texts
 
-Show = Callable[[float], None]  # called with the fraction done
+Show = Callable[[float], None]  # called with the fraction of the work that is done
 
-CHUNK = 256  # tokens of one document per call
-ROWS = 16  # documents in a batch
-LOGITS = 1 << 24  # largest number of logits in one call: 64 MB
+CHUNK = 256  # number of tokens of one document in a call
+ROWS = 16  # number of documents in a batch
+LOGITS = 1 << 24  # largest number of logits in one call: 64 MB of float32
 
 
 @dataclass(frozen=True)
-class Text:
+class HeldOutText:
     """Documents on which bits per byte are measured."""
 
     name: str
@@ -44,30 +44,36 @@ class Text:
         return contract.HeldOut(name=self.name, documents=len(self.documents), size_bytes=self.size_bytes, sha256=sha256)
 
 
-def read_text(path: Path) -> Text:
+def read_text(path: Path) -> HeldOutText:
     """Read a UTF-8 file as one document, or the held-out documents of a data folder (see models/training/corpus.py).
 
     Raises ExportError for a file without text, and CorpusError for a folder that is not a data folder.
     """
     if path.is_dir():
-        return Text(path.resolve().name, tuple(document.text for document in read_texts(path, "held_out")))
+        return HeldOutText(path.resolve().name, tuple(document.text for document in read_texts(path, "held_out")))
     try:
         document = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ExportError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}; give another text") from error
     if not document:
         raise ExportError(f"{path} is empty; give a text that the model was not trained on")
-    return Text(path.name, (document,))
+    return HeldOutText(path.name, (document,))
 
 
 def bits_per_byte(
-    steps: Steps, tokenizer: Tokenizer, text: Text, *, bos_token_id: int | None, eos_token_id: int | None, show: Show = lambda share: None
+    steps: Steps,
+    tokenizer: Tokenizer,
+    text: HeldOutText,
+    *,
+    bos_token_id: int | None,
+    eos_token_id: int | None,
+    show: Show = lambda share: None,
 ) -> float:
     """Return the bits of all documents divided by their bytes. If `bos_token_id` is None, documents begin with `eos_token_id`."""
     end = [] if eos_token_id is None else [eos_token_id]
     begin = end if bos_token_id is None else [bos_token_id]
     rows = [row for ids in _encoded(tokenizer, text) for row in _windows(np.array([*begin, *ids, *end]), steps.n_positions)]
-    rows.sort(key=len, reverse=True)  # a batch then has documents of similar length
+    rows.sort(key=len, reverse=True)  # so that a batch has documents of similar length
     chunk = min(CHUNK, max(1, LOGITS // tokenizer.get_vocab_size()))
     beside = min(ROWS, max(1, LOGITS // (chunk * tokenizer.get_vocab_size())))
     bits, done, total = 0.0, 0, sum(map(len, rows))
@@ -79,7 +85,7 @@ def bits_per_byte(
     return bits / text.size_bytes
 
 
-def _encoded(tokenizer: Tokenizer, text: Text) -> list[list[int]]:
+def _encoded(tokenizer: Tokenizer, text: HeldOutText) -> list[list[int]]:
     """Return the token ids of each document, without the special tokens that the tokenizer would add."""
     return [encoding.ids for encoding in tokenizer.encode_batch(list(text.documents), add_special_tokens=False)]
 
@@ -98,7 +104,8 @@ def _bits(steps: Steps, rows: Sequence[Ids], chunk: int) -> float:
         place[: len(row)] = row
     states, bits = steps.begin(len(rows)), 0.0
     for start in range(0, int(lengths[0]), chunk):
-        B = int((lengths > start).sum())  # rows that are not finished
+        # Number of rows that are not finished; they are the first ones, because the longest rows come first.
+        B = int((lengths > start).sum())
         states = {name: state[:B] for name, state in states.items()}
         here = padded[:B, start : start + chunk + 1]
         tokens, targets = here[:, :-1], here[:, 1:]

@@ -25,13 +25,13 @@ TOLERANCE = 1e-4
 SIZES = (((1, 1), 1), ((2, 1), 3), ((1, 9), 1), ((3, 33), 17), ((5, 70), 1), ((2, 130), 65))
 STARTS = (0, 1, 1_000, 70_001, 31)  # tokens before the first call, for each row; the graph receives them as `positions`
 
-PROMPTS = (150, 1, 64, 97, 131)  # prompt lengths; 150 is longer than the largest attention window in use
+PROMPTS = (150, 1, 64, 97, 131)  # prompt lengths in tokens; 150 is longer than the largest attention window of any exported model
 WHOLE = max(PROMPTS)
 PIECES = (64, 7)
 
 
 class Steps:
-    """A decoder's step graph, or the torch model in its place, called with numpy arrays."""
+    """A decoder's step graph, or its torch model. Both are called with numpy arrays."""
 
     def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None) -> None:
         """`n_positions` is the longest sequence in tokens; None means no limit."""
@@ -45,7 +45,7 @@ class Steps:
         return {state.name: np.zeros((rows, *map(int, state.shape[1:])), state.dtype) for state in self.states}
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
-        """(B, N), (B,), (B,), states, wanted (B, M) or None for all N -> logits (B, M or N, V), the new states."""
+        """Run tokens (B, N), lengths (B,), positions (B,), states, wanted (B, M) or None for all -> logits (B, M or N, V), new states."""
         B, N = tokens.shape
         feed: Feed = {contract.TOKENS: tokens, contract.LENGTHS: lengths}
         if self.takes_positions:
@@ -94,14 +94,14 @@ def _lengths(B: int, N: int) -> Ids:
 
 
 def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | None:
-    """Return the first condition (such as padding or batching) that changes any bit of a row's results; None if no condition does.
+    """Return the name of the first condition (such as padding or batching) that changes a bit of a row's results; None if none does.
 
     `open_steps(threads)` opens the graph. 0 and -0 count as equal.
     """
     one, two = open_steps(1), open_steps(2)
     random = np.random.default_rng(1)
     lengths = [min(n, one.n_positions or n) for n in PROMPTS]
-    rows = [Row(random.integers(0, vocab_size, n), _start(b, n, one)) for b, n in enumerate(lengths)]
+    rows = [PromptRow(random.integers(0, vocab_size, n), _start(b, n, one)) for b, n in enumerate(lengths)]
     whole = _alone(rows, one, WHOLE)
     for what, got in _ways(rows, one, two):
         for row, a, b in zip(rows, got, whole, strict=True):
@@ -114,14 +114,14 @@ Result = tuple[Values, States]  # logits of every token (N, V), the state after 
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptRow:
     """A prompt and the number of tokens before it."""
 
     tokens: Ids
     start: int
 
 
-def run(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
+def run(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
     """Run all rows in one batch, `piece` tokens of each per call. Each call has `padding` columns beyond its longest piece."""
     states = steps.begin(len(rows))
     logits: list[list[Values]] = [[] for _ in rows]
@@ -137,11 +137,11 @@ def run(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> l
     return [(np.concatenate(parts), {k: v[b : b + 1] for k, v in states.items()}) for b, parts in enumerate(logits)]
 
 
-def _alone(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
+def _alone(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
     return [run([row], steps, piece, padding=padding)[0] for row in rows]
 
 
-def _ways(rows: list[Row], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
+def _ways(rows: list[PromptRow], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
     """Yield the name and results of every run whose bits must equal those of whole prompts, each run alone on one thread."""
     for piece in PIECES:
         yield f"a prompt in pieces of {piece}", _alone(rows, one, piece)

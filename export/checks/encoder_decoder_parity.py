@@ -1,4 +1,7 @@
-"""Compares the two graphs of an encoder-decoder with torch, and a row of a batch with the same row run alone. It does not import torch."""
+"""Compares the two graphs of an encoder-decoder with torch, and the results of a row in a batch with those of the same row alone.
+
+This file does not import torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ STEPS = 8  # output tokens compared at each size
 
 @dataclass(frozen=True)
 class ReaderAndStep:
-    """The two graphs of an encoder-decoder, or the torch model in their place, called with numpy arrays."""
+    """The two graphs of an encoder-decoder, or its torch model. Both are called with numpy arrays."""
 
     reader: Reference
     step: Reference

@@ -17,11 +17,11 @@ from export.checks.parity import Feed, Reference, Tensors, feed_of
 from export.errors import ExportError
 from models.folders.folder import read_tokenizer
 
-N_CONTINUED = 16  # tokens after each prompt
-N_TOP = 8  # largest logits stored for each prompt
+N_CONTINUED = 16  # number of tokens that are generated after each prompt
+N_TOP = 8  # how many of the largest logits are stored for each prompt
 
 
-class Tokens:
+class GoldenTokenizer:
     """The tokenizer of a checkpoint as a server uses it: truncates to `max_tokens`, adds special tokens, does not pad."""
 
     def __init__(self, file: Path, max_tokens: int) -> None:
@@ -38,13 +38,13 @@ class Tokens:
         return feed_of(inputs, ids, np.ones_like(ids), types)
 
 
-class Examples:
+class EncoderExamples:
     """Texts, their inputs (each a batch of one), and torch's outputs `rows` (n, D) float32 as `contract.Golden.outputs` defines them.
 
     Texts without tokens are left out. `pairs` contains the second texts if the model takes pairs.
     """
 
-    def __init__(self, kind: contract.Kind, tokens: Tokens, inputs: Tensors, reference: Reference, texts: Sequence[str]) -> None:
+    def __init__(self, kind: contract.Kind, tokens: GoldenTokenizer, inputs: Tensors, reference: Reference, texts: Sequence[str]) -> None:
         self.traits = contract.KINDS[kind]
         partners = [None if 1 in self.traits.texts else PAIRS[i % len(PAIRS)] for i in range(len(texts))]
         found = [(text, pair, tokens.feed(inputs, text, pair)) for text, pair in zip(texts, partners, strict=True)]
@@ -89,7 +89,7 @@ class DecoderExamples:
         cut = [(prompt, tokenizer.encode(prompt).ids) for prompt in PROMPTS]
         fitting = [(prompt, ids) for prompt, ids in cut if ids and (longest is None or len(ids) + N_CONTINUED <= longest)]
         if not fitting:
-            raise ExportError(f"n_positions={longest} have no room for a prompt and the {N_CONTINUED} tokens after it that prove a server")
+            raise ExportError(f"n_positions={longest} is too small for a prompt and the {N_CONTINUED} tokens after it; use a longer model")
         self.prompts = tuple(prompt for prompt, _ in fitting)
         self.token_ids = [ids for _, ids in fitting]
         runs = [greedy(reference, ids, N_CONTINUED) for ids in self.token_ids]

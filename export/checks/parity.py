@@ -19,9 +19,10 @@ Arrays = Mapping[str, NDArray[np.float32]]
 Reference = Callable[[Feed], Arrays]
 Tensors = tuple[contract.Tensor, ...]
 
-# onnxruntime and torch sum in different orders. Over a dozen layers, up to 5 of float32's 24 bits differ. Relative to `scale`.
+# Limit of |graph - torch| / `scale`. Both sum in different orders: after a dozen layers up to 5 of float32's 24 bits differ.
 FP32_TOLERANCE = 2e-5
-LONGEST_COMPARED = 2048  # tokens; torch stores all B * H * N² scores of a layer: 0.4 GB for two texts of this length and 12 heads
+# Longest compared text in tokens: torch stores all B * H * N² scores of a layer, 0.4 GB for two such texts and 12 heads.
+LONGEST_COMPARED = 2048
 
 
 def open_graph(file: Path, *, threads: int = 0) -> ort.InferenceSession:
@@ -45,18 +46,18 @@ def check_interface(session: ort.InferenceSession, inputs: Tensors, outputs: Ten
     for way, found, wanted in (("input", session.get_inputs(), inputs), ("output", session.get_outputs(), outputs)):
         names = [tensor.name for tensor in wanted]
         if [node.name for node in found] != names:
-            raise ExportError(f"the graph's {way}s are {[node.name for node in found]}, and should be {names}")
+            raise ExportError(f"the graph's {way}s are {[node.name for node in found]}, but must be {names}")
     pairs = [*zip(session.get_inputs(), inputs, strict=True), *zip(session.get_outputs(), outputs, strict=True)]
     for node, tensor in pairs:
         if _axes(node.shape) != _axes(tensor.shape):
-            raise ExportError(f"{tensor.name}: the axes are {_text(node.shape)}, and should be {_text(tensor.shape)} (letters are free)")
+            raise ExportError(f"{tensor.name}: the axes are {_text(node.shape)}, but must be {_text(tensor.shape)} (letters are dynamic)")
     for node, tensor in pairs:
         if tuple(node.shape) != tensor.shape:
-            raise ExportError(f"{tensor.name}: the shape is {_text(node.shape)}, and should be {_text(tensor.shape)}")
+            raise ExportError(f"{tensor.name}: the shape is {_text(node.shape)}, but must be {_text(tensor.shape)}")
     for node, tensor in pairs:
         dtype = {"tensor(int64)": "int64", "tensor(float)": "float32"}.get(node.type, node.type)
         if dtype != tensor.dtype:
-            raise ExportError(f"{tensor.name}: the type is {dtype}, and should be {tensor.dtype}")
+            raise ExportError(f"{tensor.name}: the type is {dtype}, but must be {tensor.dtype}")
 
 
 def compare(
@@ -80,14 +81,14 @@ def compare(
 
 def same_shape(got: NDArray[np.float32], want: NDArray[np.float32], what: str) -> None:
     if got.shape != want.shape:
-        raise ExportError(f"{what} gives the shape {got.shape}, and the model {want.shape}")
+        raise ExportError(f"{what} gives the shape {got.shape}, but the model {want.shape}")
 
 
 def largest_error(got: NDArray[np.float32], want: NDArray[np.float32], tolerance: float, what: str, reference: str = "the model") -> float:
     """Return the largest |got - want|. Raises ExportError if it is above `tolerance * scale(want)`; `what` begins the message."""
     error, allowed = float(np.abs(got - want).max(initial=0.0)), tolerance * scale(want)
-    if not error <= allowed:  # `error > TOLERANCE` would accept NaN
-        raise ExportError(f"{what} {error:.3g} away from {reference}, and {allowed:.3g} is allowed")
+    if not error <= allowed:  # not written as `error > allowed`, which is false for NaN
+        raise ExportError(f"{what} {error:.3g} away from {reference}; the limit is {allowed:.3g}")
     return error
 
 
@@ -97,7 +98,7 @@ def scale(values: NDArray[np.float32]) -> float:
 
 
 def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: int) -> list[Feed]:
-    """Return random inputs at sizes where incorrect graphs fail: one text, one token, odd sizes, an empty text, full length, etc."""
+    """Return random inputs of the sizes at which incorrect graphs fail: one text, one token, odd sizes, an empty text, full length."""
     random = np.random.default_rng(0)
     longest = min(max_tokens, LONGEST_COMPARED)
     sizes = [(1, 1), (1, 2), (2, 1), (1, 16), (2, 7), (3, 33), (5, 17), (8, 64), (2, longest)]

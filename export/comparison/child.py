@@ -1,7 +1,9 @@
-"""One length of one layer, in a process of its own, so that its memory is its own: python -m export.comparison.child REQUEST
+"""Measures one layer at one length in a new process, so that the process's memory is the layer's.
 
-REQUEST is JSON, as `growth.py` writes it; the answer is a line of JSON on stdout. On one thread, since it is the growth that is asked for.
-torch is imported only where it is what is measured.
+    python -m export.comparison.child REQUEST
+
+`growth.py` writes REQUEST, which is JSON; the result is one line of JSON on stdout. All runs use one thread, because the page compares how
+cost grows with length. torch is imported only if torch is measured.
 """
 
 import json
@@ -15,13 +17,14 @@ import numpy as np
 
 Run = Callable[[], object]
 
-LEAST_RUNS, LONG_ENOUGH_S = 3, 6.0  # of what is slow, unless fewer runs take so long
+LEAST_RUNS, LONG_ENOUGH_S = 3, 6.0  # a slow layer runs at least 3 times, unless fewer runs take 6 s
 
 
 def main(request: dict[str, Any]) -> dict[str, float]:
-    """{"graph" or "mechanism", "plan", "N", "seconds"} -> {"s": of the fastest run, "runs", "peak_bytes": what the first run took}.
+    """Measure a request {"graph" or "mechanism", "plan", "N", "seconds"}. Returns {"s", "runs", "peak_bytes"}.
 
-    The fastest: what else the machine does slows a run through the caches that it shares, and never makes one faster.
+    "s" is the time of the fastest run, because other work on the machine can only make a run slower. "peak_bytes" is the memory of the
+    first run.
     """
     N, D = request["N"], request["plan"]["d_model"]
     x = np.random.default_rng(0).standard_normal((1, N, D), dtype=np.float32)
@@ -33,7 +36,9 @@ def main(request: dict[str, Any]) -> dict[str, float]:
 
 
 def _onnxruntime(request: dict[str, Any], feed: dict[str, Any]) -> tuple[Run, Run]:
-    """Memory without an arena, which keeps more than it uses; time with it, as a server runs."""
+    """Return the runs for memory and for time. Memory is measured without onnxruntime's arena, which keeps more memory than it uses; time
+    is measured with the arena, as a server runs.
+    """
     import onnxruntime as ort
 
     def session(*, arena: bool) -> Run:
@@ -51,9 +56,9 @@ def _torch(request: dict[str, Any], feed: dict[str, Any]) -> tuple[Run, Run]:
     import torch
 
     from export.comparison.mechanisms import build
-    from export.comparison.plan import Plan
+    from export.comparison.plan import ComparisonPlan
 
-    plan = Plan.model_validate(request["plan"])
+    plan = ComparisonPlan.model_validate(request["plan"])
     torch.set_num_threads(1)
     layer = build(request["mechanism"], plan.d_model, plan.n_heads, longest=plan.longest)
     x, mask = torch.from_numpy(feed["x"]), torch.from_numpy(feed["mask"])
@@ -66,7 +71,8 @@ def _torch(request: dict[str, Any], feed: dict[str, Any]) -> tuple[Run, Run]:
 
 
 def _times(run: Run, seconds: float) -> list[float]:
-    """Of the thread, not of the clock: what else the machine does is not in it. The first run, in which memory is got, is left out."""
+    """Return the CPU seconds of each run. CPU time excludes other work on the machine. The first run, which allocates memory, is not
+    counted."""
     run()
     times = [_time(run)]
     while sum(times) < seconds or (len(times) < LEAST_RUNS and sum(times) < LONG_ENOUGH_S):
@@ -81,15 +87,15 @@ def _time(run: Run) -> float:
 
 
 def _peak_bytes(run: Run) -> int:
-    """How far resident memory rises above what it was before the run."""
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew; man 5 proc
+    """Return by how many bytes the resident memory rises during the run."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM), see man 5 proc
     before = _status("VmRSS")
     run()
     return max(0, _status("VmHWM") - before)
 
 
 def _status(field: str) -> int:
-    """A figure of /proc/self/status, in bytes."""
+    """Return the bytes in this field of /proc/self/status."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from export.comparison import growth
 from export.comparison.mechanisms import EVERYTHING, is_attention, work
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Result
 
 CLOSE = 0.15  # exponents that differ by less are reported as equal
 MiB = 2**20
 
 
-def why(result: Result, plan: Plan) -> str:
+def explanation(result: Result, plan: ComparisonPlan) -> str:
     """Return a sentence that explains why the measured exponent agrees with the stated one or differs from it."""
     stated, time, _ = exponents(result, plan)
     ended = f" Stopped: {result.ended}." if result.ended else ""
@@ -23,8 +23,8 @@ def why(result: Result, plan: Plan) -> str:
     return (_slower if time > stated else _faster)(result, plan, time) + ended
 
 
-def _faster(result: Result, plan: Plan, time: float) -> str:
-    """Explain an exponent below the stated one: work that grows more slowly with N still takes a large part of the time."""
+def _faster(result: Result, plan: ComparisonPlan, time: float) -> str:
+    """Explain a measured exponent below the stated one: work that grows more slowly with N still takes a large part of the time."""
     lengths, seconds = [point.N for point in result.points], [point.s for point in result.points]
     stated, size = work_of(result, plan), result.linear_weights
     with_projections = growth.stated_exponent(lambda N: stated(N) + size * N, lengths)
@@ -37,8 +37,8 @@ def _faster(result: Result, plan: Plan, time: float) -> str:
     return f"less than its pairs' share: {told} (exponent with them {p(with_projections)}), and {ending}."
 
 
-def _slower(result: Result, plan: Plan, time: float) -> str:
-    """Explain an exponent above the stated one: one multiply-add takes longer at larger N."""
+def _slower(result: Result, plan: ComparisonPlan, time: float) -> str:
+    """Explain a measured exponent above the stated one: one multiply-add takes longer at larger N."""
     stated, size = work_of(result, plan), result.linear_weights
     measured = [point for point in result.points if point.N >= growth.GROWTH_FROM]
     first, last = measured[0], measured[-1]
@@ -55,7 +55,7 @@ def _cache() -> str:
     return f"; the largest cache holds {max(sizes) / 1024:,.0f} MiB" if sizes else ""
 
 
-def exponents(result: Result, plan: Plan) -> tuple[float | None, float | None, float | None]:
+def exponents(result: Result, plan: ComparisonPlan) -> tuple[float | None, float | None, float | None]:
     """Return three exponents of growth with N: stated, measured time and measured memory."""
     lengths = [point.N for point in result.points]
     time = growth.exponent(lengths, [point.s for point in result.points])
@@ -63,13 +63,14 @@ def exponents(result: Result, plan: Plan) -> tuple[float | None, float | None, f
     return growth.stated_exponent(work_of(result, plan), lengths), time, memory
 
 
-def work_of(result: Result, plan: Plan) -> Callable[[int], float]:
+def work_of(result: Result, plan: ComparisonPlan) -> Callable[[int], float]:
     """Return the stated multiply-adds as a function of N."""
     return lambda N: work(result.name, N, plan.d_model, plan.n_heads, longest=plan.longest)
 
 
-def width_exponents(result: Result, plan: Plan) -> tuple[float | None, float | None]:
-    """Return the stated exponent (with projections) and the measured one of time against the option that `examples.varied` names."""
+def width_exponents(result: Result, plan: ComparisonPlan) -> tuple[float | None, float | None]:
+    """Return two exponents of growth with the option that `examples.varied` names: of the stated cost (with projections) and of the
+    time."""
     varied = EVERYTHING[result.name].examples.varied
     assert varied, f"{result.name} names no option to vary"
     option = varied[0]

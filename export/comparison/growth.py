@@ -1,4 +1,4 @@
-"""Time and memory of a layer against N, and the exponent with which they grow."""
+"""Measures the time and memory of a layer at each length N, and fits the exponents with which they grow."""
 
 import json
 import signal
@@ -9,11 +9,11 @@ from math import log
 from pathlib import Path
 from statistics import linear_regression
 
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Point
 from export.errors import ExportError
 
-GROWTH_FROM = 1024  # tokens: at smaller N, most of a run does not depend on N
+GROWTH_FROM = 1024  # smallest N for a fit: at smaller N, most of the time does not depend on N
 FASTEST = 2.0  # no mechanism grows faster than N²
 
 
@@ -21,21 +21,21 @@ class Killed(ExportError):
     """The operating system killed the run, usually because it used too much memory."""
 
 
-def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
-    """Run one length in a child process and return its result. Raises ExportError with the child's message, or Killed if it was killed."""
+def measure(name: str, graph: Path, plan: ComparisonPlan, N: int) -> Point:
+    """Measure one length in a child process. Raises ExportError with the child's error message, or Killed if the child was killed."""
     request = {"mechanism": name, "graph": str(graph), "plan": plan.model_dump(mode="json"), "N": N, "seconds": plan.seconds}
     done = subprocess.run(
         [sys.executable, "-m", "export.comparison.child", json.dumps(request)], check=False, capture_output=True, text=True
     )
     if done.returncode == -signal.SIGKILL:
-        raise Killed(f"the system killed the run at N={N:,}, as for memory")
+        raise Killed(f"the system killed the run at N={N:,}, probably because it used too much memory")
     if done.returncode:
         said = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
         raise ExportError(f"{name} cannot be run at N={N} in {plan.runtime}: {said}")
     return Point(N=N, **json.loads(done.stdout.splitlines()[-1]))
 
 
-def too_much(points: Sequence[Point], N: int, plan: Plan) -> str | None:
+def too_much(points: Sequence[Point], N: int, plan: ComparisonPlan) -> str | None:
     """Return the reason why a run at N would exceed a limit of the plan, estimated from the lengths before it, or None."""
     for what, values, limit, unit in (
         ("memory", [point.peak_bytes for point in points], plan.memory_bytes, 2**30),
@@ -48,7 +48,9 @@ def too_much(points: Sequence[Point], N: int, plan: Plan) -> str | None:
 
 
 def extrapolated(lengths: Sequence[int], values: Sequence[float], N: int) -> float:
-    """Return a cautious upper estimate at N: the growth exponent of the last two lengths plus 1/4, 2 at most. 0 for fewer than two."""
+    """Return an upper estimate of the value at N, or 0 for fewer than two lengths. It assumes that growth continues with the exponent of
+    the last two lengths plus 1/4, but at most 2.
+    """
     if len(lengths) < 2 or values[-2] <= 0:
         return 0.0
     slope = log(max(values[-1] / values[-2], 1.0)) / log(lengths[-1] / lengths[-2])
@@ -63,7 +65,7 @@ def exponent(lengths: Sequence[int], values: Sequence[float], *, begin: int = GR
 
 
 def last_exponent(lengths: Sequence[int], values: Sequence[float]) -> float | None:
-    """Return the exponent between the last two lengths. It is higher than `exponent` if terms that grow more slowly still have a share."""
+    """Return the exponent between the last two lengths. It is above `exponent` if a part of the cost grows more slowly than the rest."""
     pairs = [(log(N), log(value)) for N, value in zip(lengths, values, strict=True) if value > 0][-2:]
     return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) == 2 else None
 

@@ -1,6 +1,7 @@
-"""One attention layer becomes an ONNX graph of its own: x (B, N, D) and mask (B, N) in, y (B, N, D) out, B and N free.
+"""Exports one attention layer as an ONNX graph from x (B, N, D) and mask (B, N) to y (B, N, D). B and N are dynamic.
 
-A causal layer is given from its first token on, and its state goes out beside y, so that no part of its work is left out.
+A causal layer starts without a past. Its final state is another output of the graph, because the exporter would otherwise drop the
+operators that compute the state.
 """
 
 from collections import Counter
@@ -17,8 +18,8 @@ from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.torch_graph import OPSET, quiet, strip
 
 
-class Alone(nn.Module):
-    """A layer of LAYERS behind one interface: (B, N, D), bool (B, N) -> y, and the tensors of its state if it has one."""
+class SingleLayer(nn.Module):
+    """A wrapper that gives all layers one interface: x (B, N, D), bool mask (B, N) -> y (B, N, D) and the tensors of the state, if any."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -32,14 +33,14 @@ class Alone(nn.Module):
 
 
 def write(layer: Any, file: Path, *, d_model: int, longest: int) -> None:
-    """The graph for N up to `longest`. The layer is left as it was."""
+    """Write the layer's graph, for N up to `longest`. The layer is unchanged."""
     causal = layer.capabilities.causal
     names = ["y", *(f"state_{name}" for name in layer.state_shapes)] if causal else ["y"]
     axes = {0: torch.export.Dim("B"), 1: torch.export.Dim("N", max=longest)}
     B, N = EXAMPLE
     with quiet(), with_operators(layer):
         torch.onnx.export(
-            Alone(layer),
+            SingleLayer(layer),
             (torch.randn(B, N, d_model), torch.ones(B, N, dtype=torch.bool)),
             file,
             dynamo=True,
@@ -55,7 +56,7 @@ def write(layer: Any, file: Path, *, d_model: int, longest: int) -> None:
 
 
 def operators(file: Path) -> dict[str, int]:
-    """The number of each operator in the graph, those of its functions and loops included; the most frequent first."""
+    """Count the operators of the graph by type, also those inside its functions and loops. The most frequent type is first."""
     model = onnx.load(file, load_external_data=False)
     counts: Counter[str] = Counter()
     waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]

@@ -1,21 +1,21 @@
-"""What the effective matrix of a layer tells: its rank by width, and how many layers let every token reach every other.
+"""Computes two properties of a layer's effective matrix: its rank for each head width, and how many layers connect every two tokens.
 
-The layers get their short options here, random tokens of variance 1, and are computed in float64.
+The layers have their options for short texts, get random tokens of variance 1, and are computed in float64.
 """
 
 import torch
 from torch import Tensor
 
 from export.comparison.mechanisms import build, is_attention
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Rank
 from models.attention.layers.mechanism import Mechanism
 from models.maps.matrix import attention_matrix
 from models.maps.rank import effective_rank, numerical_rank
 
 
-def ranks(name: str, plan: Plan) -> list[Rank]:
-    """By width of a head, D = H D_k. Nothing for what is no attention and has no such matrix."""
+def ranks(name: str, plan: ComparisonPlan) -> list[Rank]:
+    """Return the ranks of the effective matrix for each head width D_k, with D = H D_k. Returns [] for layers that are not attention."""
     if not is_attention(name):
         return []
     found = []
@@ -26,14 +26,16 @@ def ranks(name: str, plan: Plan) -> list[Rank]:
 
 
 def matrix(name: str, N: int, *, d_model: int, n_heads: int) -> Tensor:
-    """(H, N, N), float64."""
+    """Return the effective matrix (H, N, N) in float64 for N random tokens."""
     layer = build(name, d_model, n_heads, longest=N, short=True).double()
     assert isinstance(layer, Mechanism)
     return attention_matrix(layer, _tokens(1, N, d_model))[0]
 
 
-def layers_to_reach(name: str, plan: Plan) -> int:
-    """How many layers, one after the other with residuals, until every token has met every other (its past, where causal); 0 for never."""
+def layers_to_reach(name: str, plan: ComparisonPlan) -> int:
+    """Return how many layers, stacked with residual connections, are needed until every output depends on every token, or for causal layers
+    on every earlier token. Returns 0 if no number of layers is enough.
+    """
     N, D = plan.rank_length, plan.d_model
     met = (matrix(name, N, d_model=D, n_heads=plan.n_heads) != 0).any(0) if is_attention(name) else _reference_support(name, N, D)
     step = met | torch.eye(N, dtype=torch.bool)
@@ -49,12 +51,14 @@ def layers_to_reach(name: str, plan: Plan) -> int:
 
 
 def _reference_support(name: str, N: int, D: int) -> Tensor:
-    """[i, j]: output i depends on token j, by its derivative. A difference would be lost in rounding where the influence is small."""
+    """Return a matrix (N, N) of whether output i depends on token j, found by differentiation. A small influence would be lost in the
+    rounding of a finite difference.
+    """
     layer = build(name, D, 1, longest=N, short=True).double()
     x = _tokens(1, N, D).requires_grad_()
     y = layer(x, torch.ones(1, N, dtype=torch.bool))[0]
-    direction = _tokens(1, 1, D)[0, 0]  # a sum would be constant behind a norm
-    rows = [torch.autograd.grad(output @ direction, x, retain_graph=True)[0][0] for output in y]  # of N outputs, (N, D) each
+    direction = _tokens(1, 1, D)[0, 0]  # a random direction, because the sum of a normalised output would be constant
+    rows = [torch.autograd.grad(output @ direction, x, retain_graph=True)[0][0] for output in y]  # N gradients, (N, D) each
     return (torch.stack(rows) != 0).any(-1)
 
 

@@ -26,7 +26,9 @@ def is_attention(name: str) -> bool:
 
 
 def options(name: str, *, longest: int, short: bool = False) -> dict[str, Any]:
-    """Return the constructor's keywords: the large example, or with `short` the one for about 64 tokens; `longest` sets n_positions."""
+    """Return the keywords of the layer's constructor: its large example or, with `short`, its example for about 64 tokens. n_positions is
+    `longest`, if the layer has this option.
+    """
     kind = EVERYTHING[name]
     room = {"n_positions": longest} if "n_positions" in inspect.signature(kind).parameters else {}
     return {**kind.examples.large, **(kind.examples.short if short else {}), **room}
@@ -57,17 +59,17 @@ def chosen(names: str) -> tuple[str, ...]:
     """Return the mechanisms of a comma-separated list; "" means all. Raises ExportError for an unknown name."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := sorted(set(wanted) - EVERYTHING.keys()):
-        raise ExportError(f"{unknown[0]!r} is no mechanism; there are {', '.join(EVERYTHING)}")
+        raise ExportError(f"{unknown[0]!r} is not a mechanism; choose from {', '.join(EVERYTHING)}")
     return tuple(name for name in EVERYTHING if name in wanted or not wanted)
 
 
 @dataclass(frozen=True)
 class Words:
-    """The parts of the docstring of a mechanism's file."""
+    """The parts of the docstring of a mechanism's file, for the page."""
 
     title: str
-    body: str  # formulas, paper and cost, unchanged
-    paper: str  # arXiv number of the first paper that it names, or ""
+    body: str  # the rest of the docstring, unchanged: formulas, paper and cost
+    paper: str  # arXiv number of the first paper that the docstring names, or ""
 
 
 def words(name: str) -> Words:

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from export.comparison import parity, plots, tables
 from export.comparison.growth import GROWTH_FROM
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Result
 from export.errors import ExportError
 from export.folder import now
@@ -24,7 +24,7 @@ PICTURES = {
 }
 
 
-def write(results: Mapping[str, Result], plan: Plan, out: Path) -> Path:
+def write(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> Path:
     """Write the pictures, compare.md and compare.html, and return the path of compare.html."""
     text = write_markdown(results, plan, out)
     page = out / "compare.html"
@@ -32,7 +32,7 @@ def write(results: Mapping[str, Result], plan: Plan, out: Path) -> Path:
     return page
 
 
-def write_markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
+def write_markdown(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> str:
     """Write the pictures and compare.md, and return its text. Raises ExportError if a file cannot be written."""
     with in_sentences(f"{out} cannot take the page", ExportError):
         out.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def write_markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
     return text
 
 
-def markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
+def markdown(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> str:
     """Return the page as Markdown. Pictures that do not exist in `out` are left out."""
     missing = [f"`{name}`" + (f" ({result.failure})" if result.failure else "") for name, result in results.items() if not result.complete]
     parts = [
@@ -103,14 +103,14 @@ img { max-width: 100%; }
 """
 
 
-def _about(plan: Plan) -> str:
-    """Where and how."""
+def _about(plan: ComparisonPlan) -> str:
+    """Return a paragraph on the machine, the versions and the method of the measurements."""
     versions = f"onnxruntime {ort.__version__}, torch {torch.__version__}"
     how = "the exported graph in onnxruntime" if plan.runtime == "onnxruntime" else "the layer in torch"
     return (
         f"Written by `attnserve compare`, {now()}, on {_processor()}; {versions}. Measured is {how}: B = 1, one thread, float32, "
         f"D = {plan.d_model}, H = {plan.n_heads}. Time is the thread's own, memory what a run adds to the resident memory of its process. "
-        "Attention stands in the graph as the operators listed below; in a bundle, that of softmax is one fused operator.\n"
+        "The graph computes attention by the operators listed below; in a bundle, softmax attention is one fused operator.\n"
     )
 
 

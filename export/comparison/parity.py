@@ -1,4 +1,4 @@
-"""onnxruntime against torch, layer by layer, at sizes that break careless graphs."""
+"""Compares the outputs of onnxruntime and torch for one layer, at sizes where incorrect graphs fail."""
 
 from pathlib import Path
 from typing import Any
@@ -7,16 +7,15 @@ import numpy as np
 import torch
 
 from export.checks.parity import open_graph
-from export.comparison.plan import Plan
-from export.comparison.results import Parity
+from export.comparison.plan import ComparisonPlan
+from export.comparison.results import SizeParity
 
-BAR = 1e-4  # float32 on both sides, sums in another order
+BAR = 1e-4  # required largest difference; both compute in float32 and sum in different orders
 
 
-def differences(layer: Any, graph: Path, plan: Plan) -> list[Parity]:
-    """At every size of the plan, with random tokens of variance 1: of B rows the first is full, the second empty, the third half padding.
-
-    What stands at padding is not compared.
+def differences(layer: Any, graph: Path, plan: ComparisonPlan) -> list[SizeParity]:
+    """Return the differences at every size (B, N) of the plan, for random tokens of variance 1. The first row has N tokens, the second
+    none, and half of the third is padding. Outputs at padding are not compared.
     """
     session = open_graph(graph)
     random = np.random.default_rng(0)
@@ -28,5 +27,5 @@ def differences(layer: Any, graph: Path, plan: Plan) -> list[Parity]:
             expected = layer(torch.from_numpy(x), torch.from_numpy(mask))
         y = expected[0] if layer.capabilities.causal else expected
         (got,) = session.run(["y"], {"x": x, "mask": mask})
-        found.append(Parity(B=B, N=N, max_abs_error=float(np.abs(got - y.numpy())[mask].max())))
+        found.append(SizeParity(B=B, N=N, max_abs_error=float(np.abs(got - y.numpy())[mask].max())))
     return found

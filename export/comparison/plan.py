@@ -4,12 +4,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 GiB = 2**30
 LENGTHS = tuple(64 * 2**i for i in range(9))  # 64 .. 16,384
-PARITY_SIZES = ((1, 1), (1, 2), (2, 31), (3, 64), (2, 65), (1, 300))  # B, N
-RANK_WIDTHS = (4, 8, 16, 32)  # D_k
-EXAMPLE = (3, 519)  # (B, N) of the traced example: N covers several chunks, blocks and groups, since a count of 1 would become a constant
+PARITY_SIZES = ((1, 1), (1, 2), (2, 31), (3, 64), (2, 65), (1, 300))  # (B, N) of the inputs that are compared
+RANK_WIDTHS = (4, 8, 16, 32)  # widths D_k of a head at which ranks are computed
+# (B, N) of the traced example. N is more than one chunk, block or group, because the exporter makes a count of 1 a constant.
+EXAMPLE = (3, 519)
 
 
-class Plan(BaseModel):
+class ComparisonPlan(BaseModel):
     """Sizes and limits of a comparison."""
 
     model_config = ConfigDict(frozen=True)

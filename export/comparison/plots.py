@@ -1,4 +1,4 @@
-"""Pictures: time and memory against N for each kind of mechanism, and effective rank against the width of a head."""
+"""Draws time and memory against N for each kind of mechanism, and the effective rank against the width of a head."""
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from export.comparison.mechanisms import EVERYTHING
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Point, Result
 
 MiB = 2**20
@@ -16,7 +16,7 @@ SHOWN_EVERYWHERE = ("softmax", "linear")  # drawn in every panel as references f
 STYLES = ("-", "--", ":", "-.")
 
 
-class Kind(StrEnum):
+class Panel(StrEnum):
     """The panels of a picture: one for each way in which mechanisms form attention weights."""
 
     pairs = "all pairs of tokens"
@@ -27,16 +27,16 @@ class Kind(StrEnum):
     none = "no attention"
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> Panel:
     can = EVERYTHING[name].capabilities
     if can.causal:
-        return Kind.causal_sums if can.state == "constant" else Kind.causal_pairs
-    return Kind[can.weights]
+        return Panel.causal_sums if can.state == "constant" else Panel.causal_pairs
+    return Panel[can.weights]
 
 
 def growth(results: Mapping[str, Result], file: Path, *, what: str, value: Callable[[Point], float]) -> None:
     """Draw one panel per kind of mechanism. Both axes are logarithmic, so slopes are exponents. `what` labels the y axis."""
-    kinds = [kind for kind in Kind if any(kind_of(name) == kind and result.points for name, result in results.items())]
+    kinds = [kind for kind in Panel if any(kind_of(name) == kind and result.points for name, result in results.items())]
     if not kinds:
         return
     rows = -(-len(kinds) // 2)
@@ -65,7 +65,7 @@ def memory(point: Point) -> float:
     return point.peak_bytes / MiB
 
 
-def ranks(results: Mapping[str, Result], plan: Plan, file: Path) -> None:
+def ranks(results: Mapping[str, Result], plan: ComparisonPlan, file: Path) -> None:
     """Draw the effective rank of every mechanism: one row each, with a bar for each width."""
     shown = {name: result.ranks for name, result in results.items() if result.ranks}
     if not shown:

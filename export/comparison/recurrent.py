@@ -1,7 +1,8 @@
-"""A gated recurrent unit: one token after the other, each with a state of D numbers.
+"""A gated recurrent unit: processes one token after the other and keeps a state of D numbers.
 
 r, z = sigmoid(W x_t + U h_{t-1} + b),   n = tanh(W_n x_t + b_n + r ⊙ (U_n h_{t-1} + c_n)),   h_t = (1 - z) ⊙ n + z ⊙ h_{t-1}
-No attention: here as the complexity table has it. Cho et al. 2014, arXiv:1406.1078. O(N D²) time, N steps one after the other.
+It is no attention mechanism. It is compared because the complexity table of Vaswani et al. 2017 lists it.
+Cho et al. 2014, arXiv:1406.1078. O(N D²) time, N steps one after the other.
 """
 
 from typing import Any
@@ -10,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
-from models.attention.layers.mechanism import Cost, Mechanism, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Mechanism
 
 
 class Recurrent(Mechanism):
-    """(B, N, D), bool (B, N) -> (B, N, D)."""
+    """Maps x (B, N, D) and a bool mask (B, N) to (B, N, D)."""
 
     capabilities = Capabilities(cross=False, ordered=True, averages=False, weights="none")
-    cost = Cost("O(N D²)", lambda N, s: 6 * N * s.D * s.D, Row("recurrent", "O(N)", "O(N)"))
+    cost = Cost("O(N D²)", lambda N, s: 6 * N * s.D * s.D, ComplexityRow("recurrent", "O(N)", "O(N)"))
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()
@@ -28,7 +29,9 @@ class Recurrent(Mechanism):
         return self._operator(x) if torch.compiler.is_exporting() else self.gru(x)[0]
 
     def _operator(self, x: Tensor) -> Tensor:
-        """ONNX's GRU, which has z before r and time before batch. torch's exporter would write every step of its example's N."""
+        """Compute the layer by ONNX's GRU operator, which has gate z before r and the time axis before the batch axis. torch's exporter
+        would instead write a node for every token of its example.
+        """
         gru: Any = self.gru
         B, N, D = x.shape
 

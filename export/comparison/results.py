@@ -9,7 +9,7 @@ import onnxruntime as ort
 from pydantic import BaseModel
 
 from export.comparison import mechanisms
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 
 MEASURED_BY = ("child.py", "layer_graph.py", "matrices.py", "parity.py")  # a change in these files makes older figures incomparable
 
@@ -23,7 +23,7 @@ class Point(BaseModel):
     peak_bytes: int  # resident memory of a run, without weights and input
 
 
-class Parity(BaseModel):
+class SizeParity(BaseModel):
     """The largest |onnxruntime - torch| of any output at one size, both in float32."""
 
     B: int
@@ -55,13 +55,13 @@ class Result(BaseModel):
     operators: dict[str, int] = {}
     state_bytes: dict[int, int] = {}  # number of tokens -> bytes of one sequence's state; {} without a state
     points: list[Point] = []
-    ended: str | None = None  # why no larger N is measured; "" if all were
-    widths: list[WidthPoint] = []  # values of the option `examples.varied`
-    parity: list[Parity] | None = None
+    ended: str | None = None  # why no larger N is measured; "" if all lengths are measured
+    widths: list[WidthPoint] = []  # one for each value of the option `examples.varied`
+    parity: list[SizeParity] | None = None
     ranks: list[Rank] | None = None
     layers_to_reach: int | None = None  # 0: no number of layers is enough
     reach_done: bool = False
-    failure: str | None = None  # error of the last attempt, which is repeated
+    failure: str | None = None  # error of the last attempt; the next run tries again
 
     @property
     def complete(self) -> bool:
@@ -76,7 +76,7 @@ class Result(BaseModel):
         )
 
 
-def key(name: str, plan: Plan) -> str:
+def key(name: str, plan: ComparisonPlan) -> str:
     """Return a hash of the plan, options, runtime and source code that a result depends on. A result with a different key is measured
     again.
     """
@@ -90,7 +90,7 @@ def key(name: str, plan: Plan) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def load(folder: Path, name: str, plan: Plan) -> Result:
+def load(folder: Path, name: str, plan: ComparisonPlan) -> Result:
     """Return the saved result, or an empty one if none is saved or its key differs."""
     wanted = key(name, plan)
     file = folder / f"{name}.json"

@@ -10,7 +10,7 @@ from torch import nn
 
 from export.comparison import growth, layer_graph, matrices, mechanisms, parity, results
 from export.comparison.mechanisms import build
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Result, WidthPoint
 from export.errors import ExportError
 from models.folders.folder import in_sentences
@@ -18,10 +18,10 @@ from models.folders.folder import in_sentences
 Progress = Callable[[str, float | None], None]
 
 GRAPHS, RESULTS = "graphs", "results"
-STATE_LENGTHS = (64, 128)  # tokens after which the state's size is measured
+STATE_LENGTHS = (64, 128)  # numbers of tokens after which the state's size is measured
 
 
-def run(names: Sequence[str], plan: Plan, out: Path, progress: Progress = lambda step, fraction: None) -> list[Result]:
+def run(names: Sequence[str], plan: ComparisonPlan, out: Path, progress: Progress = lambda step, fraction: None) -> list[Result]:
     """Measure everything that is not measured yet. A repeated call resumes an interrupted one, and retries failures.
 
     Raises ExportError if the folder `out` cannot be read or written.
@@ -30,19 +30,19 @@ def run(names: Sequence[str], plan: Plan, out: Path, progress: Progress = lambda
         return _run(names, plan, out, progress)
 
 
-def _run(names: Sequence[str], plan: Plan, out: Path, progress: Progress) -> list[Result]:
+def _run(names: Sequence[str], plan: ComparisonPlan, out: Path, progress: Progress) -> list[Result]:
     found = [results.load(out / RESULTS, name, plan) for name in names]
     for number, result in enumerate(found):
         if not result.complete:
-            _attempt(result, plan, out, partial(_tell, progress, number / len(names)))
+            _attempt(result, plan, out, partial(_report_progress, progress, number / len(names)))
     return found
 
 
-def _tell(progress: Progress, fraction: float, step: str) -> None:
+def _report_progress(progress: Progress, fraction: float, step: str) -> None:
     progress(step, fraction)
 
 
-def _attempt(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
+def _attempt(result: Result, plan: ComparisonPlan, out: Path, begin: Callable[[str], None]) -> None:
     """Measure one mechanism. Any error is saved as its `failure`, so that the other mechanisms are still measured."""
     result.failure = None
     try:
@@ -52,14 +52,14 @@ def _attempt(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]
         results.save(out / RESULTS, result)
 
 
-def _complete(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
+def _complete(result: Result, plan: ComparisonPlan, out: Path, begin: Callable[[str], None]) -> None:
     """Run every step that is not done yet, and save the result after each."""
     name = result.name
     graph = out / GRAPHS / f"{name}.{result.key}.onnx"
     begin(f"{name}: graph")
     layer: Any = build(name, plan.d_model, plan.n_heads, longest=plan.longest)
     if not graph.is_file():
-        for old in graph.parent.glob(f"{name}.*.onnx"):  # from earlier keys
+        for old in graph.parent.glob(f"{name}.*.onnx"):  # remove graphs that were exported under another key
             old.unlink()
         _write(layer, graph, plan)
     result.operators = layer_graph.operators(graph)
@@ -78,7 +78,7 @@ def _complete(result: Result, plan: Plan, out: Path, begin: Callable[[str], None
     _vary(result, plan, out, begin)
 
 
-def _grow(result: Result, graph: Path, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
+def _grow(result: Result, graph: Path, plan: ComparisonPlan, out: Path, begin: Callable[[str], None]) -> None:
     """Measure the lengths of the plan in ascending order, until one exceeds the limits."""
     for N in plan.lengths[len(result.points) :]:
         if reason := growth.too_much(result.points, N, plan):
@@ -95,7 +95,7 @@ def _grow(result: Result, graph: Path, plan: Plan, out: Path, begin: Callable[[s
     results.save(out / RESULTS, result)
 
 
-def _vary(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
+def _vary(result: Result, plan: ComparisonPlan, out: Path, begin: Callable[[str], None]) -> None:
     """Measure the cost for each value of the option `examples.varied`, each with a temporary graph."""
     option, values = mechanisms.EVERYTHING[result.name].examples.varied or ("", ())
     for value in values[len(result.widths) :]:
@@ -108,7 +108,7 @@ def _vary(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -
         results.save(out / RESULTS, result)
 
 
-def _write(layer: nn.Module, graph: Path, plan: Plan) -> None:
+def _write(layer: nn.Module, graph: Path, plan: ComparisonPlan) -> None:
     """Write the graph to a temporary file and rename it, so that an interrupted export leaves no partial graph."""
     graph.parent.mkdir(parents=True, exist_ok=True)
     new = graph.with_suffix(".new")
@@ -116,7 +116,7 @@ def _write(layer: nn.Module, graph: Path, plan: Plan) -> None:
     new.rename(graph)
 
 
-def _state_bytes(layer: nn.Module, plan: Plan) -> dict[int, int]:
+def _state_bytes(layer: nn.Module, plan: ComparisonPlan) -> dict[int, int]:
     """Return the size of one sequence's state after each number of tokens in STATE_LENGTHS."""
     found = {}
     for N in STATE_LENGTHS:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from export.comparison import deviation, parity
 from export.comparison.mechanisms import EVERYTHING, words
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Result
 
 KiB, MiB = 2**10, 2**20
@@ -20,15 +20,16 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # Growth
 
 
-def complexity(results: Results, plan: Plan) -> str:
+def complexity(results: Results, plan: ComparisonPlan) -> str:
     """Return the complexity table of the specification, with the measured exponents and the reasons for differences."""
     headings = ("layer", "time, stated", "exponent of that", "measured", "memory", "sequential operations", "layers to reach all", "why")
     layers = {name: EVERYTHING[name] for name in results}
-    shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)  # twins cost the same
+    # A causal form costs the same as its encoder form.
+    shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)
     return table(headings, (_complexity_row(results[name], plan) for name in shown))
 
 
-def _complexity_row(result: Result, plan: Plan) -> tuple[str, ...]:
+def _complexity_row(result: Result, plan: ComparisonPlan) -> tuple[str, ...]:
     cost = EVERYTHING[result.name].cost
     assert cost.row, f"{result.name} has no row in the complexity table"
     stated, time, memory = deviation.exponents(result, plan)
@@ -41,17 +42,17 @@ def _complexity_row(result: Result, plan: Plan) -> tuple[str, ...]:
         deviation.p(memory),
         cost.row.sequential,
         path,
-        deviation.why(result, plan),
+        deviation.explanation(result, plan),
     )
 
 
-def every_growth(results: Results, plan: Plan) -> str:
+def every_growth(results: Results, plan: ComparisonPlan) -> str:
     """Return a table of all mechanisms: exponents of time and memory, and both values at each mechanism's longest measured N."""
     headings = ("mechanism", "time, stated", "exponent of that", "measured", "memory", "longest N", "there: ms", "MiB", "why")
     return table(headings, (_growth_row(result, plan) for result in results.values() if result.points))
 
 
-def _growth_row(result: Result, plan: Plan) -> tuple[str, ...]:
+def _growth_row(result: Result, plan: ComparisonPlan) -> tuple[str, ...]:
     stated, time, memory = deviation.exponents(result, plan)
     last = result.points[-1]
     at_end = (f"{last.N:,}", f"{last.s * 1000:,.1f}", f"{last.peak_bytes / MiB:,.1f}")
@@ -62,17 +63,17 @@ def _growth_row(result: Result, plan: Plan) -> tuple[str, ...]:
         deviation.p(time),
         deviation.p(memory),
         *at_end,
-        deviation.why(result, plan),
+        deviation.explanation(result, plan),
     )
 
 
-def width_growth(results: Results, plan: Plan) -> str:
-    """Return a table of the growth of cost with sizes other than N."""
+def width_growth(results: Results, plan: ComparisonPlan) -> str:
+    """Return a table of how the cost grows with sizes other than N, such as the number of landmarks."""
     headings = ("mechanism", "time, stated", "what grows", "ms a run", "exponent stated, with projections", "measured")
     return table(headings, (_width_row(result, plan) for result in results.values() if result.widths))
 
 
-def _width_row(result: Result, plan: Plan) -> tuple[str, ...]:
+def _width_row(result: Result, plan: ComparisonPlan) -> tuple[str, ...]:
     stated, measured = deviation.width_exponents(result, plan)
     runs = ", ".join(f"{point.s * 1000:,.1f} at {point.value}" for point in result.widths)
     layer = EVERYTHING[result.name]
@@ -123,7 +124,7 @@ def _counts(found: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" if count > 1 else name for name, count in found.items())
 
 
-def parities(results: Results, plan: Plan) -> str:
+def parities(results: Results, plan: ComparisonPlan) -> str:
     sizes = [f"{B} x {N}" for B, N in plan.parity_sizes]
     return table(("mechanism", *sizes, f"at most {parity.BAR:g}"), (_parity_row(result) for result in results.values() if result.parity))
 
@@ -136,7 +137,7 @@ def _parity_row(result: Result) -> tuple[str, ...]:
 # Ranks
 
 
-def ranks(results: Results, plan: Plan) -> str:
+def ranks(results: Results, plan: ComparisonPlan) -> str:
     """Return a table of numerical and effective rank for each width of a head."""
     rows = (
         (f"`{name}`", *(f"{rank.numerical:.0f} / {rank.effective:.1f}" for rank in result.ranks))
@@ -146,7 +147,7 @@ def ranks(results: Results, plan: Plan) -> str:
     return table(("mechanism", *(f"D_k = {width}" for width in plan.rank_widths)), rows)
 
 
-def rank_statements(results: Results, plan: Plan) -> str:
+def rank_statements(results: Results, plan: ComparisonPlan) -> str:
     """Return the specification's statements on rank, each with the figures that confirm or contradict it."""
     N, N_words = plan.rank_length, f"N = {plan.rank_length}"
     full = [float(N)] * len(plan.rank_widths)

@@ -24,7 +24,8 @@ from models.attention.linear.hedgehog import HedgehogMap
 from models.attention.sparse.causal_longformer import CausalLongformerAttention
 from models.attention.sparse.sliding_window import SlidingWindowAttention
 
-RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}  # (decay, beta) given
+# (whether decay is given, whether beta is given) -> the operator's rule.
+RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def with_operators(model: nn.Module) -> Iterator[None]:
         setattr(module, name, function)
     try:
         yield
-    finally:  # the methods of the classes are visible again
+    finally:  # deletes the instances' replacements, so that the methods of the classes apply again
         for module, name, _ in forms:
             delattr(module, name)
 
@@ -67,7 +68,7 @@ def linear_attention(
 
 
 def _heads_last(x: Tensor | None) -> Tensor | None:
-    """(B, H, N) -> (B, N, H), (B, H, N, D_k) -> (B, N, H * D_k)."""
+    """Move the heads to the last axis: (B, H, N) -> (B, N, H), (B, H, N, D_k) -> (B, N, H * D_k)."""
     if x is None:
         return None
     return x.float().transpose(1, 2) if x.dim() == 3 else merge_heads(x.float())
@@ -138,7 +139,8 @@ def _add(x: Any, y: Any, alpha: float = 1.0) -> Any:
 
 
 def _log_softmax_with_0(x: FLOAT) -> FLOAT:
-    """(..) -> (.., 2): log softmax of (0, x), which is (-softplus(x), log sigmoid(x)). As each x is a row, its place changes no bit."""
+    """Return the log softmax of (0, x), which is (-softplus(x), log sigmoid(x)): (..) -> (.., 2). Each x is a row of its own, so the bits
+    of its result do not depend on its place in the tensor."""
     last = op.Constant(value_ints=[-1])
     column = op.Unsqueeze(x, last)
     return op.LogSoftmax(op.Concat(op.Sub(column, column), column, axis=-1), axis=-1)

@@ -13,14 +13,14 @@ from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.torch_graph import TorchGraph
 from models.decoder.model import Decoder
 
-OPSET = 23  # the first that has RMSNormalization
+OPSET = 23  # the first ONNX opset with RMSNormalization
 
 
 def states_of(decoder: Decoder) -> tuple[contract.StateTensor, ...]:
     """Return the state tensors of one sequence in the order of the graph's inputs, layer by layer."""
     return tuple(
-        contract.StateTensor(name=f"state_{number}_{name}", shape=tuple(state.shape[1:]))
-        for number, states in enumerate(decoder.init_states(1))
+        contract.StateTensor(name=f"state_{number}_{name}", shape=tuple(state.shape[1:]), holds=dict(block.layer.holds).get(name))
+        for number, (block, states) in enumerate(zip(decoder.blocks, decoder.init_states(1), strict=True))
         for name, state in states.items()
     )
 
@@ -31,7 +31,7 @@ class StepModule(nn.Module):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
-        self.names = [list(states) for states in decoder.init_states(1)]  # of each layer
+        self.names = [list(states) for states in decoder.init_states(1)]  # the names of the state tensors of each layer
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Map the inputs of `step_graph` to its outputs."""

@@ -11,7 +11,7 @@ from export.graphs.packed_encoder import without_padding
 from export.graphs.torch_graph import TorchGraph
 from models.checkpoints.published import Checkpoint
 
-EXAMPLE_TOKENS = 519  # above every group, chunk and window, or N would become a constant in the graph
+EXAMPLE_TOKENS = 519  # more than every group, chunk and window; with fewer, the exporter would make N a constant
 
 
 class Float32Outputs(nn.Module):
@@ -27,7 +27,7 @@ class Float32Outputs(nn.Module):
 
 
 def encoder_graph(checkpoint: Checkpoint, model: nn.Module | None = None) -> TorchGraph:
-    """The graph of the checkpoint's model, or of `model` in its place. Raises ExportError for an encoder without pooling.
+    """Return the graph of the checkpoint's model, or of `model` if it is given. Raises ExportError for an encoder without pooling.
 
     Token types are an input only if the model reads pairs of texts and has types.
     """
@@ -39,7 +39,7 @@ def encoder_graph(checkpoint: Checkpoint, model: nn.Module | None = None) -> Tor
 
 
 def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = False, weights_beside: bool | None = None) -> None:
-    """Write the graph of the model that computes no padding; see `without_padding`.
+    """Write the model's packed graph, which does no work for padding; see `without_padding`.
 
     `weights_beside` puts the weights into a second file; None means only if one file cannot contain them.
     """
@@ -50,7 +50,7 @@ def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = Fa
 
 
 def _width(checkpoint: Checkpoint) -> int:
-    """Labels of a classifier, numbers of an encoder's vector."""
+    """Return the width of the output: the number of labels of a classifier, or the length of an encoder's vector."""
     if contract.KINDS[checkpoint.kind].has_labels:
         return len(checkpoint.id2label)
     if checkpoint.pooling == "none":

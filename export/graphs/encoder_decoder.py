@@ -32,12 +32,12 @@ def graphs_of(model: EncoderDecoder, *, for_onnx: bool = False) -> tuple[TorchGr
     step = contract.step_interface(remembered, model.config.vocab_size)
     return (
         TorchGraph(Reader(model).eval(), contract.SOURCE, remembered, sizes, longest),
-        TorchGraph(Step(model, list(memory), list(state)).eval(), *step, sizes, longest),
+        TorchGraph(EncoderDecoderStep(model, list(memory), list(state)).eval(), *step, sizes, longest),
     )
 
 
 class Reader(nn.Module):
-    """`EncoderDecoder.read` with a flat list of tensors."""
+    """`EncoderDecoderFields.read` with a flat list of tensors."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class Reader(nn.Module):
         return *memory.values(), *state.values()
 
 
-class Step(nn.Module):
-    """`EncoderDecoder.step` with a flat list of tensors: first the memory, then the state, each sorted by name."""
+class EncoderDecoderStep(nn.Module):
+    """`EncoderDecoderFields.step` with a flat list of tensors: first the memory, then the state, each sorted by name."""
 
     def __init__(self, model: EncoderDecoder, memory: Sequence[str], state: Sequence[str]) -> None:
         super().__init__()

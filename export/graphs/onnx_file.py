@@ -9,19 +9,19 @@ import onnxruntime as ort
 from export import contract
 
 REWRITTEN = "rewritten by onnxruntime for the CPU, level extended"
-LARGEST_FILE_BYTES = 1_900_000_000  # of an .onnx file; protobuf ends at 2 GiB, and weights beyond that go to a file beside it
+LARGEST_FILE_BYTES = 1_900_000_000  # largest .onnx file, because protobuf has a limit of 2 GiB; larger weights are in a second file
 
 
 def optimise(source: Path, folder: Path) -> Path:
-    """Let onnxruntime optimise the graph for the CPU (fused operators, folded constants). Returns the new file in `folder`."""
+    """Optimise the graph for the CPU by onnxruntime (fused operators, folded constants). Returns the new file in `folder`."""
     folder.mkdir()
     target = folder / contract.GRAPH
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
     options.log_severity_level = 3
-    if beside(source).is_file():
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside(target).name)
+    if weight_file(source).is_file():
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weight_file(target).name)
     ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
     return target
 
@@ -29,10 +29,10 @@ def optimise(source: Path, folder: Path) -> Path:
 def save(model: onnx.ModelProto, file: Path) -> None:
     """Write a graph, with its weights in a second file if one file cannot contain them."""
     large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE_BYTES
-    onnx.save(model, file, save_as_external_data=large, location=beside(file).name if large else None)
+    onnx.save(model, file, save_as_external_data=large, location=weight_file(file).name if large else None)
 
 
-def beside(file: Path) -> Path:
+def weight_file(file: Path) -> Path:
     """Return the path of the second file, which has the weights of a graph."""
     return file.with_name(file.name + ".data")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.softmax import SoftmaxAttention
 from models.encoder.heads import SequenceClassifier
-from models.encoder.model import Block, Encoder
+from models.encoder.model import Encoder, EncoderBlock
 from models.parts.modules import Modules
 from models.parts.positions import Rotation, rotate
 
@@ -32,21 +32,21 @@ def without_padding(model: Module, *, separate_projections: bool = False) -> Mod
     `separate_projections` keeps the projections of q, k and v outside the attention operator, so that they can be quantised. If a
     classifier reads only the first token, its last block is computed for that token only.
     """
-    if not isinstance(model.encoder, Encoder):  # a Reformer
+    if not isinstance(model.encoder, Encoder):  # the encoder is a Reformer
         return model
     first_token_only = isinstance(model, SequenceClassifier) and model.pooling == "cls"
     return with_children(model, encoder=PackedEncoder(model.encoder, separate_projections, first_token_only))
 
 
-class Packing(NamedTuple):
+class TokenPacking(NamedTuple):
     """The mapping between the T packed tokens and the B * N padded positions."""
 
-    position: Tensor  # (T,) int64, ascending
+    position: Tensor  # (T,) int64, ascending: the padded position of each packed token
     row: Tensor  # (B * N,) int64, the packed index of each position; padding has that of the token before it
-    mask: Tensor  # (B, N) bool
+    mask: Tensor  # (B, N) bool, True at tokens
 
     @classmethod
-    def of(cls, mask: Tensor, t: Tensor) -> "Packing":
+    def of(cls, mask: Tensor, t: Tensor) -> "TokenPacking":
         """Create the mapping from a mask (B, N). Every text's first position is included, so that an empty text has a token."""
         kept = (mask | (t == 0)).flatten()
         position = kept.nonzero().squeeze(1)
@@ -54,11 +54,11 @@ class Packing(NamedTuple):
         return cls(position, kept.long().cumsum(0) - 1, mask)
 
     def pack(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (T, D)."""
+        """Pack the tokens, without padding: (B, N, D) -> (T, D)."""
         return x.flatten(0, 1).index_select(0, self.position)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """(T, D) -> (B, N, D)."""
+        """Unpack the tokens to padded rows: (T, D) -> (B, N, D)."""
         return x.index_select(0, self.row).unflatten(0, self.mask.shape)
 
 
@@ -75,12 +75,12 @@ class PackedEncoder(nn.Module):
         self.embeddings = encoder.embeddings
         self.rotations = encoder.rotations
         self.relative_bias = encoder.relative_bias
-        self.blocks: Modules[Block] = Modules(packed(block, separate_projections) for block in encoder.blocks)
+        self.blocks: Modules[EncoderBlock] = Modules(packed(block, separate_projections) for block in encoder.blocks)
         self.final_norm = encoder.final_norm
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         t = torch.arange(input_ids.shape[1], device=input_ids.device)
-        packing = Packing.of(attention_mask != 0, t)
+        packing = TokenPacking.of(attention_mask != 0, t)
         rotations = {name: table(t) for name, table in self.rotations.items()}
         near = {window: (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) if window is not None}
         bias = None if self.relative_bias is None else self.relative_bias(t)
@@ -97,18 +97,18 @@ class PackedEncoder(nn.Module):
         return packing.unpack(self.final_norm(x))
 
 
-def first_tokens(block: Block, x: Tensor, packing: Packing, pairs: dict[str, Any]) -> Tensor:
-    """`Block.forward` for the first token of every text, which attends to all tokens: (T, D) -> (B, D)."""
+def first_tokens(block: EncoderBlock, x: Tensor, packing: TokenPacking, pairs: dict[str, Any]) -> Tensor:
+    """`EncoderBlock.forward` for the first token of every text, which attends to all tokens: (T, D) -> (B, D)."""
     B, N = packing.mask.shape
-    first = torch.arange(B, device=x.device) * N  # among B * N positions
+    first = torch.arange(B, device=x.device) * N  # the positions of the first tokens among all B * N positions
     answers = packing._replace(position=first)  # packs only the first tokens' outputs
     kept = x.index_select(0, packing.row.index_select(0, first))
     if block.pre_norm:
-        return block.thought(kept + block.attention(block.attention_norm(x), answers, **pairs))
-    return block.thought(block.attention_norm(kept + block.attention(x, answers, **pairs)))
+        return block.apply_feedforward(kept + block.attention(block.attention_norm(x), answers, **pairs))
+    return block.apply_feedforward(block.attention_norm(kept + block.attention(x, answers, **pairs)))
 
 
-def packed(block: Block, separate_projections: bool) -> Block:
+def packed(block: EncoderBlock, separate_projections: bool) -> EncoderBlock:
     """Return the block with an attention layer whose input and output are (T, D)."""
     layer = block.attention
     attention = FusedAttention(layer, separate_projections) if isinstance(layer, SoftmaxAttention) else Unpacked(layer)
@@ -127,9 +127,9 @@ class FusedAttention(nn.Module):
         self.qkv_bias = nn.Parameter(torch.cat([p.bias for p in projections])) if layer.to_q.bias is not None else None
 
     def forward(
-        self, x: Tensor, packing: Packing, *, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None
+        self, x: Tensor, packing: TokenPacking, *, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None
     ) -> Tensor:
-        """(T, D) -> (T, D). The operators add -10,000 to the score of a padded key, which e^x turns into exactly 0."""
+        """Compute attention: (T, D) -> (T, D). The operators add -10,000 to the score of a padded key, so its weight is exactly 0."""
         key_mask = packing.mask.int()  # (B, N)
         score_bias = both_biases(pair_mask, pair_bias, x.dtype)
         if rotation is None and not self.separate_projections:
@@ -139,7 +139,8 @@ class FusedAttention(nn.Module):
         return self.layer.to_out(packing.pack(o))
 
     def _with_projections(self, x: Tensor, key_mask: Tensor, score_bias: Tensor | None) -> Tensor:
-        """(B, N, D) -> (B, N, H * D_k). Padding is projected too: that costs less than another pass over memory."""
+        """Compute attention by one operator that includes the projections: (B, N, D) -> (B, N, H * D_k). Padding is projected too, because
+        that costs less than another pass over memory."""
         width = self.layer.n_heads * self.layer.d_head
         return torch.onnx.ops.symbolic(
             f"{OPERATORS}::Attention",
@@ -151,9 +152,9 @@ class FusedAttention(nn.Module):
         )
 
     def _after_projections(
-        self, packing: Packing, x: Tensor, key_mask: Tensor, rotation: Rotation | None, score_bias: Tensor | None
+        self, packing: TokenPacking, x: Tensor, key_mask: Tensor, rotation: Rotation | None, score_bias: Tensor | None
     ) -> Tensor:
-        """(T, D) -> (B, N, H * D_k)."""
+        """Compute attention after separate projections: (T, D) -> (B, N, H * D_k)."""
         layer = self.layer
         q, k, v = (packing.unpack(project(x)) for project in (layer.to_q, layer.to_k, layer.to_v))
         if rotation is not None:
@@ -175,7 +176,7 @@ class Unpacked(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor, packing: Packing, **pairs: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, packing: TokenPacking, **pairs: Tensor | None) -> Tensor:
         return packing.pack(self.layer(packing.unpack(x), packing.mask, **pairs))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
 
-from export.graphs.onnx_file import beside
+from export.graphs.onnx_file import weight_file
 
 LEAST_BYTES = 1024  # smaller tensors are stored in both graphs
 
@@ -27,13 +27,13 @@ def share(file: Path, served: Path) -> None:
             tensor.ClearField("raw_data")
             tensor.data_location = onnx.TensorProto.EXTERNAL
             tensor.external_data.extend(onnx.StringStringEntryProto(key=key, value=str(value)) for key, value in place.items())
-    beside(file).unlink(missing_ok=True)
+    weight_file(file).unlink(missing_ok=True)
     file.write_bytes(model.SerializeToString())
 
 
 def _tensors_beside(graph: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield, for every tensor in a graph's weight file, the hash of its bytes and its location in that file."""
-    data = beside(graph)
+    data = weight_file(graph)
     if not data.is_file():
         return
     with data.open("rb") as stream:

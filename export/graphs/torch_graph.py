@@ -25,8 +25,8 @@ class TorchGraph:
     module: nn.Module
     inputs: Tensors
     outputs: Tensors
-    sizes: dict[str, int]  # of each dynamic axis in the traced example; an axis of size 1 would become a constant
-    max_tokens: int | None = None  # largest N
+    sizes: dict[str, int]  # dynamic axis -> its size in the traced example, at least 2: the exporter makes an axis of size 1 a constant
+    max_tokens: int | None = None  # largest N that the graph accepts; None: no limit
     opset: int = OPSET
     forms: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # replacements for the ONNX forms of torch's operators
 

@@ -11,40 +11,40 @@ import numpy as np
 import onnx
 
 from export import contract
-from export.checks.golden import Examples
+from export.checks.golden import EncoderExamples
 from export.checks.parity import answers, feed_of, open_graph
 from export.errors import ExportError
 from export.graphs.onnx_file import optimise, save
 from export.int8.recipes import RECIPES, Recipe, column_peaks, with_matmuls
 
 BATCH, TOKENS, SECONDS = 8, 16, 1.0
-ROUNDS = 5  # a median is robust to one or two slow rounds
-AS_FAST = 0.85  # recipes above this share of the fastest rate are tied; the best cosine decides
+ROUNDS = 5  # rounds of a measurement; their median is robust to one or two slow ones
+AS_FAST = 0.85  # recipes above this share of the fastest rate count as equally fast; the best cosine decides between them
 
 
 @dataclass(frozen=True)
-class Task:
+class TrialInputs:
     """The inputs of all trials."""
 
-    graph: Path  # projections separate, not yet optimised
-    fp32: Path  # optimised
-    judged: Examples
-    calibration: Examples
+    graph: Path  # the graph with separate projections, not yet optimised
+    fp32: Path  # the optimised fp32 graph, for comparison
+    judged: EncoderExamples
+    calibration: EncoderExamples
     outputs: tuple[contract.Tensor, ...]
     vocab_size: int
     min_cosine: float
 
 
 def choose(
-    task: Task, scratch: Path, *, recipes: Sequence[Recipe] = RECIPES, progress: Callable[[float], None] = lambda fraction: None
-) -> tuple[Path, tuple[contract.Trial, ...]]:
+    task: TrialInputs, scratch: Path, *, recipes: Sequence[Recipe] = RECIPES, progress: Callable[[float], None] = lambda fraction: None
+) -> tuple[Path, tuple[contract.RecipeTrial, ...]]:
     """Return the optimised graph of the best recipe, and the results of all recipes.
 
     Raises ExportError with the cosine of each recipe if none reaches `min_cosine`.
     """
     baseline = _rate(task, task.fp32)
     peaks = column_peaks(with_matmuls(onnx.load(task.graph)), task.calibration.feeds)
-    trials: list[contract.Trial] = []
+    trials: list[contract.RecipeTrial] = []
     files: list[Path] = []
     for number, recipe in enumerate(recipes):
         progress(number / len(recipes))
@@ -55,9 +55,9 @@ def choose(
     return files[best], tuple(trial.model_copy(update={"kept": number == best}) for number, trial in enumerate(trials))
 
 
-def _trial(task: Task, recipe: Recipe, file: Path, baseline: float) -> contract.Trial:
+def _trial(task: TrialInputs, recipe: Recipe, file: Path, baseline: float) -> contract.RecipeTrial:
     cosines = task.judged.cosines(task.judged.run(answers(open_graph(file), task.outputs)))
-    return contract.Trial(
+    return contract.RecipeTrial(
         recipe=recipe.name,
         min_cosine=float(cosines.min()),
         mean_cosine=float(cosines.mean()),
@@ -68,7 +68,7 @@ def _trial(task: Task, recipe: Recipe, file: Path, baseline: float) -> contract.
     )
 
 
-def _best(trials: list[contract.Trial], min_cosine: float) -> int:
+def _best(trials: list[contract.RecipeTrial], min_cosine: float) -> int:
     close = [trial for trial in trials if trial.min_cosine >= min_cosine]
     if not close:
         reached = "; ".join(f"{trial.recipe}: {trial.min_cosine:.4f}" for trial in trials)
@@ -80,7 +80,7 @@ def _best(trials: list[contract.Trial], min_cosine: float) -> int:
     return trials.index(kept)
 
 
-def _rate(task: Task, file: Path) -> float:
+def _rate(task: TrialInputs, file: Path) -> float:
     """Return texts per second of one core's CPU time: the median of equal rounds after a warm-up run."""
     session = open_graph(file, threads=1)
     ids = np.random.default_rng(0).integers(0, task.vocab_size, (BATCH, TOKENS))

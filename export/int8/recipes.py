@@ -115,7 +115,8 @@ def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127
 
 
 def _bytes_of(x: str) -> list[NodeProto]:
-    """Return nodes that quantise x (T, K) to "x.bytes" (T, K), uint8 with zero point 128, with the scale "x.down" (T, 1)."""
+    """Return nodes that quantise the tensor x (T, K). They write "x.bytes" (T, K), uint8 with zero point 128, and its scale "x.down" (T,
+    1)."""
     return [
         helper.make_node("Mul", [x, f"{x}.smoothing"], [f"{x}.smooth"]),
         helper.make_node("Abs", [f"{x}.smooth"], [f"{x}.sizes"]),
@@ -157,7 +158,7 @@ def _smoothing(peak: Array, weights: list[Array]) -> Array:
 
 
 def _rounded(w: Array, levels: int) -> tuple[NDArray[np.int8], Array]:
-    """Round weights (K, M) to int8 in -levels .. levels, and return them with the scale of each column (M,)."""
+    """Round weights (K, M) to int8 between -levels and levels. Returns them with the scale of each column (M,)."""
     scales = (np.maximum(np.abs(w).max(axis=0), 1e-12) / levels).astype(np.float32)
     return np.round(w / scales).astype(np.int8), scales
 

@@ -10,7 +10,7 @@ import onnx
 import torch
 
 from export import contract
-from export.checks.bits_per_byte import Text, bits_per_byte, read_text
+from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import TOLERANCE, Steps, compare, inexact, sizes_within
 from export.checks.golden import DecoderExamples, cosines
 from export.checks.golden_texts import PASSAGES
@@ -20,23 +20,23 @@ from export.graphs.decoder_step import states_of, step_graph, trace
 from export.graphs.onnx_file import REWRITTEN, optimise, save
 from export.graphs.torch_graph import TorchGraph
 from export.int8.recipes import per_block
-from export.kinds.exporter import ABOUT_FP16, Bar, Exporter, Files, Options, Progress
+from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models import LAYERS
 from models.checkpoints.decoder import ARCHITECTURE, load_decoder
 from models.checkpoints.families import DECODERS
 from models.checkpoints.published import UNLIMITED
 from models.decoder.model import Decoder
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
-BLOCK = 32  # weights per scale; with blocks of 128, a row's bits depend on its batch
+BLOCK = 32  # number of weights with one scale; with 128, the bits of a row's results depend on its batch
 BARS = {
     # Sums in a different order, both in onnxruntime and on the processor of a server.
-    "fp32": Bar(TOLERANCE, logit_error=1e-3),
+    "fp32": ErrorLimits(TOLERANCE, logit_error=1e-3),
     # 11 bits of precision instead of 24, and states accumulate rounding errors.
-    "fp16": Bar(0.05, logit_error=0.05),
+    "fp16": ErrorLimits(0.05, logit_error=0.05),
     # The real limit is on bits per byte; the tolerance only rejects graphs that are broken.
-    "int8": Bar(1.0, logit_error=0.25),
+    "int8": ErrorLimits(1.0, logit_error=0.25),
 }
 HOW = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
@@ -49,15 +49,15 @@ class DecoderExporter(Exporter):
     architectures = (ARCHITECTURE, *DECODERS)
     kind = "decoder"
 
-    def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
+    def __init__(self, checkpoint: Path, settings: JsonSettings | None, options: Options) -> None:
         super().__init__(checkpoint, settings, options)
         if options.attention != "softmax":
-            raise ExportError(f"attention={options.attention!r} is for encoders; the layers of a decoder are those it was trained with")
+            raise ExportError(f"attention={options.attention!r} is for encoders; a decoder keeps the layers that it was trained with")
         self.source = load_decoder(checkpoint, settings=settings)
         self.n_positions: int | None = self.source.config.n_positions
         self.max_tokens, self.vocab_size = self.n_positions or UNLIMITED, self.source.config.vocab_size
         self.exact = False
-        self.bits: dict[contract.Precision, float] = {}  # bits per byte of each precision that was checked
+        self.bits: dict[contract.Precision, float] = {}  # precision -> bits per byte, for each precision that was checked
 
     def map_model(self) -> Decoder:
         return self.source.model
@@ -68,16 +68,17 @@ class DecoderExporter(Exporter):
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
         if source.image is not None and self.n_positions is not None:
             longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in source.image.prompts)
-            if (needed := longest + source.image.n_pixels - 1) > self.n_positions:  # the last pixel is not read
+            # Minus 1, because the last pixel is generated but never an input.
+            if (needed := longest + source.image.n_pixels - 1) > self.n_positions:
                 raise ExportError(
                     f"{source.folder}: a prompt and its pixels need {needed} positions, and the model has n_positions={self.n_positions}"
                 )
         self.tokenizer, self.examples, self.text  # noqa: B018  raise for too few positions, and for a text that cannot be read
 
     @cached_property
-    def text(self) -> Text:
+    def text(self) -> HeldOutText:
         """Return the text on which bits per byte are measured."""
-        return Text("the golden passages", PASSAGES) if self.options.held_out is None else read_text(self.options.held_out)
+        return HeldOutText("the golden passages", PASSAGES) if self.options.held_out is None else read_text(self.options.held_out)
 
     @cached_property
     def graphs(self) -> dict[str, TorchGraph]:
@@ -105,9 +106,11 @@ class DecoderExporter(Exporter):
         changed = inexact(lambda threads: self._steps(files[contract.GRAPH], threads), vocab_size=self.vocab_size)
         self.exact, self.bits[precision] = changed is None, self._bits_per_byte(steps, partial(progress, "bits per byte"))
         if precision == "fp32" and not self.exact:
-            raise ExportError(f"the graph is not exact: {changed}. A state would depend on how its prompt was cut and on its neighbours")
+            raise ExportError(
+                f"the graph is not exact: {changed}. A state would depend on how its prompt is cut and on the other rows of its batch"
+            )
         if self.bits[precision] > (most := self.bits["fp32"] * (1 + bar.lost_bits)) and precision != "fp32":
-            raise ExportError(f"{precision} takes {self.bits[precision]:.3f} bits per byte, and {most:.3f} are allowed. Keep fp32")
+            raise ExportError(f"{precision} takes {self.bits[precision]:.3f} bits per byte; the limit is {most:.3f}. Keep fp32")
         shapes = tuple(first for first, _ in sizes_within(self.n_positions))
         return contract.Parity(max_abs_error=error, min_cosine=float(likeness.min()), shapes=shapes, tolerance=bar.tolerance)
 
@@ -121,7 +124,7 @@ class DecoderExporter(Exporter):
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)
-        if self.options.precision == "int8":  # the optimised graph has its weights as constants
+        if self.options.precision == "int8":  # the recipes need the optimised graph, which has its weights as constants
             save(per_block(onnx.load(files[contract.GRAPH]), {}, block=BLOCK), scratch / "int8.onnx")
             return {contract.GRAPH: optimise(scratch / "int8.onnx", scratch / "int8")}
         # Not optimised: onnxruntime would optimise for this machine's CPU and save casts to float32 in the file.
@@ -162,7 +165,7 @@ class DecoderExporter(Exporter):
 
 
 def _growing(names: tuple[str, ...]) -> str:
-    """Return an error message: a decoder with a growing state cannot be exported, and what to do instead."""
+    """Return the error message for a decoder whose state grows with the text: it cannot be exported. The message names an alternative."""
     layers: list[Any] = [LAYERS[name] for name in names]
     growing = [number for number, layer in enumerate(layers) if layer.capabilities.state != "constant"]
     others = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""

@@ -9,45 +9,45 @@ from typing import Any
 import torch
 
 from export import contract
-from export.checks.golden import Examples, Tokens
+from export.checks.golden import EncoderExamples, GoldenTokenizer
 from export.checks.golden_texts import MORE_TEXTS, TEXTS
 from export.checks.parity import FP32_TOLERANCE, Feed, answers, compare, feeds, largest_error, open_graph, scale, shapes_of
 from export.errors import ExportError
 from export.graphs.encoder import encoder_graph, trace
 from export.graphs.onnx_file import REWRITTEN
 from export.graphs.torch_graph import TorchGraph
-from export.int8.choice import Task, choose
-from export.kinds.exporter import ABOUT_FP16, Bar, Exporter, Files, Options, Progress
+from export.int8.choice import TrialInputs, choose
+from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models.checkpoints.own import weights_sha256
 from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, load_checkpoint
 from models.encoder.model import Encoder
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 BARS = {
     # Sums in a different order, both in onnxruntime and on the processor of a server.
-    "fp32": Bar(FP32_TOLERANCE, logit_error=1e-3, min_cosine=0.9999),
+    "fp32": ErrorLimits(FP32_TOLERANCE, logit_error=1e-3, min_cosine=0.9999),
     # 11 bits of precision instead of 24.
-    "fp16": Bar(0.02, logit_error=0.02, min_cosine=0.999),
+    "fp16": ErrorLimits(0.02, logit_error=0.02, min_cosine=0.999),
     # The real limit is the caller's `min_cosine`; the tolerance only rejects graphs that are broken.
-    "int8": Bar(1.0, logit_error=0.25, min_cosine=0.99),
+    "int8": ErrorLimits(1.0, logit_error=0.25, min_cosine=0.99),
 }
 PACKED = "tokens packed to (T, D) between attentions"
 
 
 class EncoderExporter(Exporter):
-    architectures = ()  # every architecture without another exporter
+    architectures = ()  # empty: encoders are all architectures that no other exporter lists
 
-    def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
+    def __init__(self, checkpoint: Path, settings: JsonSettings | None, options: Options) -> None:
         super().__init__(checkpoint, settings, options)
         if options.held_out is not None:
             raise ExportError(
-                f"held_out={str(options.held_out)!r} is for decoders; an encoder is judged by the cosines of its golden texts"
+                f"held_out={str(options.held_out)!r} is for decoders; leave it out, an encoder is checked by its golden texts"
             )
         self.source = load_checkpoint(checkpoint, attention=options.attention, settings=settings)
         self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
         self.traits = contract.KINDS[self.kind]
         self.packed = isinstance(self.source.model.encoder, Encoder)
-        self.trials: tuple[contract.Trial, ...] = ()
+        self.trials: tuple[contract.RecipeTrial, ...] = ()
 
     def map_model(self) -> Encoder:
         if not isinstance(encoder := self.source.model.encoder, Encoder):
@@ -62,20 +62,20 @@ class EncoderExporter(Exporter):
         return {contract.GRAPH: encoder_graph(self.source)}
 
     @cached_property
-    def examples(self) -> Examples:
+    def examples(self) -> EncoderExamples:
         return self._examples(TEXTS)
 
-    def _examples(self, texts: Sequence[str]) -> Examples:
+    def _examples(self, texts: Sequence[str]) -> EncoderExamples:
         """Return the texts, truncated by the model's tokenizer, with torch's outputs for them."""
         graph = self.graphs[contract.GRAPH]
-        return Examples(self.kind, Tokens(self.source.tokenizer_file, self.max_tokens), graph.inputs, graph.answer, texts)
+        return EncoderExamples(self.kind, GoldenTokenizer(self.source.tokenizer_file, self.max_tokens), graph.inputs, graph.answer, texts)
 
     def trace(self, scratch: Path) -> Files:
         # Weights in a second file are memory-mapped at load, so that unused rows of the vocabulary need no memory.
         trace(self.source, scratch / "traced.onnx", weights_beside=True)
         return {contract.GRAPH: scratch / "traced.onnx"}
 
-    def bar(self, precision: contract.Precision) -> Bar:
+    def bar(self, precision: contract.Precision) -> ErrorLimits:
         return replace(BARS[precision], min_cosine=self.options.min_cosine) if precision == "int8" else BARS[precision]
 
     def check(self, files: Files, precision: contract.Precision, progress: Progress) -> contract.Parity:
@@ -101,7 +101,7 @@ class EncoderExporter(Exporter):
             return {contract.GRAPH: self._half(scratch / "fp16")}
         progress("int8", 0.0)
         trace(self.source, scratch / "separate.onnx", separate_projections=True)
-        task = Task(
+        task = TrialInputs(
             graph=scratch / "separate.onnx",
             fp32=files[contract.GRAPH],
             judged=self._examples([*TEXTS, *MORE_TEXTS]),

@@ -15,32 +15,36 @@ from export.graphs.onnx_file import REWRITTEN
 from export.graphs.torch_graph import TorchGraph
 from export.kinds.exporter import Exporter, Files, Options, Progress
 from models.encoder_decoder.checkpoint import ARCHITECTURES, load_encoder_decoder
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
-LOGIT_ERROR = 1e-3  # limit for golden logits, relative to the largest if above 1
-TOP = 5  # logits stored per golden step
+LOGIT_ERROR = 1e-3  # limit for the error of golden logits, relative to the largest logit if that is above 1
+TOP = 5  # number of logits that are stored for each golden step
 
 
 class EncoderDecoderExporter(Exporter):
     architectures = tuple(ARCHITECTURES)
     kind = "encoder_decoder"
 
-    def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
+    def __init__(self, checkpoint: Path, settings: JsonSettings | None, options: Options) -> None:
         super().__init__(checkpoint, settings, options)
         if (options.precision, options.attention, options.held_out, options.maps) != ("fp32", "softmax", None, False):
-            raise ExportError("an encoder-decoder is exported in fp32 as it is: leave out precision, attention, held_out and maps")
+            raise ExportError(
+                "an encoder-decoder is always exported in fp32 and unchanged: leave out precision, attention, held_out and maps"
+            )
         self.source = load_encoder_decoder(checkpoint, settings=settings)
         self.config = self.source.model.config
         self.max_tokens, self.vocab_size = self.config.max_source, self.config.vocab_size
 
     def map_model(self) -> NoReturn:
-        raise ExportError(f"{self.source.architecture} has no attention maps: a bundle of it gives what it attends to with every answer")
+        raise ExportError(f"{self.source.architecture} has no attention maps: its bundle returns attention weights with every answer")
 
     def prepare(self) -> None:
         self.token_ids = [self.tokenizer.encode(text).ids for text in self.source.examples]
         for text, ids in zip(self.source.examples, self.token_ids, strict=True):
             if not 0 < len(ids) <= self.max_tokens:
-                raise ExportError(f"{self.source.folder}: the example {text!r} has {len(ids)} tokens, and 1 to {self.max_tokens} are read")
+                raise ExportError(
+                    f"{self.source.folder}: the example {text!r} has {len(ids)} tokens, not 1 to {self.max_tokens}; correct config.json"
+                )
 
     @cached_property
     def graphs(self) -> dict[str, TorchGraph]:
@@ -89,7 +93,7 @@ class EncoderDecoderExporter(Exporter):
         return {
             "width": self.vocab_size,
             "source": self.origin(self.source.weights_sha256, getattr(self.config, "score", "softmax")),
-            "encoder_decoder": contract.EncoderDecoder(
+            "encoder_decoder": contract.EncoderDecoderFields(
                 reader=described[contract.READER],
                 begin_token_id=self.config.begin_token_id,
                 end_token_id=self.config.end_token_id,

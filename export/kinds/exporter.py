@@ -14,7 +14,7 @@ from export.errors import ExportError
 from export.graphs.torch_graph import TorchGraph
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
-from models.folders.folder import Settings, read_tokenizer
+from models.folders.folder import JsonSettings, read_tokenizer
 
 ABOUT_FP16 = "weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
 
@@ -34,13 +34,13 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Bar:
+class ErrorLimits:
     """Limits of a graph's differences from the fp32 torch model. Tolerances are relative to a tensor's largest value if above 1."""
 
-    tolerance: float  # for every output at every size
-    logit_error: float  # for golden logits, at export and at a server's start
-    min_cosine: float = -1.0  # for every golden text
-    lost_bits: float = 0.05  # allowed relative increase of a decoder's bits per byte over fp32
+    tolerance: float  # largest error of every output at every size
+    logit_error: float  # largest error of golden logits, at export and at a server's start
+    min_cosine: float = -1.0  # lowest cosine of every golden text
+    lost_bits: float = 0.05  # largest relative increase of a decoder's bits per byte over fp32
 
 
 class Exporter(ABC):
@@ -50,14 +50,14 @@ class Exporter(ABC):
     does not support. The methods are listed in the order of their calls, and raise ExportError.
     """
 
-    architectures: ClassVar[Collection[str]]  # names in config.json
+    architectures: ClassVar[Collection[str]]  # the names in config.json for which this exporter is used
     source: Any  # the loaded checkpoint
     kind: contract.Kind
     max_tokens: int
     vocab_size: int
 
-    def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
-        """`settings` is the content of config.json, or None if the folder itself has none."""
+    def __init__(self, checkpoint: Path, settings: JsonSettings | None, options: Options) -> None:
+        """Load `checkpoint`. `settings` is the content of its config.json, or None if the folder itself has none."""
         self.checkpoint, self.settings, self.options = checkpoint, settings, options
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Exporter(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def golden(self) -> contract.Part:
+    def golden(self) -> contract.ManifestPart:
         """Return the examples that a server checks at start."""
 
     @cached_property
@@ -96,7 +96,9 @@ class Exporter(ABC):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if (size := tokenizer.get_vocab_size()) > self.vocab_size:
-            raise ExportError(f"{self.source.tokenizer_file} has {size} tokens, and the model {self.vocab_size}: they are not of one kind")
+            raise ExportError(
+                f"{self.source.tokenizer_file} has {size} tokens, but the model {self.vocab_size}: use the model's own tokenizer"
+            )
         return tokenizer
 
     def copied(self) -> tuple[Path, ...]:
@@ -111,9 +113,9 @@ class Exporter(ABC):
     def fields(self, described: dict[str, contract.Graph]) -> dict[str, Any]:
         """Return the manifest's fields that differ between kinds. `described` are the written graphs by file name."""
 
-    def origin(self, weights_sha256: str, attention: str, *, untrained: bool = False) -> contract.Source:
+    def origin(self, weights_sha256: str, attention: str, *, untrained: bool = False) -> contract.CheckpointSource:
         """Return the manifest's entry for the checkpoint; `attention` is the name of its layers."""
-        return contract.Source(
+        return contract.CheckpointSource(
             architecture=self.source.architecture,
             checkpoint=self.source.folder.resolve().name,
             weights_sha256=weights_sha256,

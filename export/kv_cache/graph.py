@@ -3,9 +3,9 @@
     python -m export.kv_cache.graph CHECKPOINT OUT
 
 It uses onnxruntime's fastest operator for this on a CPU, `GroupQueryAttention`, with a cache that is allocated once and updated in
-place. A step of one token after 4,096 (8 heads of 32, batch 1 / 16, one thread) took 0.5 / 5.7 ms with it, 0.9 / 16 ms with
-`MultiHeadAttention` and 1.2 / 10 ms with `Attention` (opset 23), which copy their cache in every step.
-`DecoderMaskedMultiHeadAttention`, which takes one token per call, took 0.5 / 8.7 ms.
+place. A step after 4,096 tokens (8 heads of width 32, one thread, batch size 1 / 16) took 0.5 / 5.7 ms with it. It took 0.9 / 16 ms
+with `MultiHeadAttention` and 1.2 / 10 ms with `Attention` (opset 23), which copy their cache in every step, and 0.5 / 8.7 ms
+with `DecoderMaskedMultiHeadAttention`, which takes only one token per call.
 
 OUT contains model.onnx (and .data) and tokenizer.json. It is not a bundle and cannot be served; `session.py` runs it. In a call, all
 rows get the same number of tokens.
@@ -27,7 +27,7 @@ from export.checks.parity import largest_error
 from export.errors import ExportError
 from export.graphs.decoder_operators import FORMS
 from export.graphs.decoder_step import OPSET
-from export.graphs.onnx_file import beside, optimise
+from export.graphs.onnx_file import optimise, weight_file
 from export.graphs.packed_encoder import OPERATORS, with_children
 from export.graphs.torch_graph import TorchGraph
 from export.kv_cache.session import CachedSession
@@ -49,7 +49,7 @@ def export_cached(checkpoint: Path, out: Path) -> Path:
         cached_graph(source.model).export(Path(scratch) / "traced.onnx", weights_beside=True)
         graph = optimise(Path(scratch) / "traced.onnx", Path(scratch) / "optimised")
         _check(graph, source.model)
-        for file in (graph, beside(graph)):
+        for file in (graph, weight_file(graph)):
             file.replace(out / file.name)
     shutil.copyfile(source.tokenizer_file, out / contract.TOKENIZER)
     return out / graph.name
@@ -88,7 +88,7 @@ class CachedStep(nn.Module):
         self.decoder = with_children(decoder, blocks=nn.ModuleList(blocks))
 
     def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        last = (positions + (tokens.shape[1] - 1)).int()  # (B,): the index of each row's newest token
+        last = (positions + (tokens.shape[1] - 1)).int()  # (B,) the index of each row's newest token
         shared = {"last": last, "total": last.max() + 1}
         states = [{"k": k, "v": v} | shared for k, v in zip(caches[::2], caches[1::2], strict=True)]
         logits, new = self.decoder(tokens, None, states, positions, wanted)
@@ -103,7 +103,9 @@ def cached_graph(decoder: Decoder) -> TorchGraph:
             f"the layers are {', '.join(sorted(set(decoder.config.layer_names)))}, and only causal_softmax layers have a KV cache here"
         )
     if (longest := decoder.config.n_positions) is not None:
-        raise ExportError(f"n_positions={longest} learned positions end, and the cache is for texts of any length: train without them")
+        raise ExportError(
+            f"n_positions={longest} learned positions are a limit, but the cache is for texts of any length: train without them"
+        )
     cache = ("B", layers[0].n_heads, "T", layers[0].d_head)
     names = [f"state_{number}_{name}" for number in range(len(layers)) for name in ("k", "v")]
     shapes = {contract.TOKENS: ("B", "N"), contract.POSITIONS: ("B",), contract.WANTED: ("B", "M")}

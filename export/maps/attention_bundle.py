@@ -15,7 +15,7 @@ from models.decoder.model import Decoder
 from models.encoder.model import Encoder
 from models.maps.model import attention_maps
 
-TOLERANCE = 1e-4  # per attention weight: float32 sums in a different order
+TOLERANCE = 1e-4  # largest error of an attention weight; both compute in float32 and sum in different orders
 
 
 def add_attention_graph(
@@ -33,10 +33,10 @@ def add_attention_graph(
         ids = random.integers(0, vocab_size, (1, N))
         wanted, got = attention_maps(model, torch.from_numpy(ids)), session.run(None, {contract.INPUT_IDS: ids})
         if (found := [A.shape for A in got]) != (shapes := [tuple(each.A.shape) for each in wanted]):
-            raise ExportError(f"the attention graph gives {found} at N={N}, and the model {shapes}")
+            raise ExportError(f"the attention graph gives {found} at N={N}, but the model {shapes}")
         error = max(float(np.abs(each.A.float().numpy() - A).max()) for each, A in zip(wanted, got, strict=True))
-        if not error <= TOLERANCE:  # `error > TOLERANCE` would accept NaN
-            raise ExportError(f"at N={N} a weight of the attention graph is off by {error:.3g}, and {TOLERANCE:g} is allowed")
+        if not error <= TOLERANCE:  # not written as `error > TOLERANCE`, which is false for NaN
+            raise ExportError(f"at N={N} a weight of the attention graph differs from torch's by {error:.3g}; the limit is {TOLERANCE:g}")
         largest = max(largest, error)
     layers = tuple(
         contract.AttentionLayer(attention=each.layer, heads=len(each.A), effective=LAYERS[each.layer].capabilities.effective)

@@ -17,7 +17,7 @@ from export import contract
 from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.encoder import EXAMPLE_TOKENS
-from export.graphs.packed_encoder import FusedAttention, PackedEncoder, Packing, with_children
+from export.graphs.packed_encoder import FusedAttention, PackedEncoder, TokenPacking, with_children
 from export.graphs.torch_graph import OPSET, TorchGraph
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import Decoder
@@ -58,7 +58,7 @@ class WatchedInEncoder(nn.Module):
         self.placed = placed
         self.found = found
 
-    def forward(self, x: Tensor, packing: Packing, **pairs: Any) -> Tensor:
+    def forward(self, x: Tensor, packing: TokenPacking, **pairs: Any) -> Tensor:
         layer = self.placed.layer
         if isinstance(self.placed, FusedAttention) and pairs["rotation"] is None:
             layer = with_children(layer, to_q=Slice(self.placed, 0), to_k=Slice(self.placed, 1))
@@ -143,7 +143,7 @@ def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
 
 
 class Values(nn.Module):
-    """Replaces a value projection by fixed values: -> (R, N, H D_v), or (R, H, N, D_v) if x has 4 dimensions."""
+    """Replaces a value projection. Returns fixed values for any x: (R, N, H D_v), or (R, H, N, D_v) if x has 4 dimensions."""
 
     def __init__(self, units: Tensor, to_v: nn.Module) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Values(nn.Module):
 
 
 class Open(nn.Module):
-    """Replaces the projection of a gate by the constant at which the gate is 1."""
+    """Replaces the projection of a gate. Returns the constant for which the gate is 1."""
 
     def __init__(self, value: float) -> None:
         super().__init__()

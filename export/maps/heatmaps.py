@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from export.contract import LONGEST_ATTENTION
 from export.errors import ExportError
 
-LABELLED = 40  # most tokens whose axes are labelled
-ON_TERMINAL = 32  # most tokens of a map on the terminal
+LABELLED = 40  # axes have labels for up to this many tokens
+ON_TERMINAL = 32  # a map is shown on the terminal for up to this many tokens
 SHADES = " ░▒▓█"
 
 Matrix = NDArray[np.float32]
@@ -43,7 +43,7 @@ def tokens_of(tokenizer_file: Path, text: str, *, longest: int = LONGEST_ATTENTI
     tokenizer.no_padding()
     found = tokenizer.encode(text)
     if not 1 <= len(found.ids) <= longest:
-        raise ExportError(f"the text has {len(found.ids)} tokens, and maps are drawn of 1 to {longest}; give another text")
+        raise ExportError(f"the text has {len(found.ids)} tokens, but maps are drawn of 1 to {longest}; give another text")
     return found.ids, tuple(text[begin:end] or token for (begin, end), token in zip(found.offsets, found.tokens, strict=True))
 
 

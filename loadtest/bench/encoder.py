@@ -1,7 +1,7 @@
 """`attnserve bench`: compares the service with the bare runtime and infinity-emb; see loadtest/README.md.
 
 In each round the service starts, and each kind of work is measured with the bare runtime and then with the service. After that, infinity
-does the same work on the same texts. Nothing else runs, except that the service is idle while the bare runtime is measured.
+does the same work on the same texts. Only one of them computes at a time: the service is idle while the bare runtime is measured.
 """
 
 import math
@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import typer
 
 from loadtest.bench import peers, runner
-from loadtest.bench.runner import Contestant, Figure, Measurements, Step
+from loadtest.bench.runner import Contestant, Figure, Measurement, Measurements
 from loadtest.common import machine, memory, texts, wrk
-from loadtest.common.report import Bar, Row
-from loadtest.common.server import Server, attnserve
+from loadtest.common.report import Bar, ReportRow
+from loadtest.common.server import MeasuredServer, attnserve
 from loadtest.common.terminal import chosen
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
@@ -28,18 +28,18 @@ from service.terminal import command_app
 
 BULK_TEXTS = 2048
 SHORT_BATCH = 32
-SAME_MODEL = 0.999  # cosine; two fp32 runtimes with the same weights differ in the seventh digit
+SAME_MODEL = 0.999  # least cosine of two servers' embeddings; fp32 runtimes with the same weights differ in the seventh digit
 MiB = 2**20
 SERVICE, LEAN, PEER, BARE = "attnserve", "attnserve --lean", "infinity", "bare"
 LOADS: dict[str, tuple[Callable[[int, str], list[str]], tuple[int, ...]]] = {
     "short": (texts.short, (32, 1)),
     "mix": (texts.mixed, (32, 8)),
-}  # part: (function that makes its texts, numbers of connections)
+}  # part of the benchmark: (function that makes its texts, numbers of connections)
 
 app = command_app()
 
 
-class Part(StrEnum):
+class BenchPart(StrEnum):
     short = "short"
     mix = "mix"
     bulk = "bulk"
@@ -53,7 +53,7 @@ def bench(
     rounds: runner.Rounds = 3,
     seconds: runner.WholeSeconds = 10,
     quick: Annotated[bool, typer.Option("--quick", help="One round of one second: shows that it works, proves nothing.")] = False,
-    only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(Part),
+    only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(BenchPart),
     peer_env: Annotated[Path, typer.Option(help="Where `python -m loadtest.bench.peers install infinity` put infinity.")] = peers.INFINITY,
     out: runner.Out = Path("out/bench"),
     markdown: runner.Markdown = False,
@@ -62,7 +62,7 @@ def bench(
 
     Starts and stops everything itself. Exits with 1 if a required ratio is missed, except with --quick. Keep the machine idle otherwise.
     """
-    parts = chosen(only, Part)
+    parts = chosen(only, BenchPart)
     manifest = runner.manifest_of(bundle, "encoder")
     if parts & set(LOADS):
         wrk.binary()
@@ -79,7 +79,7 @@ def bench(
 
 
 class Work:
-    """The contestants and the steps of each in a round."""
+    """The work of a benchmark: its contestants, and the measurements of each one in a round."""
 
     def __init__(
         self,
@@ -87,41 +87,43 @@ class Work:
         model: str,
         max_tokens: int,
         seconds: float,
-        parts: frozenset[Part],
+        parts: frozenset[BenchPart],
         peer: Path | None,
         measured: Measurements,
     ) -> None:
         self.bundle, self.model, self.max_tokens, self.seconds, self.parts, self.peer = bundle, model, max_tokens, seconds, parts, peer
-        self.loads, self.seed = parts & {Part.short, Part.mix, Part.bulk}, "attnserve"
+        self.loads, self.seed = parts & {BenchPart.short, BenchPart.mix, BenchPart.bulk}, "attnserve"
         self._measured = measured
         self._bare_per_s: dict[str, float] = {}
-        self._bare_costs: dict[int, float] = {}  # seconds of one text, by its length in tokens, without padding
+        self._bare_costs: dict[int, float] = {}  # length of a text in tokens -> seconds that the bare runtime needs for it, without padding
         self._vectors: list[list[float]] = []
 
     def contestants(self) -> list[Contestant]:
         made = [Contestant(SERVICE, self._steps(SERVICE), self._service)]
         if self.peer and self.loads:
             made.append(Contestant(PEER, self._steps(PEER), self._infinity, optional=True))
-        if Part.memory in self.parts:
-            made.append(Contestant(LEAN, [Step("memory", partial(self._memory, LEAN))], self._lean, once=True))
+        if BenchPart.memory in self.parts:
+            made.append(Contestant(LEAN, [Measurement("memory", partial(self._memory, LEAN))], self._lean, once=True))
         return made
 
-    def _steps(self, contestant: str) -> list[Step]:
-        """Return a contestant's steps. The service's include those of the bare runtime; infinity has only the loads."""
-        ours, steps = contestant == SERVICE, list[Step]()
+    def _steps(self, contestant: str) -> list[Measurement]:
+        """Return a contestant's measurements. Those of the service include the bare runtime's; for infinity they are only the loads."""
+        ours, steps = contestant == SERVICE, list[Measurement]()
         for part, (prepare, connections) in LOADS.items():
             if part in self.parts:
-                steps += [Step(f"bare runtime, {part}", self._bare_mix if part == Part.mix else partial(self._bare, part))] * ours
-                steps += [Step(load_name(part, count), partial(self._load, part, prepare, count)) for count in connections]
-        if Part.bulk in self.parts:
-            steps += [Step("bare runtime, bulk", partial(self._bare, "bulk"))] * ours
-            steps += [Step(f"one request of {BULK_TEXTS:,} texts", self._bulk)]
-        return [*steps, *[Step("memory", partial(self._memory, SERVICE))] * (ours and Part.memory in self.parts)]
+                steps += [
+                    Measurement(f"bare runtime, {part}", self._bare_mix if part == BenchPart.mix else partial(self._bare, part))
+                ] * ours
+                steps += [Measurement(load_name(part, count), partial(self._load, part, prepare, count)) for count in connections]
+        if BenchPart.bulk in self.parts:
+            steps += [Measurement("bare runtime, bulk", partial(self._bare, "bulk"))] * ours
+            steps += [Measurement(f"one request of {BULK_TEXTS:,} texts", self._bulk)]
+        return [*steps, *[Measurement("memory", partial(self._memory, SERVICE))] * (ours and BenchPart.memory in self.parts)]
 
     # How contestants start ---------------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _service(self) -> Iterator[Server]:
+    def _service(self) -> Iterator[MeasuredServer]:
         with attnserve(self.bundle, self.model) as server:
             self._measured.note("start", SERVICE, seconds=server.start_s)
             if self.loads:
@@ -131,7 +133,7 @@ class Work:
                 self._vectors = server.embed(texts.mixed(8, "the same model?"))
 
     @contextmanager
-    def _infinity(self) -> Iterator[Server]:
+    def _infinity(self) -> Iterator[MeasuredServer]:
         """Start infinity. Raises LoadtestError if its embeddings differ from the bundle's."""
         assert self.peer is not None
         with peers.infinity(self.peer) as server:
@@ -145,13 +147,13 @@ class Work:
             yield server
 
     @contextmanager
-    def _lean(self) -> Iterator[Server]:
+    def _lean(self) -> Iterator[MeasuredServer]:
         with attnserve(self.bundle, self.model, lean=True) as server:
             self._measured.note("start", LEAN, seconds=server.start_s)
             yield server
 
-    def _warm(self, server: Server) -> None:
-        """Warm up a contestant before it is measured, with the same texts for each."""
+    def _warm(self, server: MeasuredServer) -> None:
+        """Warm up a contestant before it is measured. Every contestant gets the same texts."""
         server.post(texts.mixed(64, self._seed("warm")))
 
     def _seed(self, work: str) -> str:
@@ -162,8 +164,9 @@ class Work:
     def _run_bare(self, shapes: list[bare.Batch], seconds: float, *, spin: bool, callers: int = 1) -> dict[bare.Batch, bare.Timing]:
         return bare.measure(self.bundle, shapes, threads=machine.cpus(), seconds=seconds, spin=spin, callers=callers)
 
-    def _bare(self, part: str, _: Server) -> None:
-        """Measure texts/s at batch 32 and the latency of one text, with and without spinning, and with one caller per thread."""
+    def _bare(self, part: str, _: MeasuredServer) -> None:
+        """Measure the bare runtime's texts/s at batch 32 and its latency of one text: with and without spinning threads, and with one
+        caller per thread."""
         n = round(statistics.median(bare.token_counts(self.bundle, texts.short(50, "length"))))
         batch, one = (SHORT_BATCH, n), (1, n)
         self._bare_per_s[part] = 0.0
@@ -173,8 +176,8 @@ class Work:
             if contestant == BARE:
                 self._bare_per_s[part] = max(self._bare_per_s[part], timings[batch]["texts_per_s"])
 
-    def _bare_mix(self, _: Server) -> None:
-        """Measure the seconds of one text at each length, taking the better of spinning and not spinning."""
+    def _bare_mix(self, _: MeasuredServer) -> None:
+        """Measure the bare runtime's seconds for one text at each length, with and without spinning threads. The better value counts."""
         self._bare_costs = {}
         shapes = bare.shapes_for_mix(self.max_tokens)
         for spin in (False, True):
@@ -186,29 +189,29 @@ class Work:
         lengths = bare.token_counts(self.bundle, texts.mixed(len(texts.MIX), "lengths"))
         self._bare_per_s["mix"] = bare.allowed_per_s(lengths, self._bare_costs)
 
-    def _load(self, part: str, prepare: Callable[[int, str], list[str]], connections: int, server: Server) -> None:
+    def _load(self, part: str, prepare: Callable[[int, str], list[str]], connections: int, server: MeasuredServer) -> None:
         """Run wrk once. For the service under `mix`, also compute the texts/s that the bare runtime allows for the texts sent."""
         work = load_name(part, connections)
         prepared = prepare(int(3 * self._bare_per_s[part] * self.seconds) + 4 * connections + 100, self._seed(work))
         before = server.shortcuts()
         load = wrk.run(server.url, [server.body(text) for text in prepared], connections=connections, seconds=self.seconds)
-        time.sleep(1)  # until the service has finished requests that wrk left open
+        time.sleep(1)  # wait until the service has finished the requests that wrk left open
         problems = load.problems + _shortcut_problems(server, before)
         raw: dict[str, Any] = {"per_s": load.per_s, "per_s_at_most": load.per_s_at_most, "problems": problems, "wrk": load.__dict__}
-        if part == Part.mix and server.name == SERVICE:
+        if part == BenchPart.mix and server.name == SERVICE:
             tokens = bare.token_counts(self.bundle, prepared[: max(load.requests, 1)])
             raw |= {"allowed_per_s": bare.allowed_per_s(tokens, self._bare_costs), "tokens_on_average": statistics.mean(tokens)}
         self._measured.note(work, server.name, **raw)
 
-    def _bulk(self, server: Server) -> None:
+    def _bulk(self, server: MeasuredServer) -> None:
         before = server.shortcuts()
         elapsed, answer = server.post(texts.short(BULK_TEXTS, self._seed("bulk")))
         problems = _shortcut_problems(server, before)
         figures = {"seconds": elapsed, "per_s": BULK_TEXTS / elapsed, "answer_bytes": len(answer)}
         self._measured.note("bulk", server.name, **figures, problems=problems)
 
-    def _memory(self, contestant: str, server: Server) -> None:
-        """Measure PSS and idle CPU time. This is done after the work, so that memory kept since the first requests is included."""
+    def _memory(self, contestant: str, server: MeasuredServer) -> None:
+        """Measure the memory (PSS) and the CPU time while idle. This is done after the work, so that memory kept since then is included."""
         server.post(texts.mixed(BULK_TEXTS // 8, self._seed("memory")))
         time.sleep(2)
         tree = memory.tree(server.pid)
@@ -226,8 +229,8 @@ def load_name(part: str, connections: int) -> str:
     return f"{part}, {connections} connection{'s' * (connections > 1)}"
 
 
-def _shortcut_problems(server: Server, before: float | None) -> list[str]:
-    """Return problems if the service did not compute every text, or does not report how many texts it did not compute."""
+def _shortcut_problems(server: MeasuredServer, before: float | None) -> list[str]:
+    """Return a problem if the service answered some texts without computing them, or if it does not count such texts, else []."""
     if server.name != SERVICE:
         return []
     after = server.shortcuts()
@@ -243,38 +246,39 @@ def _cosine(a: list[float], b: list[float]) -> float:
 # Rows ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def rows(parts: frozenset[Part], measured: Measurements) -> list[Row]:
+def rows(parts: frozenset[BenchPart], measured: Measurements) -> list[ReportRow]:
     """Return a row for each required value of the parts, and rows to compare it with."""
     tokens = next((entry["tokens"] for entry in measured.of("short", BARE)), "?")
     short = f"one {texts.SHORT_WORDS}-word text ({tokens} tokens) a request"
     mix, bulk = "one text of 6 to 220 words, mostly short", f"one request of {BULK_TEXTS:,} short texts"
     batches, batch, p50 = f"bare onnxruntime, batches of {SHORT_BATCH}", "batch.texts_per_s", "wrk.p50_ms"
     many, one, mix_many, mix_few = (load_name(part, count) for part, (_, counts) in LOADS.items() for count in counts)
-    made: list[Row] = []
+    made: list[ReportRow] = []
 
-    def add(part: Part, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None) -> None:
+    def add(part: BenchPart, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None) -> None:
         made.extend([runner.compare(measured, work, unit, figure, reference, bar)] * (part in parts))
 
     bare_bar, best = Bar(at_least=0.85, reference=batches), Figure("short", BARE, batch, best=max)
-    add(Part.short, f"{short}, 32 connections", "texts/s", Figure(many, SERVICE), best, bare_bar)
-    add(Part.short, "the same, infinity", "texts/s", Figure(many, PEER))
-    add(Part.short, f"{batches}, a caller for each thread", "texts/s", Figure("short", f"{BARE}, a caller for each thread", batch))
+    add(BenchPart.short, f"{short}, 32 connections", "texts/s", Figure(many, SERVICE), best, bare_bar)
+    add(BenchPart.short, "the same, infinity", "texts/s", Figure(many, PEER))
+    add(BenchPart.short, f"{batches}, a caller for each thread", "texts/s", Figure("short", f"{BARE}, a caller for each thread", batch))
     call = Figure("short", BARE, "one.p50_ms", best=min)
-    add(Part.short, f"{short}, 1 connection, p50", "ms", Figure(one, SERVICE, p50), call, Bar(at_most_more=2, reference="bare call"))
-    add(Part.short, "the same, infinity", "ms", Figure(one, PEER, p50))
+    add(BenchPart.short, f"{short}, 1 connection, p50", "ms", Figure(one, SERVICE, p50), call, Bar(at_most_more=2, reference="bare call"))
+    add(BenchPart.short, "the same, infinity", "ms", Figure(one, PEER, p50))
     allowed = Bar(at_least=0.85, reference="what bare onnxruntime allows")
-    add(Part.mix, f"{mix}, 32 connections", "texts/s", Figure(mix_many, SERVICE), Figure(mix_many, SERVICE, "allowed_per_s"), allowed)
+    add(BenchPart.mix, f"{mix}, 32 connections", "texts/s", Figure(mix_many, SERVICE), Figure(mix_many, SERVICE, "allowed_per_s"), allowed)
     for load, ratio in ((mix_many, 2.0), (mix_few, 1.4)):
-        peer = Figure(load, PEER, "per_s_at_most")  # the highest rate consistent with its run
+        # Infinity's highest plausible rate: half of the requests that were cut off at the end count too.
+        peer = Figure(load, PEER, "per_s_at_most")
         bar = Bar(at_least=ratio, reference="infinity-emb, optimum engine")
-        add(Part.mix, f"{mix}, {load.partition(', ')[2]}", "texts/s", Figure(load, SERVICE), peer, bar)
+        add(BenchPart.mix, f"{mix}, {load.partition(', ')[2]}", "texts/s", Figure(load, SERVICE), peer, bar)
     bulk_bare = Figure("bulk", BARE, batch, best=max)
-    add(Part.bulk, bulk, "texts/s", Figure("bulk", SERVICE), bulk_bare, Bar(at_least=0.9, reference=batches))
-    add(Part.bulk, "the same, infinity", "texts/s", Figure("bulk", PEER))
+    add(BenchPart.bulk, bulk, "texts/s", Figure("bulk", SERVICE), bulk_bare, Bar(at_least=0.9, reference=batches))
+    add(BenchPart.bulk, "the same, infinity", "texts/s", Figure("bulk", PEER))
     for contestant in (SERVICE, LEAN):
         haproxy = ", HAProxy on" * (contestant == SERVICE)
         work = f"memory of {contestant} with one model{haproxy}, all processes, PSS"
-        add(Part.memory, work, "MiB", Figure("memory", contestant, "pss_bytes", 1 / MiB))
-        add(Part.memory, f"processor time of {contestant} while idle", "% of a core", Figure("idle", contestant, "cores", 100))
-    add(Part.start, "`attnserve serve` of an existing bundle to ready", "s", Figure("start", SERVICE, "seconds"), bar=Bar(at_most=15))
+        add(BenchPart.memory, work, "MiB", Figure("memory", contestant, "pss_bytes", 1 / MiB))
+        add(BenchPart.memory, f"processor time of {contestant} while idle", "% of a core", Figure("idle", contestant, "cores", 100))
+    add(BenchPart.start, "`attnserve serve` of an existing bundle to ready", "s", Figure("start", SERVICE, "seconds"), bar=Bar(at_most=15))
     return made

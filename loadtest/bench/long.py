@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from export import contract
-from loadtest.bench.runner import Contestant, Figure, Markdown, Measurements, Out, Rounds, Seconds, Step, compare, finish, run
+from loadtest.bench.runner import Contestant, Figure, Markdown, Measurement, Measurements, Out, Rounds, Seconds, compare, finish, run
 from loadtest.common import machine
-from loadtest.common.report import Bar, Row
+from loadtest.common.report import Bar, ReportRow
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
 from service.terminal import command_app
@@ -46,7 +46,7 @@ def bench_long(
         for (_, N), timing in bare.measure(bundles[name], shapes, threads=machine.cpus(), seconds=seconds, spin=False).items():
             measured.note(work_of(N), name, tokens_per_s=timing["texts_per_s"] * N)
 
-    contestants = [Contestant(name, [Step("all lengths", partial(measure, name))]) for name in bundles]
+    contestants = [Contestant(name, [Measurement("all lengths", partial(measure, name))]) for name in bundles]
     about = run(contestants, rounds, measured, list(bundles.values()), {"seconds": seconds, "lengths": lengths})
     made = rows(measured, lengths)
     subject = "linear beside its teacher"
@@ -58,7 +58,9 @@ def lengths_of(bundles: Mapping[str, Path]) -> list[int]:
     most = min(contract.verify(folder).limits.max_tokens for folder in bundles.values())
     lengths = [N for N in LENGTHS if most >= N]
     if not lengths:
-        raise LoadtestError(f"the bundles read texts of up to {most} tokens, and {LENGTHS[0]} is the least length; export longer ones")
+        raise LoadtestError(
+            f"the bundles accept up to {most} tokens, but the shortest measured length is {LENGTHS[0]}; export for longer texts"
+        )
     return lengths
 
 
@@ -66,14 +68,14 @@ def work_of(length: int) -> str:
     return f"one text of {length:,} tokens"
 
 
-def rows(measured: Measurements, lengths: list[int]) -> list[Row]:
-    """Return a row per length. The longest length has the required ratio."""
+def rows(measured: Measurements, lengths: list[int]) -> list[ReportRow]:
+    """Return a row for each length. A ratio is required for the longest length only."""
     bars = {max(lengths): Bar(reference="the teacher", at_least=TIMES)}
     ours, teachers = ({N: Figure(work_of(N), name, "tokens_per_s") for N in lengths} for name in (LINEAR, TEACHER))
     return [compare(measured, work_of(N), "tokens/s", ours[N], teachers[N], bars.get(N)) for N in lengths]
 
 
-def plot(made: list[Row], lengths: list[int], file: Path) -> None:
+def plot(made: list[ReportRow], lengths: list[int], file: Path) -> None:
     """Plot tokens per second by length, as medians of the rounds, into a PNG next to the JSON `file`."""
     from matplotlib.figure import Figure as Picture
 

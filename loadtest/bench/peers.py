@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from loadtest.common.server import Server, running
+from loadtest.common.server import MeasuredServer, running
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 from service.terminal import errors_printed
@@ -22,8 +22,8 @@ from service.terminal import errors_printed
 INFINITY = Path("out/peers/infinity")
 # Installed first and separately, because any other requirement of torch would install gigabytes of CUDA.
 TORCH = "torch==2.13.0"
-# infinity 0.0.78 requires numpy < 2, typer < 0.13, click < 8.2, uvicorn < 0.33. It was written for optimum 1.x, which cannot be imported
-# with torch 2.13 (a name was removed from torch.onnx); optimum 2.1 can.
+# infinity 0.0.78 requires numpy < 2, typer < 0.13, click < 8.2, uvicorn < 0.33. It was written for optimum 1.x, whose import fails with
+# torch 2.13 (torch.onnx has lost a name). optimum 2.1 works with both.
 PINS = (
     "infinity-emb[server,optimum]==0.0.78",
     "optimum==2.1.0",
@@ -52,7 +52,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.callback()
 def root() -> None:
-    """Servers to compare with."""
+    """Install servers to compare with."""
 
 
 @app.command()
@@ -65,7 +65,7 @@ def install(
 ) -> None:
     """Create the environment of a server to compare with, and the model that it serves."""
     if peer != "infinity":
-        raise typer.BadParameter(f"{peer!r} is not known here; there is: infinity", param_hint="PEER")
+        raise typer.BadParameter(f"{peer!r} is not a known server; choose infinity", param_hint="PEER")
     checkpoint = (checkpoint or minilm()).resolve()
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin/pip"), "install"]
@@ -77,7 +77,7 @@ def install(
     ):
         print(f"$ {' '.join(command)}", flush=True)
         if subprocess.run(command, check=False, env=environment(folder)).returncode:
-            raise LoadtestError(f"that command failed; the environment in {folder} is not complete")
+            raise LoadtestError(f"that command failed, so the environment in {folder} is incomplete; repeat the installation")
     print(f"ready: attnserve bench --peer-env {folder}")
 
 
@@ -97,7 +97,7 @@ def missing(folder: Path) -> str | None:
 
 
 @contextmanager
-def infinity(folder: Path) -> Iterator[Server]:
+def infinity(folder: Path) -> Iterator[MeasuredServer]:
     """Run infinity-emb with its optimum engine and its defaults (32 texts per batch, its own warm-up), without telemetry.
 
     Its engine ignores the pooling of a checkpoint and uses the first token's vector. With `mean` its embeddings equal the bundle's.
@@ -110,7 +110,7 @@ def infinity(folder: Path) -> Iterator[Server]:
         process,
         start_s,
     ):
-        yield Server(name="infinity", pid=process.pid, port=port, path="/embeddings", model=".", start_s=start_s)
+        yield MeasuredServer(name="infinity", pid=process.pid, port=port, path="/embeddings", model=".", start_s=start_s)
 
 
 def environment(folder: Path) -> dict[str, str]:

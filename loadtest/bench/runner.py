@@ -13,7 +13,7 @@ import typer
 
 from export import contract
 from loadtest.common import machine, report
-from loadtest.common.report import Bar, Row, Verdict
+from loadtest.common.report import Bar, ReportRow, Verdict
 from loadtest.common.terminal import interruptible, progress, show
 from loadtest.errors import LoadtestError
 from service.terminal import console
@@ -24,7 +24,7 @@ WholeSeconds = Annotated[float, typer.Option(min=1, help="Length of each run of 
 Out = Annotated[Path, typer.Option(help="Directory for the JSON and the pictures of this run.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown on stdout.")]
 ENOUGH_ROUNDS = 3  # fewest rounds for figures to publish
-IDLE = 0.25  # the machine is idle up to this load average per core
+IDLE = 0.25  # load average per core up to which the machine counts as idle
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------------------------
@@ -49,8 +49,8 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One measurement. `measure` is called with the value that the contestant's `start` yields, and records figures."""
+class Measurement:
+    """One measurement. `measure` is called with the value that the contestant's `start` yields, and adds its figures to Measurements."""
 
     label: str
     measure: Callable[[Any], object]
@@ -61,14 +61,14 @@ class Contestant:
     """A contestant. `start` runs it while its steps are measured; if `start` is None, the steps start what they need."""
 
     name: str
-    steps: Sequence[Step]
+    steps: Sequence[Measurement]
     start: Callable[[], AbstractContextManager[Any]] | None = None
     optional: bool = False  # if it fails, the other contestants continue without it
     once: bool = False  # measured once, after all rounds
 
     @property
     def shown(self) -> int:
-        """How many steps the progress bar shows for one turn."""
+        """The number of steps that the progress bar counts for one turn of this contestant."""
         return len(self.steps) + (self.start is not None)
 
 
@@ -77,7 +77,8 @@ def step_count(contestants: Sequence[Contestant], rounds: int) -> int:
 
 
 def measure(contestants: Sequence[Contestant], rounds: int, measured: Measurements, begin: Callable[[str], object]) -> None:
-    """Measure every contestant in every round. `begin` is called with each step. Raises LoadtestError if a required contestant fails."""
+    """Measure every contestant in every round. `begin` is called with the name of each step when it begins. Raises LoadtestError if a
+    contestant that is not optional fails."""
     for measured.round in range(1, rounds + 1):
         for contestant in contestants:
             last = measured.round == rounds and contestant.once
@@ -128,9 +129,9 @@ class Figure:
 
 def compare(
     measured: Measurements, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None, note: str = ""
-) -> Row:
-    """Return a row of the report. It is invalid if one of its runs had problems. Its note contains these, the reason why figures are
-    missing, and the note of the figure's last entry."""
+) -> ReportRow:
+    """Return a row of the report. The row is invalid if one of its runs had problems. Its note has these problems, the reason why figures
+    are missing, and the note of the figure's last entry."""
     figures, references = figure.of(measured), reference.of(measured) if reference else ()
     noted = [entry["note"] for entry in measured.of(figure.work, figure.contestant)[-1:] if "note" in entry]
     problems = measured.problems(figure.work, figure.contestant)
@@ -138,7 +139,7 @@ def compare(
         problems += [f"{reference.contestant}: {each}" for each in measured.problems(reference.work, reference.contestant)]
     absent = [each for each, values in ((figure, figures), (reference, references)) if each and not values]
     notes = dict.fromkeys([*problems, *(measured.absent.get(each.contestant, "") for each in absent), *noted, note])
-    return Row(
+    return ReportRow(
         work=work, unit=unit, figures=figures, references=references, bar=bar, note="; ".join(filter(None, notes)), invalid=bool(problems)
     )
 
@@ -150,7 +151,7 @@ def manifest_of(bundle: Path, kind: str) -> contract.Manifest:
     """Return the verified manifest. Raises LoadtestError if the bundle is of another kind, ContractError if it is damaged."""
     manifest = contract.verify(bundle)
     if manifest.kind != kind:
-        raise LoadtestError(f"{bundle} is of kind {manifest.kind}: only {kind}s are measured here")
+        raise LoadtestError(f"{bundle} is of kind {manifest.kind}, but this benchmark measures {kind}s: give another bundle")
     return manifest
 
 
@@ -189,7 +190,7 @@ def _warn_of(absent: dict[str, str]) -> None:
 
 
 def finish(
-    rows: Sequence[Row],
+    rows: Sequence[ReportRow],
     measured: Measurements,
     about: dict[str, Any],
     *,

@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 
 from loadtest.bench import runner
-from loadtest.bench.runner import Contestant, Figure, Measurements, Step
+from loadtest.bench.runner import Contestant, Figure, Measurement, Measurements
 from loadtest.common import texts, wrk
 from loadtest.common.report import Bar
-from loadtest.common.server import Server, attnserve
+from loadtest.common.server import MeasuredServer, attnserve
 from loadtest.errors import LoadtestError
 from service.terminal import command_app
 
 app = command_app()
 
 CONNECTIONS, STREAMS, STREAM_TOKENS = 32, 16, 64
-_MOST_PER_S = 2000  # texts to prepare for each second of load
+_MOST_PER_S = 2000  # number of texts that are prepared for each second of load
 RATE, P50, TOKENS = "one 16-token text a request, 32 connections", "the same, 1 connection, p50", "16 streams of 64 tokens"
 BARS = {
     RATE: ("texts/s", Bar(at_least=0.6, reference="single")),
@@ -44,14 +44,14 @@ def bench_split(
     names, measured = (runner.manifest_of(encoder, "encoder").name, runner.manifest_of(decoder, "decoder").name), Measurements()
     split = ("--profile", "split", "--encoders", str(encoders), "--generators", str(generators))
 
-    def measure(profile: str, server: Server) -> None:
+    def measure(profile: str, server: MeasuredServer) -> None:
         for work, figure in figures_of(server, names[1], seconds, f"{profile} {measured.round}").items():
             measured.note(work, profile, figure=figure)
 
     contestants = [
         Contestant(
             profile,
-            [Step("embeddings and streams", partial(measure, profile))],
+            [Measurement("embeddings and streams", partial(measure, profile))],
             partial(attnserve, encoder, names[0], flags=("--bundle", str(decoder), *flags)),
         )
         for profile, flags in (("single", ()), ("split", split))
@@ -65,8 +65,8 @@ def bench_split(
     runner.finish(rows, measured, about, subject="split beside single", out=out, markdown=markdown)
 
 
-def figures_of(server: Server, decoder: str, seconds: float, seed: str) -> dict[str, float]:
-    """Warm up the service with a little of each kind of work, and measure the figures of one turn."""
+def figures_of(server: MeasuredServer, decoder: str, seconds: float, seed: str) -> dict[str, float]:
+    """Warm up the service with a little of each kind of work, then measure all figures of one turn."""
     streaming = replace(server, model=decoder, path="/v1/completions")
     embed(server, f"warm {seed}", CONNECTIONS, 1)
     stream(streaming, 1, first=10**9)
@@ -77,13 +77,13 @@ def figures_of(server: Server, decoder: str, seconds: float, seed: str) -> dict[
     }
 
 
-def embed(server: Server, seed: str, connections: int, seconds: float) -> wrk.Load:
+def embed(server: MeasuredServer, seed: str, connections: int, seconds: float) -> wrk.Load:
     bodies = [server.body(text) for text in texts.short(int(_MOST_PER_S * max(seconds, 1)), seed)]
     return valid(wrk.run(server.url, bodies, connections=connections, seconds=seconds))
 
 
-def stream(server: Server, seconds: float, *, first: int) -> float:
-    """Return tokens per second of whole streams, one after the other on each connection. Prompts and seeds differ."""
+def stream(server: MeasuredServer, seconds: float, *, first: int) -> float:
+    """Return tokens per second of streams that are read to their end, one after the other on each connection. Prompts and seeds differ."""
     asked = {"model": server.model, "max_tokens": STREAM_TOKENS, "stream": True, "ignore_eos": True}
     seeds = range(first, first + int(_MOST_PER_S * max(seconds, 1)))
     bodies = [json.dumps({**asked, "prompt": f"text {seed}", "seed": seed}) for seed in seeds]
@@ -93,5 +93,5 @@ def stream(server: Server, seconds: float, *, first: int) -> float:
 def valid(load: wrk.Load) -> wrk.Load:
     """Raise LoadtestError if a load run had problems, else return it."""
     if load.problems:
-        raise LoadtestError(f"this run proves nothing: {', '.join(load.problems)}")
+        raise LoadtestError(f"this load run is not valid: {', '.join(load.problems)}")
     return load

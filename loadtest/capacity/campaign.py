@@ -33,10 +33,10 @@ from loadtest.errors import LoadtestError
 from loadtest.load.plan import SECONDS, Shape
 from service.terminal import command_app, console
 
-_TRIES = 4  # attempts at a ramp until its knee lies within the ramp
-_LOWER, _HIGHER = 0.4, 1.5  # factors for the rate of the next attempt
+_TRIES = 4  # most attempts at a ramp; it is repeated at another rate until its knee lies within it
+_LOWER, _HIGHER = 0.4, 1.5  # factors for the next attempt's rate, if the knee lay below or above the ramp
 _NO_PASS = (Verdict.failed, Verdict.not_judged)
-_MISSED = (0, 1)  # exit statuses of `attnserve load` if it has measured
+_MISSED = (0, 1)  # exit statuses with which `attnserve load` ends after a measurement: criteria met, criteria missed
 _STOP_S = 60  # time for `attnserve load` to stop Locust
 _CONDITIONS = "conditions.json"
 
@@ -86,15 +86,15 @@ def campaign(
 ) -> None:
     """Make the missing runs, then the tables of all existing runs. Exits with 1 if a run failed or missed a pass criterion."""
     if page:
-        tables.written(page.read_text(), "")  # fail now rather than after an hour
-    runs = Runs(out, encoder, decoder, minutes_scale)
+        tables.page_with(page.read_text(), "")  # raises now if the page has no markers, rather than after an hour of measuring
+    runs = CampaignRuns(out, encoder, decoder, minutes_scale)
     failed: dict[str, str] = {}
     try:
         with interruptible():
             failed = runs.make(chosen(only))
     finally:
         found = [run for step in RUNS if (run := runs.found(step))]
-        tell(found, page, [step.name for step in RUNS if runs.found(step) is None])
+        write_tables(found, page, [step.name for step in RUNS if runs.found(step) is None])
     for name, why in failed.items():
         console.print(f"[bold red]{name} failed:[/bold red] {escape(why)}", highlight=False, soft_wrap=True)
     missed = [f"{run.parent.parent.name}: {mark['figure']}" for run in found for mark in read(run)["marks"] if mark["verdict"] in _NO_PASS]
@@ -105,15 +105,15 @@ def campaign(
 
 
 def chosen(only: str) -> list[CampaignRun]:
-    """Return the steps with these names and the ramps they need. Raises typer.BadParameter for an unknown name."""
+    """Return the runs named in a comma-separated list, and the ramps they need. Raises typer.BadParameter for an unknown name."""
     names = {name.strip() for name in only.split(",") if name.strip()} or set(_BY_NAME)
     if unknown := sorted(names - set(_BY_NAME)):
-        raise typer.BadParameter(f"{unknown[0]} is no run; there are: {', '.join(_BY_NAME)}", param_hint="--only")
+        raise typer.BadParameter(f"{unknown[0]} is not a run; choose from: {', '.join(_BY_NAME)}", param_hint="--only")
     needed = names | {step.knee_of for step in RUNS if step.name in names and step.knee_of}
     return [step for step in RUNS if step.name in needed]
 
 
-def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
+def write_tables(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
     """Write the tables and pictures into the page, or print the tables. `absent` has the names of runs that were not made."""
     if not found:
         console.print("[yellow]no run is there: no tables[/yellow]")
@@ -121,17 +121,17 @@ def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> Non
         print(tables.tables_of(found, absent))
     else:
         measured = f"{tables.tables_of(found, absent)}\n\n{tables.pictures(found, page)}".strip()
-        page.write_text(tables.written(page.read_text(), measured))
+        page.write_text(tables.page_with(page.read_text(), measured))
         console.print(f"written: {page}, of {len(found)} runs", highlight=False)
 
 
-class Runs:
+class CampaignRuns:
     """The runs in a folder, made with these bundles on this machine."""
 
     def __init__(self, out: Path, encoder: Path, decoder: Path, scale: float) -> None:
         self._out, self._encoder, self._decoder, self._scale = out, encoder, decoder, scale
         self._machine = f"{len(cores())} x {machine.cpu_model().partition(' (')[0]}"
-        self._seeds = count()  # each run has other texts, or the service's cache would answer
+        self._seeds = count()  # one seed per run, because the service's cache would answer texts of an earlier run
         self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
 
     def make(self, steps: Sequence[CampaignRun]) -> dict[str, str]:
@@ -152,37 +152,38 @@ class Runs:
 
     @contextmanager
     def _service(self, step: CampaignRun) -> Iterator[str]:
-        """Start a step's service and yield its URL. Processes started in the `with` block run on the load generator's cores."""
+        """Start the service for a run and yield its URL. Processes started in the `with` block run on the load generator's cores."""
         service_cores, generator_cores = halves() if step.apart else (cores(), cores())
         encoder = deep_encoder(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
         service = attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(self._decoder)))
-        with on(service_cores), service as server, on(generator_cores):
+        with on_cores(service_cores), service as server, on_cores(generator_cores):
             yield server.address
 
     def perform(self, step: CampaignRun, url: str) -> None:
         """Make the run; a ramp is repeated until its knee lies within it. Raises LoadtestError if the run fails."""
         folder, conditions = self._out / step.name, self.conditions(step)
         if step.knee_of and conditions["knee"] is None:
-            raise LoadtestError(f"{step.name} needs the knee of {step.knee_of}, which is not there")
+            raise LoadtestError(f"{step.name} needs the knee of {step.knee_of}, which was not measured")
         if changed := self._changed(step):
             console.print(f"run again, under other conditions: {escape(changed)}", highlight=False, soft_wrap=True)
         rate = conditions["knee"]
         for _ in range(_TRIES):
-            shutil.rmtree(folder, ignore_errors=True)  # an interrupted attempt, or one whose knee lies elsewhere
+            shutil.rmtree(folder, ignore_errors=True)  # the folder of an interrupted attempt, or of one whose knee lies outside the ramp
             folder.mkdir(parents=True)
             (folder / _CONDITIONS).write_text(json.dumps(conditions, indent=1) + "\n")
             command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
             command += ["--seed", str(next(self._seeds)), "--minutes", str(conditions["minutes"])]
             command += ["--knee", str(rate)] if rate else []
-            if (status := ended(command)) not in _MISSED or not list(folder.glob("*/run.json")):
+            if (status := exit_status_of(command)) not in _MISSED or not list(folder.glob("*/run.json")):
                 raise LoadtestError(f"{step.name} could not be measured: attnserve load ended with {status}")
             if self.found(step):
                 return
             rate = next_rate(read(next(folder.glob("*/run.json"))))
-        raise LoadtestError(f"{step.name}: no knee within that can be judged, after {_TRIES} ramps; the last one is in {folder}")
+        raise LoadtestError(f"{step.name}: none of {_TRIES} ramps has a valid knee within it; the last one is in {folder}")
 
     def conditions(self, step: CampaignRun) -> dict[str, Any]:
-        """Return the conditions under which runs are comparable. The commit is not among them, since the page shows it."""
+        """Return the conditions that two runs must share to be comparable. The commit is not one of them: the page shows it for each
+        run."""
         ramp = self.found(_BY_NAME[step.knee_of]) if step.knee_of else None
         return {
             "machine": self._machine,
@@ -193,14 +194,14 @@ class Runs:
         }
 
     def found(self, step: CampaignRun) -> Path | None:
-        """Return a step's run if it was made under the current conditions and, for a ramp, the knee lies within it, else None."""
+        """Return the folder of an existing run that was made under the current conditions, else None. A ramp counts only with its knee."""
         runs = sorted((self._out / step.name).glob("*/run.json"))
         if not runs or self._changed(step) or (step.shape == Shape.ramp and next_rate(read(runs[-1])) is not None):
             return None
         return runs[-1]
 
     def _changed(self, step: CampaignRun) -> str:
-        """Return the conditions of the existing run that differ from the current ones, as text; empty if none differ."""
+        """Return as text which conditions of the existing run differ from the current ones; empty if none differ."""
         folder = self._out / step.name
         if not list(folder.glob("*/run.json")):
             return ""
@@ -209,7 +210,8 @@ class Runs:
 
 
 def next_rate(run: dict[str, Any]) -> float | None:
-    """Return the rate for the next ramp, or None if the knee lies within this one. If the generator was late, the rate stays the same."""
+    """Return the rate for the next attempt at a ramp, or None if its knee lies within this one. If the load generator was late, the next
+    attempt has the same rate."""
     if run["knee"] is None:
         return _LOWER * float(run["plan"]["rate"])
     if run["knee"].get("late_ms") is not None:
@@ -222,8 +224,8 @@ def read(run: Path) -> dict[str, Any]:
     return content
 
 
-def ended(command: Sequence[str]) -> int:
-    """Run a command in its own session and return its exit status. On an interrupt it gets SIGTERM, so that it can stop Locust."""
+def exit_status_of(command: Sequence[str]) -> int:
+    """Run a command in a session of its own and return its exit status. On Ctrl-C it gets SIGTERM, so that it can stop Locust."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
         return process.wait()
@@ -244,7 +246,7 @@ def halves() -> tuple[frozenset[int], frozenset[int]]:
 
 
 @contextmanager
-def on(some: frozenset[int]) -> Iterator[None]:
+def on_cores(some: frozenset[int]) -> Iterator[None]:
     """Run the processes that are started in the `with` block on these cores."""
     before = cores()
     os.sched_setaffinity(0, some)

@@ -1,4 +1,4 @@
-"""Computes a fleet's size from one replica's measurements, by formulas where they exist and otherwise by a seeded simulation.
+"""Computes a fleet's size from the measurements of one replica, by a simulation with a seed.
 
     python -m loadtest.capacity.fleet out/load/DATE-ramp/run.json --per-minute 1000000 --p99-ms 100
 
@@ -93,14 +93,14 @@ def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Rout
     idle = simulate(arrivals=1e-3 * replica, replicas=1, service=service, routing=routing, requests=10_000, seed=seed).percentile_s(0.99)
     if idle > p99_s:
         raise LoadtestError(
-            f"a p99 of {p99_s * 1000:g} ms cannot be had: an idle replica of {replica:g}/s has {idle * 1000:.0f} ms already"
+            f"a p99 of {p99_s * 1000:g} ms cannot be reached: an idle replica of {replica:g}/s takes {idle * 1000:.0f} ms already"
         )
 
     def enough(count: int) -> bool:
         outcome = simulate(arrivals=arrivals, replicas=count, service=service, routing=routing, requests=requests, seed=seed)
         return outcome.percentile_s(0.99) <= p99_s
 
-    low = math.floor(arrivals / replica)  # too few: all would be busy forever
+    low = math.floor(arrivals / replica)  # with so few replicas all are always busy, and the queue grows without end
     step = 1
     while not enough(low + step):
         low, step = low + step, 2 * step
@@ -112,13 +112,14 @@ def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Rout
 
 
 class ControlTraffic(NamedTuple):
-    """Messages per second between the nodes of one cluster, which also flow when it is idle."""
+    """Messages per second between the nodes of one cluster. They are also sent when the cluster is idle."""
 
-    checks: float  # by every node's HAProxy to gateways
-    heartbeats: float  # by encoders and generators to every gateway
+    checks: float  # health checks that the HAProxy of each node sends to the gateways
+    heartbeats: float  # heartbeats between every gateway and every encoder and generator
 
 
-CHECK_EVERY_S, HEARTBEAT_EVERY_S = 5.0, 1.0  # Ray's RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER, service/pools/replicas.py
+# The values of RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER in Ray and of HEARTBEAT_S in service/pools/replicas.py.
+CHECK_EVERY_S, HEARTBEAT_EVERY_S = 5.0, 1.0
 POOLS = 2
 NODES = (10, 50, 100, 1000)
 
@@ -129,7 +130,7 @@ def control_traffic(nodes: int) -> ControlTraffic:
 
 
 app = command_app()
-SPARE = 0.25  # share of extra replicas, for a lost node during an update or a higher daily peak
+SPARE = 0.25  # share of extra replicas, for a node lost during an update, or for a day with a higher peak
 
 
 @app.command()
@@ -144,11 +145,11 @@ def fleet(
     """Print how many replicas keep a load within a p99, by routing method, and how many cores the fleet's other parts need."""
     arrivals = per_minute / 60
     if (run is None) == (replica is None):
-        raise typer.BadParameter("give one of a run.json and --replica")
+        raise typer.BadParameter("give either a run.json or --replica")
     ramp = tables.read(run) if run else None
     if ramp and ramp.knee.late_ms is not None:
         late = f"the generator was {ramp.knee.late_ms:,.0f} ms late where the knee of {run} would be"
-        raise LoadtestError(f"{late}, so it is not judged: repeat the ramp with --workers, or take --replica")
+        raise LoadtestError(f"{late}, so its knee is not valid: repeat the ramp with --workers, or give --replica")
     rate = ramp.knee.rate if ramp else replica
     assert rate is not None
     console = stdout(width=150)

@@ -13,10 +13,10 @@ from loadtest.common.report import amount
 from loadtest.errors import LoadtestError
 from loadtest.load.figures import StageFigures
 from loadtest.load.knee import Knee, knee
-from loadtest.load.plan import WARM_UP, Plan, Shape
+from loadtest.load.plan import WARM_UP, LoadPlan, Shape
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-_LEAST = 0.001  # cores, or core-ms per request; processes below this are left out
+_LEAST = 0.001  # in cores and in core-ms per request; a process below both is left out
 _PICTURES = {
     "embed-14": ("latency-by-rate.png", "Short texts: latency against rate, with the knee"),
     "soak": ("processes.png", "Soak: resident memory, descriptors and threads over time"),
@@ -26,11 +26,11 @@ _PICTURES = {
 
 @dataclass(frozen=True)
 class Ramp:
-    """A ramp with its knee. `about` is the whole content of its file."""
+    """A ramp with its knee. `about` is the content of its run.json."""
 
     file: Path
     about: dict[str, Any]
-    plan: Plan
+    plan: LoadPlan
     steps: Sequence[StageFigures]
     knee: Knee
 
@@ -56,11 +56,11 @@ def read(file: Path) -> Ramp:
     try:
         about = json.loads(file.read_text())
         steps = [StageFigures.model_validate(stage) for stage in about["stages"] if stage["name"] != WARM_UP]
-        plan, found = Plan.model_validate(about["plan"]), knee(steps)
+        plan, found = LoadPlan.model_validate(about["plan"]), knee(steps)
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise LoadtestError(f"{file} is no run.json of `attnserve load --shape ramp`: {error}") from error
+        raise LoadtestError(f"{file} is not a run.json of `attnserve load --shape ramp`: {error}") from error
     if found is None:
-        raise LoadtestError(f"{file} has no knee: already its first step was too much. Repeat the ramp with a lower --knee")
+        raise LoadtestError(f"{file} has no knee, because its first step was already overloaded. Repeat the ramp with a lower --knee")
     return Ramp(file, about, plan, steps, found)
 
 
@@ -73,8 +73,8 @@ class ProcessCost(NamedTuple):
 
 
 def process_costs(ramp: Ramp) -> list[ProcessCost]:
-    """Fit cores against requests/s linearly for each process, over the steps up to the knee. Returns the costs, highest per request first.
-    With a single step, the whole cost is attributed to the requests."""
+    """Fit cores against requests/s linearly for each process, over the steps up to the knee. The highest cost per
+    request is first. With a single step, the whole cost is attributed to the requests."""
     steps = [step for step in ramp.steps if step.level <= ramp.knee.stage.level and step.cores and step.all.answered_per_s]
     rates, made = [step.all.answered_per_s for step in steps], []
     for name in ramp.knee.stage.cores:
@@ -166,17 +166,17 @@ def verdicts(runs: Iterable[Path]) -> str:
 
 
 def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
-    """Return the tables of run.json files of any shape: machine, missing runs, ramps, growth in a soak, and all pass criteria."""
+    """Return the tables of runs of any shape: machine, missing runs, ramps, growth in a soak, and all pass criteria."""
     told = {run: json.loads(run.read_text()) for run in runs}
     ramps = [read(run) for run, about in told.items() if about["shape"] == Shape.ramp]
     soaks = [flat(run, about["flatness"]) for run, about in told.items() if about["shape"] == Shape.soak]
     not_run = [f"**Not run**: {', '.join(absent)}."] if absent else []
-    return "\n\n".join([where(list(told.values())), *not_run, *([tables(ramps)] if ramps else []), *soaks, verdicts(runs)])
+    return "\n\n".join([conditions_line(list(told.values())), *not_run, *([tables(ramps)] if ramps else []), *soaks, verdicts(runs)])
 
 
-def where(abouts: Sequence[dict[str, Any]]) -> str:
+def conditions_line(abouts: Sequence[dict[str, Any]]) -> str:
     """Return one line with the number of runs, the machine, the commit and the date."""
-    cpus = max(about["cpus"] for about in abouts)  # a generator with its own cores sees only half of them
+    cpus = max(about["cpus"] for about in abouts)  # a load generator that runs on half of the cores reports only these
     machines = sorted({f"{about['cpu']}, {about['memory_bytes'] / 2**30:.0f} GiB" for about in abouts})
     commits = sorted({f"`{head[:9]}`{comma}{also}" for head, comma, also in (about["commit"].partition(",") for about in abouts)})
     dates = sorted({about["date"][:10] for about in abouts})
@@ -184,7 +184,7 @@ def where(abouts: Sequence[dict[str, Any]]) -> str:
 
 
 def flat(run: Path, rows: Sequence[dict[str, Any]]) -> str:
-    """Return Markdown: the values in `loadtest/load/flatness.py` of each process at the beginning and end of the measured time."""
+    """Return a Markdown table of what can leak (see `loadtest/load/flatness.py`), per process: value at the beginning and at the end."""
     cells = [
         (row["what"], row["unit"], *map(cell, (row["begin"], row["end"], row["growth"])), "" if row["flat"] else "GREW") for row in rows
     ]
@@ -199,18 +199,18 @@ def pictures(runs: Sequence[Path], page: Path) -> str:
         if source and run.with_name(source).exists():
             copy = page.with_name(f"{page.stem}-{name(run)}.png")
             with Image.open(run.with_name(source)) as picture:
-                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # half the size, as it is committed to git
+                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # half the size, because git keeps it
             links.append(f"![{words}]({copy.name})")
     return "\n\n".join(links)
 
 
 def name(run: Path) -> str:
-    """`embed-14` for out/capacity/embed-14/DATE-ramp/run.json."""
+    """Return the run's name: `embed-14` for out/capacity/embed-14/DATE-ramp/run.json."""
     return run.parent.parent.name
 
 
 def knee_of(found: Knee) -> str:
-    """Format the knee's rate with its caveats. Other figures of the step are valid at this rate, even if it is not the knee."""
+    """Format the knee's rate, with a note if the true knee may differ. The step's other figures are valid at this rate in any case."""
     if found.late_ms is not None:
         return f"{cell(found.rate)}, knee not judged (generator {found.late_ms:,.0f} ms late)"
     return cell(found.rate) + ("" if found.reached else " or more")
@@ -228,10 +228,10 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def written(page: str, measured: str) -> str:
+def page_with(page: str, measured: str) -> str:
     """Return the page with its measured part replaced. Raises LoadtestError if the page has no markers for this part."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise LoadtestError(f"the page has no lines {BEGIN} and {END} to write between")
+        raise LoadtestError(f"the page lacks the lines {BEGIN} and {END}, between which the tables are written")
     return f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}"

@@ -1,4 +1,4 @@
-"""What several measurements need.
+"""Code that several measurements share.
 
 `texts.py` has seeded texts, `server.py` starts and stops a server, `wrk.py` runs the load generator (with `bodies.lua`),
 `memory.py` and `machine.py` read /proc, `report.py` turns figures into rows with verdicts, `terminal.py` shows progress and tables.

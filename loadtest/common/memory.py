@@ -12,7 +12,7 @@ import psutil
 
 from loadtest.errors import LoadtestError
 
-# What psutil raises for a process that has ended, or that another user has started.
+# Errors that psutil raises for a process that has ended, or that belongs to another user.
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError)
 
 
@@ -27,7 +27,7 @@ def measure(root: int) -> list[Process]:
     """Measure the process `root` and all its descendants; largest first."""
     found = []
     for process in tree(root):
-        with suppress(*GONE, AttributeError):  # AttributeError: only Linux tells the PSS
+        with suppress(*GONE, AttributeError):  # AttributeError: psutil has the PSS on Linux only
             found.append(Process(process.pid, name(process), process.memory_full_info().pss))
     if not found:
         raise LoadtestError(f"/proc/{root}/smaps_rollup cannot be read: memory is measured on Linux, as the user of the service")

@@ -20,8 +20,8 @@ class Verdict(StrEnum):
     failed = "FAIL"
     invalid = "INVALID"  # measured, but not valid evidence; see `note`
     not_measured = "not measured"
-    not_judged = "not judged"  # the property could not be observed; does not pass
-    shown = "-"  # has no required value
+    not_judged = "not judged"  # the figure could not be measured; this does not count as passed
+    shown = "-"  # the row has no required value
 
 
 _COLOUR = {
@@ -36,9 +36,9 @@ _COLOUR = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A required value. Set one: figure / reference `at_least`, figure - reference `at_most_more`, or figure `at_most`."""
+    """A required value, of one of three forms. `at_least`: figure / reference. `at_most_more`: figure - reference. `at_most`: figure."""
 
-    reference: str = ""  # in words
+    reference: str = ""  # what the figure is compared with, in words
     at_least: float | None = None
     at_most_more: float | None = None
     at_most: float | None = None
@@ -64,7 +64,7 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ReportRow:
     """One line of the report. `figures` and `references` contain one value per round, in the same unit."""
 
     work: str
@@ -104,7 +104,7 @@ class Row:
         return Verdict.not_measured if holds is None else Verdict.passed if holds else Verdict.failed
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """The cells: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
+        """The cells of the row: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
         bar = self.bar.words(self.unit) if self.bar else ""
         reference = f" ({amount(self.reference)} {self.unit})" if self.reference is not None else ""
         work = f"{self.work} [{self.note}]" if self.note else self.work
@@ -126,7 +126,7 @@ def amount(value: float) -> str:
 HEADINGS = ("work", "figure", "bar", "ratio", "")
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
+def table(rows: Sequence[ReportRow], title: str) -> Table:
     drawn = Table(title=title, title_justify="left", show_lines=True)
     for heading in HEADINGS:
         drawn.add_column(heading, overflow="fold")
@@ -136,12 +136,12 @@ def table(rows: Sequence[Row], title: str) -> Table:
     return drawn
 
 
-def markdown(rows: Sequence[Row], heading: str) -> str:
+def markdown(rows: Sequence[ReportRow], heading: str) -> str:
     lines = [heading, "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row.cells())} |" for row in rows)]) + "\n"
 
 
-def write_json(path: Path, rows: Sequence[Row], about: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> None:
+def write_json(path: Path, rows: Sequence[ReportRow], about: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> None:
     """Write everything: conditions, rows with their verdicts, and each raw figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     told = [

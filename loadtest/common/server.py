@@ -23,8 +23,8 @@ SHORTCUTS = ("attnserve_cache_hits_total", "attnserve_joined_inputs_total")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
-    """A running server. `path` accepts OpenAI's embedding requests, and `model` is their model name."""
+class MeasuredServer:
+    """A running server. `path` is its route for OpenAI's embedding requests, and `model` is the model name to send."""
 
     name: str
     pid: int
@@ -73,14 +73,14 @@ class Server:
 
 
 def metrics(url: str, names: Collection[str], key: str = "", timeout_s: float = 30) -> dict[str, float]:
-    """These metrics of a running service. OSError or HTTPException where it does not answer."""
+    """Return these metrics of a running service. Raises OSError or HTTPException if it does not answer."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     with urlopen(Request(f"{url}/metrics", headers=headers), timeout=timeout_s) as answer:
         return summed(answer.read().decode(), names)
 
 
 def summed(text: str, names: Collection[str]) -> dict[str, float]:
-    """Each metric of these names in a Prometheus text, summed over its labels."""
+    """Return the metrics with these names from a Prometheus text, each summed over its labels."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
         if (name := line.partition("{")[0].partition(" ")[0]) in names:
@@ -89,20 +89,21 @@ def summed(text: str, names: Collection[str]) -> dict[str, float]:
 
 
 @contextmanager
-def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[Server]:
-    """Start the service by the user's command with default settings, ignoring ATTNSERVE_* variables."""
+def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[MeasuredServer]:
+    """Start `attnserve serve` with default settings, and ignore ATTNSERVE_* variables."""
     port = free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *["--lean"] * lean, *flags]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}
     with running("attnserve", command, environment, f"http://127.0.0.1:{port}/health/ready") as (process, start_s):
-        yield Server(name="attnserve", pid=process.pid, port=port, path="/v1/embeddings", model=model, start_s=start_s)
+        yield MeasuredServer(name="attnserve", pid=process.pid, port=port, path="/v1/embeddings", model=model, start_s=start_s)
 
 
 @contextmanager
 def running(
     name: str, command: Sequence[str], environment: dict[str, str], ready_url: str, folder: Path | None = None
 ) -> Iterator[tuple["subprocess.Popen[bytes]", float]]:
-    """Start a process, and yield it with the seconds it took to be ready. It is stopped however the block is left.
+    """Start a process, and yield it with the seconds it took to be ready. The process is stopped when the `with` block ends, also by an
+    error.
 
     The process has its own session, so Ctrl-C in the terminal reaches only the benchmark, which then stops the process in order.
     """
@@ -122,7 +123,7 @@ def running(
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """Send SIGTERM. After a timeout or on Ctrl-C send it again, which makes the service end at once; finally SIGKILL its group."""
+    """Send SIGTERM. After a timeout or on Ctrl-C send it again, which makes the service end at once. Finally kill its process group."""
     impatient = None
     with suppress(ProcessLookupError):
         for number, timeout_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGTERM, 10), (signal.SIGKILL, 10)):
@@ -142,7 +143,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def terminate(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
-    """End a process that still runs: SIGTERM, after too long SIGKILL."""
+    """End a process that still runs: send SIGTERM, and SIGKILL after `timeout_s`."""
     process.terminate()
     try:
         process.wait(timeout_s)
@@ -152,12 +153,12 @@ def terminate(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
 
 
 def answers(url: str) -> bool:
-    """It answers 200."""
+    """Return whether a GET request to `url` is answered with 200."""
     with suppress(OSError, HTTPException), urlopen(url, timeout=5) as response:
         return bool(response.status == 200)
     return False
 
 
 def tail(log: Path) -> str:
-    """The end of what a program has written."""
+    """Return the last lines of a program's log."""
     return "\n".join(log.read_text(errors="replace").strip().splitlines()[-15:])

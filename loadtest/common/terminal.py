@@ -26,11 +26,11 @@ def chosen(only: str, parts: type[T]) -> frozenset[T]:
     """Return the parts named in a comma-separated list. Raises typer.BadParameter for an unknown name."""
     words = {word.strip() for word in only.split(",") if word.strip()}
     if not words or words - set(parts):
-        raise typer.BadParameter(f"{only!r}: name parts out of {','.join(parts)}", param_hint="--only")
+        raise typer.BadParameter(f"{only!r}: choose parts from {','.join(parts)}", param_hint="--only")
     return frozenset(map(parts, words))
 
 
-def show(rows: Sequence[report.Row], title: str, *, markdown: bool) -> None:
+def show(rows: Sequence[report.ReportRow], title: str, *, markdown: bool) -> None:
     """Print the table to stdout."""
     if markdown:
         print(report.markdown(rows, title))
@@ -54,14 +54,14 @@ def progress(steps: int) -> Iterator[Any]:
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Run a command as a separate program. An error of ours is printed as one red line."""
+    """Run a command as a program of its own. An AttnserveError is printed as one red line."""
     with errors_printed():
         app(prog_name=name)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make SIGTERM end the benchmark as Ctrl-C does, through the `with` blocks that stop what was started."""
+    """Make SIGTERM end the benchmark as Ctrl-C does: by an exception, so that every `with` block stops the processes it has started."""
 
     def interrupted(number: int, frame: object) -> None:
         raise KeyboardInterrupt

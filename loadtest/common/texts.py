@@ -1,8 +1,8 @@
-"""Texts to measure with: random words, no two texts alike, so that neither the cache nor the merging of equal inputs skips the model.
+"""Makes texts to measure with, from random words. No two texts are equal, so the service's cache cannot answer any of them.
 
-Every word is one token of BERT's vocabulary: a text of n words is n + 2 tokens, [CLS] and [SEP] included. Benchmarks draw all words alike,
-in lengths that are given. The clients of a load draw realistic texts: words by Zipf's law (1 / rank) and log-normal lengths, as those of
-queries, passages and documents are: many short ones, and a long tail. Long enough texts are never alike, short ones hardly ever.
+Every word is one token of BERT's vocabulary, so a text of n words has n + 2 tokens, with [CLS] and [SEP]. Benchmarks draw all words with
+equal probability, and texts of given lengths. The clients of a load test draw realistic texts: words by Zipf's law (1 / rank), and
+lengths by the log-normal distribution (many short texts and a few long ones). Two short texts are equal with a small probability.
 """
 
 import itertools
@@ -33,7 +33,7 @@ walk want war warm water week weight wide wife wild will word world wrong yellow
 """
 WORDS = tuple(_COMMON.split())
 
-SHORT_WORDS = 14  # 16 tokens
+SHORT_WORDS = 14  # with [CLS] and [SEP] 16 tokens
 # (number out of 100 texts, fewest words, most words). Most texts are short; the mean is 52 tokens.
 BANDS = ((60, 6, 30), (25, 31, 90), (15, 91, 220))
 MIX = tuple(round(fewest + (most - fewest) * i / (count - 1)) for count, fewest, most in BANDS for i in range(count))
@@ -90,7 +90,7 @@ def words(draw: random.Random, n_words: int) -> str:
 
 
 def prose(draw: random.Random, n_words: int) -> str:
-    """So many words in sentences."""
+    """Return `n_words` words in sentences."""
     drawn, sentences = draw.choices(WORDS, cum_weights=_CUMULATIVE, k=n_words), []
     while drawn:
         size = draw.randint(*_SENTENCE_WORDS)

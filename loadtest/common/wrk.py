@@ -1,4 +1,4 @@
-"""Runs wrk, the load generator. It is written in C with epoll, so it takes little CPU from the service on the same two cores."""
+"""Runs wrk, the load generator. wrk is written in C with epoll, so it takes little CPU time from the service on the same cores."""
 
 import json
 import shutil
@@ -38,7 +38,8 @@ class Load:
 
     @property
     def per_s_at_most(self) -> float:
-        """Requests/s if half of the requests cut off at the end also count. A server that answers in batches loses up to a batch there."""
+        """Requests/s, with half of the requests that were cut off at the end: a server that answers in batches loses up to one batch
+        there."""
         return (self.requests + self.connections / 2) / self.duration_s
 
     @property
@@ -50,7 +51,7 @@ class Load:
 
 
 def binary() -> str:
-    """Return the path of wrk. There is no fallback, because a slower client's cost would be attributed to the service."""
+    """Return the path of wrk. No other load generator is used instead, because a slower one would make the service look slower."""
     if path := shutil.which("wrk"):
         return path
     raise LoadtestError(

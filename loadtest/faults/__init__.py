@@ -1,3 +1,3 @@
-"""Measures what clients see while processes and nodes fail: `kills.py` on one machine, `changes.py` (`attnserve bench-faults`) on a
+"""Measures the answers to clients while processes and nodes fail: `kills.py` on one machine, `changes.py` (`attnserve bench-faults`) on a
 cluster of several nodes that `cluster.py` starts on this machine.
 """

@@ -1,5 +1,4 @@
-"""`attnserve bench-faults`: sends requests (Poisson arrivals) while a cluster is updated, scaled and loses a node; see
-loadtest/README.md."""
+"""`attnserve bench-faults`: sends requests to a cluster while it is updated, scaled and loses a node; see loadtest/README.md."""
 
 import json
 import math
@@ -20,15 +19,15 @@ from loadtest.faults.cluster import START_S, Cluster, running
 from loadtest.load import figures, locust_run, models, plots, samples
 from loadtest.load.command import BURST, cell, chosen, guess
 from loadtest.load.figures import ALL, StageFigures
-from loadtest.load.plan import DRAIN, WARM_UP, Plan, Stage
-from loadtest.load.samples import Begun, Sample
+from loadtest.load.plan import DRAIN, WARM_UP, LoadPlan, Stage
+from loadtest.load.samples import Sample, StageStart
 from service.terminal import command_app, console
 
 app = command_app()
 
 POOLS = ("gateway", "encoder", "generator")
-STAYS, DIES = "one", "two"  # the workers; clients connect to the first
-# Errors that end a stream if its process died; see deploy/faults.md.
+STAYS, DIES = "one", "two"  # the two workers: clients connect to the first, the second is killed
+# Parts of the errors that end a stream whose process has died; see deploy/faults.md.
 _CUT = ("is gone", "without [DONE]", "incomplete")
 _LOSS, _UPDATE = "node killed", "rolling update"
 
@@ -58,7 +57,7 @@ def _joined(cluster: Cluster) -> None:
     cluster.until(lambda: cluster.settled() and cluster.ready(STAYS, DIES), "the service is whole again", START_S)
 
 
-# Stage -> change made at its beginning. Before and after each pair of stages, each pool has two replicas, one per worker.
+# Stage -> change of the cluster when it begins. Stages come in pairs: after each pair every pool has two replicas again, one per worker.
 EVENTS: dict[str, Callable[[Cluster], None]] = {
     "quiet": lambda cluster: None,
     _UPDATE: _updated,
@@ -94,13 +93,13 @@ def bench_faults(
     with interruptible(), running([encoder, decoder], *flags, workers=(STAYS, DIES), cpus=len(POOLS)) as cluster:
         url = cluster.url(STAYS)
         tasks = models.tasks(url, models.names(url))
-        # The update restarts every replica, one after the other in each pool.
+        # The update takes longer: it restarts every replica, one after the other in each pool.
         lengths = {WARM_UP: 10.0, **dict.fromkeys(EVENTS, seconds), _UPDATE: 2 * seconds}
         stages = (*(Stage(name=name, seconds=length, level=level) for name, length in lengths.items()), DRAIN)
         shares = chosen(mix, tasks)
         if mix is None:
             del shares["hostile"]
-        plan = Plan(
+        plan = LoadPlan(
             url=url, out=folder, seed=seed, open_loop=True, rate=knee or 1, mix=shares, models=tasks, stages=stages, max_tokens=max_tokens
         )
         if not knee:
@@ -108,13 +107,13 @@ def bench_faults(
         origin = "given" if knee else f"guessed from a burst of {BURST}"
         console.print(f"knee {plan.rate:,.1f} requests/s ({origin}), arrivals {level * plan.rate:,.1f}/s", highlight=False)
         took: dict[str, float] = {}
-        wrong: Wrong | None = None
+        wrong: ChangeFailed | None = None
         try:
-            played(plan, cluster, took)
-        except Wrong as error:
+            run_with_changes(plan, cluster, took)
+        except ChangeFailed as error:
             wrong = error
     found, begun = samples.read(folder)
-    begun = ended(found, begun)
+    begun = with_drain(found, begun)
     told = stages_of(found, begun, took)
     about |= {
         "knee_per_s": plan.rate,
@@ -134,12 +133,13 @@ def bench_faults(
         raise typer.Exit(1)
 
 
-class Wrong(LoadtestError):
-    """A change of the cluster failed, or was not complete when the next one began."""
+class ChangeFailed(LoadtestError):
+    """A change of the cluster failed, or was not complete when the next change began."""
 
 
-def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
-    """Run the plan and make each stage's change as it begins. `took` gets the duration of each. Raises Wrong once a change fails."""
+def run_with_changes(plan: LoadPlan, cluster: Cluster, took: dict[str, float]) -> None:
+    """Run the plan, and make the change of each stage when the stage begins. The seconds that a change took are written into `took`. Raises
+    ChangeFailed as soon as a change fails."""
     wrong: list[str] = []
     threads: list[threading.Thread] = []
     marker = plan.out / samples.STAGES
@@ -148,7 +148,7 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
         started = time.monotonic()
         try:
             EVENTS[name](cluster)
-        except Exception as error:  # raised again in the main thread, by `tick`
+        except Exception as error:  # `tick` raises it again in the main thread
             wrong.append(f"{name}: {error}")
         else:
             took[name] = time.monotonic() - started
@@ -164,12 +164,13 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
                 advance(name)
                 if name in EVENTS:
                     if any(thread.is_alive() for thread in threads):
-                        raise Wrong(f"{name} began before what came before it was through: give --seconds more")
-                    threads.append(threading.Thread(target=do, args=(name,), daemon=True))  # it ends when the cluster is stopped
+                        raise ChangeFailed(f"{name} began before the previous change was complete: give a larger --seconds")
+                    # A daemon, because its wait ends only when the cluster is stopped.
+                    threads.append(threading.Thread(target=do, args=(name,), daemon=True))
                     threads[-1].start()
             shown = len(lines)
             if wrong:
-                raise Wrong(wrong[0])
+                raise ChangeFailed(wrong[0])
 
         locust_run.run(plan, tick=tick)
         for thread in threads:
@@ -177,9 +178,9 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
         tick()
 
 
-class Seen(NamedTuple):
-    """The requests of a stage. `cut`: started streams of a dead process that ended with a documented error. `refused`: answers with 429, as
-    under any overload. `failed`: all other errors. `took_s`: seconds until the change was complete, None if it never was."""
+class StageOutcome(NamedTuple):
+    """Counts of a stage's requests. `cut`: streams that ended with a documented error because their process died. `refused`: answers with
+    429. `failed`: all other errors. `took_s`: seconds until the change was complete, None if it was never complete."""
 
     stage: StageFigures
     took_s: float | None
@@ -192,26 +193,26 @@ class Seen(NamedTuple):
         return {**self.stage.model_dump(), **{name: value for name, value in self._asdict().items() if name != "stage"}}
 
 
-def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:
-    """Return the stages of a run; if it was stopped early, its end is added as the drain stage."""
+def with_drain(found: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageStart]:
+    """Return the stages of a run. If the run was stopped early, a drain stage is added at its end."""
     if begun[-1].name == DRAIN.name:
         return list(begun)
     end_s = max(begun[-1].begin_s + 1, *(sample.done_s for sample in found))
-    return [*begun, Begun(DRAIN.name, DRAIN.level, 0, end_s)]
+    return [*begun, StageStart(DRAIN.name, DRAIN.level, 0, end_s)]
 
 
-def stages_of(found: Sequence[Sample], begun: Sequence[Begun], took: Mapping[str, float]) -> list[Seen]:
-    """Return all stages except the warm-up. A failure counts in the stage in which its request ended, the drain in the last stage, because
-    the failure may have been caused after the request began."""
+def stages_of(found: Sequence[Sample], begun: Sequence[StageStart], took: Mapping[str, float]) -> list[StageOutcome]:
+    """Return all stages except the warm-up. A request that failed counts in the stage in which it ended, because its cause may be later
+    than its beginning. Requests that fail in the drain count in the last stage."""
     ends = [*(stage.begin_s for stage in begun[1:-1]), math.inf]
     return [
-        seen(stage, [sample for sample in found if first.begin_s <= sample.done_s < end_s], took.get(stage.name))
+        outcome_of(stage, [sample for sample in found if first.begin_s <= sample.done_s < end_s], took.get(stage.name))
         for stage, first, end_s in zip(figures.by_stage(found, begun), begun, ends, strict=False)
         if stage.name != WARM_UP
     ]
 
 
-def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> Seen:
+def outcome_of(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> StageOutcome:
     """Summarise a stage and the requests that ended in it."""
     bad = [sample for sample in over if not sample.good]
     cut = [
@@ -219,10 +220,10 @@ def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> S
     ]
     refused = sum(sample.status == 429 for sample in bad)
     problems = Counter(f"{sample.kind} {sample.status}: {sample.problem[:120]}" for sample in bad)
-    return Seen(stage, took_s, refused, len(cut), len(bad) - refused - len(cut), dict(problems))
+    return StageOutcome(stage, took_s, refused, len(cut), len(bad) - refused - len(cut), dict(problems))
 
 
-def show(told: Sequence[Seen], title: str) -> None:
+def show(told: Sequence[StageOutcome], title: str) -> None:
     table = Table(title=title, title_justify="left")
     counts = ("refused", "cut", "failed")
     for heading in ("stage", "through after s", "arrivals", "answered/s", "p50 ms", "p95 ms", "p99 ms", "longest ms", *counts):

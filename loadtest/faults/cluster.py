@@ -1,8 +1,8 @@
 """A Ray cluster of several nodes on this machine. The service is deployed as an operator would do it; nodes and processes can be killed.
 
-A node is what `ray start` starts: a raylet, its agents and workers, and an HAProxy. Each has its own loopback address (127.0.0.2,
-127.0.0.3, ..; Linux has all of 127/8) and listens on the same ports, as on a separate machine. Network failures cannot be tested: a
-killed node is noticed at once, because its sockets close.
+A node is a set of processes that `ray start` starts: a raylet, its agents and workers, and an HAProxy. Each has its own loopback address
+(127.0.0.2, 127.0.0.3, ..; Linux has all of 127/8) and listens on the same ports, as on a separate machine. Network failures cannot be
+tested: a killed node is noticed at once, because its sockets close.
 """
 
 import json
@@ -28,7 +28,7 @@ from service.deployment import haproxy
 from service.deployment.ports import free_port, free_ports
 
 APPLICATION = "attnserve"
-WAIT_S = 60.0  # limit for processes that end; more is a hang
+WAIT_S = 60.0  # longest time in which a process may end; a longer time counts as a hang
 START_S = 300.0  # limit for replicas that start or are replaced one by one, with large bundles on few cores
 _ROOT = Path(__file__).parents[2]
 _MARK = "LOADTEST_NODE"  # set in the environment of every process of a node, so that orphans are found too
@@ -71,7 +71,8 @@ class Cluster:
         data = self.folder / "redis"
         data.mkdir(exist_ok=True)
         arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--requirepass", self._token]
-        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]  # as in deploy/components/ha
+        # The options of deploy/components/ha.
+        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]
         self._run("redis", [str(self._redis), *arguments], {})
 
     def start_head(self) -> None:
@@ -93,7 +94,7 @@ class Cluster:
 
     @property
     def remembers(self) -> bool:
-        """Whether a new head would restore this head's state, from Redis."""
+        """Whether a new head would restore the state of this head from Redis."""
         return self._redis is not None
 
     def address(self, name: str) -> str:
@@ -120,7 +121,7 @@ class Cluster:
         return [process for process in found if _lives(process) and title in _command(process)]
 
     def kill(self, name: str, title: str = "") -> None:
-        """Kill these processes at once, like a power failure. They are suspended first, so that none reacts to the end of another."""
+        """Kill these processes together, like a power failure. They are suspended first, so that none reacts to the end of another."""
         frozen: set[psutil.Process] = set()
         while fresh := set(self.processes(name, title)) - frozen:
             for process in fresh:
@@ -144,10 +145,10 @@ class Cluster:
         """End a node as if its pod were deleted: send SIGTERM to `ray start --block`, which drains the node, and wait until it ends."""
         self._started[name].terminate()
         self.until(lambda: self.ended(name), f"node {name} has drained and ended", timeout_s)
-        self.kill(name)  # processes that Ray has left
+        self.kill(name)  # kills the processes that Ray did not end
 
     def stop(self) -> None:
-        """End every wait in `until`, in all threads."""
+        """Make every call of `until` that is waiting raise an error, in all threads."""
         self._over.set()
         for name in self._started:
             self.kill(name)
@@ -155,7 +156,8 @@ class Cluster:
     # Serve -------------------------------------------------------------------------------------------------------------------------------
 
     def deploy(self, *, args: Mapping[str, Any] | None = None, **deployments: Mapping[str, Any]) -> None:
-        """Deploy the configuration with changed settings (`args`) and options by deployment. Returns when Serve has begun to apply it.
+        """Change settings (`args`) and options of deployments, and deploy the changed configuration. Returns when Serve has begun to apply
+        it.
 
         Changes are kept: the next call changes the configuration that this call deployed.
         """
@@ -171,7 +173,7 @@ class Cluster:
         self.api("PUT", self.config)
 
     def api(self, method: str, body: Any = None) -> Any:
-        """Get or change Serve's configuration and state, by the API of `serve deploy`, `serve status` and KubeRay's operator."""
+        """Get or change Serve's configuration and state, by the HTTP API that `serve deploy`, `serve status` and KubeRay's operator use."""
         headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
         url = f"http://127.0.0.1:{self._dashboard_port}/api/serve/applications/"
         with urlopen(Request(url, json.dumps(body).encode() if body else None, headers, method=method), timeout=30) as answer:
@@ -208,7 +210,7 @@ class Cluster:
                 last = f" ({error})"
             self._over.wait(0.1)
         words = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in self.folder.glob("*.log"))
-        raise LoadtestError(f"after {timeout_s:g} s it is not so that {what}{last}\n{words}")
+        raise LoadtestError(f"after {timeout_s:g} s this is still not true: {what}{last}\n{words}")
 
     # -------------------------------------------------------------------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class Cluster:
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as in KubeRay
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # the value that KubeRay sets
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(files / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(files / "admin.sock"),
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(files / "metrics.sock"),
@@ -233,7 +235,7 @@ class Cluster:
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
             # Interval at which HAProxy is checked (10 s by default). It is restarted after three failed checks.
             "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
-            "RAY_worker_niceness": "0",  # as in `attnserve serve`: the client shares this machine
+            "RAY_worker_niceness": "0",  # no lower priority, because the client runs on the same machine (`attnserve serve` does the same)
             # Start no workers in advance. The default is one per CPU of a node, but here all nodes share the same CPUs.
             "RAY_prestart_worker_first_driver": "0",
             "PYTHONPATH": str(_ROOT),
@@ -249,7 +251,7 @@ class Cluster:
     def _haproxy(self, name: str, address: str) -> Path:
         """Write a script that runs HAProxy for a node on the node's own address only."""
         wrapper = self.folder / f"haproxy-{name}"
-        # Called as: haproxy -db -f CONFIG ..
+        # Ray calls the script as: haproxy -db -f CONFIG ..
         addressed = f"s/^\\( *bind\\) [0-9.*]*:/\\1 {address}:/"
         wrapper.write_text(f'#!/bin/sh\nsed -i "{addressed}" "$3"\nexec "{sys.executable}" -I "{haproxy.__file__}" "$@"\n')
         wrapper.chmod(0o700)
@@ -297,7 +299,7 @@ def running(
     try:
         cluster.start(workers, cpus=cpus)
         for deployment in cluster.config["applications"][0]["deployments"]:
-            deployment["max_replicas_per_node"] = 1  # as in deploy/base, so that any lost node takes the same share of replicas
+            deployment["max_replicas_per_node"] = 1  # the value in deploy/base; any lost node then has the same share of the replicas
         cluster.deploy()
         cluster.until(cluster.settled, "every replica runs", START_S)
         cluster.until(lambda: cluster.ready(*workers), "every worker answers", START_S)

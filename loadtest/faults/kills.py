@@ -26,11 +26,11 @@ import typer
 from service.deployment.ports import free_port
 
 EVERY_S = 0.1  # interval between requests of each kind
-CLIENT_TIMEOUT_S = 30.0  # a longer wait counts as a hang
+CLIENT_TIMEOUT_S = 30.0  # a client that waits longer counts the request as hung
 START_S = 120
 _QUIET = 10  # consecutive good answers of each kind after which the service counts as recovered
 
-# Strings in the titles of the processes. Ray's own processes cannot be replaced: if one ends, the command ends.
+# Titles of the processes that are replaced after a fault. Ray's own processes are not replaced: if one ends, the command ends.
 REPLACED = {
     "single": ("ServeReplica:attnserve:attnserve", "haproxy", "ServeController"),
     "lean": ("ServeReplica:attnserve:attnserve", "ServeController"),
@@ -84,7 +84,7 @@ class ProbeAnswer:
     began: float
     ended: float
     status: str
-    fit: bool  # a complete 200, or a valid 503: JSON, with Retry-After
+    fit: bool  # whether the answer is a complete 200, or a valid 503 (JSON, with Retry-After)
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Clients:
         self.settle()
 
     def settle(self) -> None:
-        """Wait for the requests now in flight, because a request to a stopped process has no outcome yet."""
+        """Wait until the requests now in flight have an answer. A request to a stopped process has none yet."""
         for thread in list(self._under_way):
             thread.join()
 
@@ -163,7 +163,7 @@ class Clients:
 
 
 class Victim:
-    """A service in its own process, with these bundles and flags, on which faults are tried."""
+    """A service in a process of its own, with these bundles and flags. Its processes are killed or stopped."""
 
     def __init__(self, bundles: list[Path], flags: tuple[str, ...], env: dict[str, str] | None = None) -> None:
         self.port = free_port()
@@ -233,11 +233,12 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
             outcome.whole_s = time.monotonic() - began
             _, alive = psutil.wait_procs(family, timeout=5)
             lines = [line for line in running.output().splitlines() if line.strip()]
-            own = [line for line in lines if line.startswith("error")]  # Ray may print a dead raylet's log after our line
+            # Our error line may not be the last: Ray may print a dead raylet's log after it.
+            own = [line for line in lines if line.startswith("error")]
             outcome.last_words = [*lines, *own][-1] if lines else ""
             outcome.last_words += "".join(f" LEFT {each.pid}" for each in alive)
             break
-        if gone is None and _gone(process):  # even a stopped process is killed before it is replaced
+        if gone is None and _has_ended(process):  # also true of a process that was only stopped: the service kills it before it replaces it
             gone = time.monotonic()
         if gone is not None and not to_the_end and (since := clients.good_since(gone)) is not None:
             clients.settle()
@@ -249,7 +250,7 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
     return outcome
 
 
-def _gone(process: psutil.Process) -> bool:
+def _has_ended(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -257,7 +258,7 @@ def _gone(process: psutil.Process) -> bool:
 
 
 def steps(output: str, began: float) -> dict[str, float]:
-    """Return when a replica ended, started, had loaded, was tested and was ready, from its log lines, in seconds from the fault."""
+    """Read from the log when a replica ended, started, had loaded its models, had tested them and was ready, in seconds from the fault."""
     found: dict[str, float] = {}
     for line in output.splitlines():
         if not re.search(r'"message": "(replica ended|replica started|loaded|tested|ready)"', line):

@@ -1,7 +1,7 @@
 """Measures engines and ONNX Runtime without HTTP: the upper bound of what the service can reach. The only folder of loadtest that imports
 models, exporters, engines or ONNX Runtime.
 
-`bare.py` runs an encoder's graph. For decoders, `steps.py` is the bare step loop, `engine.py` the engine on top of it, `latency.py` the
-time between tokens; `shapes.py` and `decoders.py` define and export decoders with random weights, `twin.py` is the same decoder with
-softmax attention, and the time of a step of both along one sequence, `gpt2.py` a GPT-2 of transformers, `batches.py` throughput by batch.
+`bare.py` runs an encoder's graph. For decoders, `steps.py` measures the bare step loop, `engine.py` the engine, `latency.py` the time
+between tokens. `shapes.py` defines decoders with random weights and `decoders.py` exports them, `twin.py` measures a decoder with softmax
+attention, `gpt2.py` a GPT-2 of transformers, `batches.py` the throughput by batch size.
 """

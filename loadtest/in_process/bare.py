@@ -85,7 +85,7 @@ def token_counts(bundle: Path, texts: Sequence[str]) -> list[int]:
     return [min(len(encoding.ids), max_tokens) for encoding in tokenizer.encode_batch(list(texts))]
 
 
-# In the process of its own ---------------------------------------------------------------------------------------------------------------
+# The code of the new process -------------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ def ladder(bytes_a_row: int, memory_bytes: int) -> list[int]:
     """Return 1, 2, 4, .. and the largest batch that fits. Raises ValueError if not even one row fits."""
     most = memory_bytes // bytes_a_row
     if not most:
-        raise ValueError(f"a sequence takes {bytes_a_row} bytes, and the memory has {memory_bytes}: nothing fits")
+        raise ValueError(f"a sequence takes {bytes_a_row} bytes, more than the memory of {memory_bytes}")
     return sorted({2**power for power in range(most.bit_length())} | {most})
 
 

@@ -19,8 +19,8 @@ from models.folders.byte_tokenizer import byte_tokenizer
 class Pair:
     """Two decoders that differ only in their attention layers."""
 
-    ours: Path  # a bundle
-    twin: Path  # a graph
+    ours: Path  # bundle with causal linear attention
+    twin: Path  # graph with softmax attention
 
 
 def build_pair(shape: ModelShape, folder: Path) -> Pair:
@@ -32,7 +32,7 @@ def build_pair(shape: ModelShape, folder: Path) -> Pair:
         n_heads=shape.n_heads,
         d_feedforward=shape.d_feedforward,
         layers="causal_linear",
-        positions="sinusoidal",  # the paper learns them; the cost is the same, one addition
+        positions="sinusoidal",  # the paper learns its positions; both kinds cost one addition
         norm="layer",
         bias=True,
         gated=False,
@@ -54,7 +54,7 @@ def config_of(checkpoint: Path, manifest: contract.Manifest) -> DecoderConfig:
     """Return the configuration of the bundle's decoder. Raises LoadtestError if the checkpoint is of another decoder."""
     source = load_decoder(checkpoint)
     if source.weights_sha256 != manifest.source.weights_sha256:
-        raise LoadtestError(f"{checkpoint} is not what {manifest.name} was made of: its weights differ. Give its own --checkpoint")
+        raise LoadtestError(f"{checkpoint} is not the checkpoint of {manifest.name}: its weights differ. Give the right --checkpoint")
     return source.config
 
 

@@ -1,4 +1,4 @@
-"""Measures the generation engine without HTTP: runs at temperature 1, read in the event loop that the engine serves."""
+"""Measures the generation engine without HTTP. All runs sample at temperature 1 and are read in this process."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ _ENDLESS = 10_000_000
 
 
 @dataclass
-class Stream:
+class TimedStream:
     """A run, with the times at which its deltas were read (time.perf_counter())."""
 
     run: Run
@@ -47,27 +47,27 @@ class Stream:
             self._changed.set()
 
     async def after(self, moment: float) -> None:
-        """Wait until a delta was read after `moment`. Raises LoadtestError if the run ends first."""
+        """Wait until a delta has been read after `moment` (time.perf_counter()). Raises LoadtestError if the run ends first."""
         while not self.read_at or self.read_at[-1] <= moment:
             if self._ended:
-                raise LoadtestError("a run that should go on has ended")
+                raise LoadtestError("an endless run has ended too early")
             self._changed.clear()
             await self._changed.wait()
 
 
-class Engine:
+class MeasuredEngine:
     """A running engine to which random prompts can be submitted."""
 
     def __init__(self, engine: GeneratorEngine, vocab_size: int) -> None:
         self._engine, self._vocab_size = engine, vocab_size
 
-    def submit(self, seed: int, *, prompt_tokens: int = PROMPT_TOKENS, max_tokens: int = _ENDLESS) -> Stream:
+    def submit(self, seed: int, *, prompt_tokens: int = PROMPT_TOKENS, max_tokens: int = _ENDLESS) -> TimedStream:
         prompt = tuple((seed + at) % self._vocab_size for at in range(prompt_tokens))
         request = GenerationRequest(prompt=prompt, sampling=Sampling(seed=seed), max_tokens=max_tokens, ignore_eos=True)
-        return Stream(self._engine.submit(request))
+        return TimedStream(self._engine.submit(request))
 
     @asynccontextmanager
-    async def endless(self, rows: int, every_s: float = 0.0) -> AsyncIterator[list[Stream]]:
+    async def endless(self, rows: int, every_s: float = 0.0) -> AsyncIterator[list[TimedStream]]:
         """Yield `rows` endless runs once each has started; cancel them at the end of the block. `every_s` is the interval of reading."""
         streams = [self.submit(seed) for seed in range(rows)]
         reading = [asyncio.create_task(stream.read(every_s)) for stream in streams]
@@ -82,7 +82,7 @@ class Engine:
 
 
 @asynccontextmanager
-async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engine]:
+async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[MeasuredEngine]:
     """Start the engine as the service does, and stop it at the end of the block."""
     session, file = open_steps(bundle, threads, share_out=True), bundle / contract.TOKENIZER
     engine = GeneratorEngine(
@@ -96,7 +96,7 @@ async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engin
     )
     engine.start()
     try:
-        yield Engine(engine, session.vocab_size)
+        yield MeasuredEngine(engine, session.vocab_size)
     finally:
         await engine.stop()
 
@@ -106,9 +106,9 @@ def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float
 
     async def measured() -> float:
         async with running(bundle, rows, threads) as engine, engine.endless(rows, EVERY_S) as streams:
-            before, started = _drawn(streams), time.perf_counter()
+            before, started = _n_tokens(streams), time.perf_counter()
             await asyncio.sleep(seconds)
-            return (_drawn(streams) - before) / (time.perf_counter() - started)
+            return (_n_tokens(streams) - before) / (time.perf_counter() - started)
 
     return uvloop.run(measured())
 
@@ -121,7 +121,7 @@ def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -
             started = time.perf_counter()
             streams = [engine.submit(seed, max_tokens=new_tokens) for seed in range(rows)]
             await asyncio.gather(*(stream.read() for stream in streams))
-            return _drawn(streams) / (time.perf_counter() - started)
+            return _n_tokens(streams) / (time.perf_counter() - started)
 
     return uvloop.run(measured())
 
@@ -139,5 +139,5 @@ def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> floa
     return uvloop.run(measured())
 
 
-def _drawn(streams: list[Stream]) -> int:
+def _n_tokens(streams: list[TimedStream]) -> int:
     return sum(stream.run.usage.completion_tokens for stream in streams)

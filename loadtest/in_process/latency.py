@@ -20,12 +20,12 @@ class Waits:
     """Seconds between two deltas of a stream, for all streams together."""
 
     undisturbed: tuple[float, ...]
-    during: tuple[float, ...]  # the prompt
-    prompt_s: float  # from the long prompt's arrival to its first token
+    during: tuple[float, ...]  # waits during the prefill of the long prompt
+    prompt_s: float  # seconds from the long prompt's arrival to its first token
 
 
 def waits(bundle: Path, seconds: float, threads: int) -> Waits:
-    """Measure the waits of STREAMS streams, for `seconds` and then during the prefill of PROMPT_TOKENS."""
+    """Measure the waits of STREAMS streams: first for `seconds`, then while the engine prefills a prompt of PROMPT_TOKENS."""
 
     async def measured() -> Waits:
         async with running(bundle, STREAMS + 1, threads) as engine, engine.endless(STREAMS) as streams:

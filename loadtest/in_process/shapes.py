@@ -1,7 +1,7 @@
-"""The decoders of the paper's image experiments, and what it measured with them.
+"""The shapes of the decoders in a paper's image experiments, with the paper's measurements.
 
-Katharopoulos et al. 2020, arXiv:2006.16236, tables 1, 2 (images a second at the best batch of a GPU) and 5 (one image on a CPU that is not
-named). There a step predicts the logistics of a pixel; here it predicts one of 256 values.
+Katharopoulos et al. 2020, arXiv:2006.16236, tables 1 and 2 (images per second at the best batch size of a GPU) and 5 (one image on an
+unnamed CPU). The paper's decoder predicts the parameters of logistic distributions for a pixel; ours predicts one of 256 values.
 """
 
 from dataclasses import dataclass
@@ -26,4 +26,4 @@ SHAPES = (
     ModelShape(name="CIFAR", steps=3072, n_layers=16, paper_ms=14.7, paper_times=17.85 / 0.32),
 )
 MEMORY_BYTES = 4 * 2**30  # limit for the states or KV caches of a batch
-POSITIONS = (256, 512, 784, 1024, 2048, 3072)  # positions at which a token of both is timed
+POSITIONS = (256, 512, 784, 1024, 2048, 3072)  # positions at which one step of both decoders is timed

@@ -25,8 +25,8 @@ class Stretch:
 
     first: int  # position of the first token
     tokens: int
-    s_per_token: float  # median
-    rss_bytes: int  # of this process, at the end of the stretch
+    s_per_token: float  # median of the stretch
+    rss_bytes: int  # resident memory of this process at the end of the stretch
 
     @property
     def middle(self) -> float:
@@ -88,7 +88,7 @@ def _calls_per_s(step: Callable[[], None], seconds: float) -> float:
 
 
 def long_sequence(bundle: Path, tokens: int, threads: int, stretch: int = 1000) -> Iterator[Stretch]:
-    """Yield the time of a step of one sequence, stretch by stretch."""
+    """Yield the time of a step of one sequence, for one stretch of tokens after the other."""
     return along(stepping(open_steps(bundle, threads), 1), tokens, stretch)
 
 

@@ -1,6 +1,7 @@
-"""The step loop of the softmax twin (`export/kv_cache/graph.py`): the same threads as ours, caches written in place, nothing copied.
+"""The step loop of the softmax twin (`export/kv_cache/graph.py`), with as many threads as ours. Its caches are written in place.
 
-The time of its step grows with the position, ours does not: both along one long sequence, and the position from which ours is lower.
+A step of the twin takes longer as the position grows; ours takes constant time. Both are measured along one long sequence, to find the
+position from which our step is faster.
 """
 
 import statistics
@@ -16,7 +17,7 @@ from export import contract
 from loadtest.in_process.steps import WARM_STEPS, Stretch, along, long_sequence, median_s
 
 TWIN_TOKENS = 8_192
-STRETCH, TWIN_STRETCH = 1_000, 256  # tokens
+STRETCH, TWIN_STRETCH = 1_000, 256  # tokens in a stretch of each decoder
 
 
 class Twin:
@@ -27,7 +28,7 @@ class Twin:
     """
 
     def __init__(self, graph: Path, *, rows: int, capacity: int, threads: int) -> None:
-        options = ort.SessionOptions()  # as in `OnnxStepSession`
+        options = ort.SessionOptions()  # the same options as in `OnnxStepSession`
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -42,7 +43,8 @@ class Twin:
             contract.WANTED: np.zeros((rows, 1), np.int64),
         }
         for name, array in numbers.items():
-            self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))  # shared memory
+            # The tensor uses the array's memory, without a copy.
+            self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         self.cache_bytes = 0
         for node in self._session.get_inputs():
             if node.name.startswith("state_"):

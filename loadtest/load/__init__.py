@@ -1,9 +1,10 @@
-"""`attnserve load`: Locust against a running service, and the figures of its samples.
+"""`attnserve load`: loads a running service with Locust, and computes figures from the samples.
 
 In reading order: `kinds.py` (the kinds of clients), `plan.py` (what is sent, as data),
-`models.py` (the service's models and tasks), `locust_run.py` (runs Locust in processes of its own, from `loadtest/users/`), `samples.py`
-(one line a request), `watch.py` (the service's processes meanwhile), `figures.py` (samples to numbers, stage by stage), `knee.py`,
-`flatness.py`, `pass_marks.py` (numbers to verdicts, by `pass_marks.toml`), `plots.py`, `command.py` and `__main__.py` (the command).
+`models.py` (the service's models and tasks), `locust_run.py` (starts Locust's processes, whose clients are in `loadtest/users/`),
+`samples.py` (one line per request), `watch.py` (observes the service's processes), `figures.py` (computes figures per stage), `knee.py`
+(the highest rate without overload), `flatness.py` (finds leaks), `pass_marks.py` (verdicts, by the criteria in `pass_marks.toml`),
+`plots.py`, `command.py` and `__main__.py` (the command).
 
-Nothing here imports locust: it patches the standard library for its own process, and must not do so for others.
+No file here imports locust, because the import patches the standard library of its process.
 """

@@ -1,4 +1,4 @@
-"""`attnserve load`: puts a load of some shape on a running service, and reports figures, pictures and verdicts; see loadtest/README.md."""
+"""`attnserve load`: loads a running service, and reports figures, plots and verdicts; see loadtest/README.md."""
 
 import json
 import os
@@ -18,16 +18,16 @@ from loadtest.load import figures, flatness, knee, locust_run, models, pass_mark
 from loadtest.load.figures import ALL, StageFigures
 from loadtest.load.kinds import KINDS
 from loadtest.load.pass_marks import Judged
-from loadtest.load.plan import DRAIN, SECONDS, WARM_UP, Plan, Shape, Stage, stages
+from loadtest.load.plan import DRAIN, SECONDS, WARM_UP, LoadPlan, Shape, Stage, stages
 from service.terminal import command_app, console
 
 app = command_app()
 
 BURST = 128  # requests sent at once to guess the knee
-GUESS_SHARE = 0.8  # share of the burst's throughput that is the guessed knee, as arrivals are uneven
-SETTLING = 0.25  # share of the crowd's stage in which the crowd connects
+GUESS_SHARE = 0.8  # the guessed knee is this share of the burst's throughput, because real arrivals are uneven
+SETTLING = 0.25  # share of the stage `crowd` during which its connections are opened
 REST_S = 60.0  # longest wait after the load for connections to close: the proxy keeps some for 30 s
-ENOUGH = 200  # fewest requests of a kind for a p99: with 30 it would be the slowest one
+ENOUGH = 200  # fewest requests of a kind for a p99; of 30 requests the p99 would be the slowest
 
 
 @app.command()
@@ -54,14 +54,14 @@ def load(
 ) -> None:
     """Load a running service and compare it with the pass criteria of the shape. Exits with 1 if a criterion is missed or not measured."""
     if closed and knee_:
-        raise typer.BadParameter("--knee is for open loops, and --closed sends in a closed one: give one of them")
+        raise typer.BadParameter("--knee is the rate of an open loop, but --closed is a closed loop: give only one of them")
     wanted, key = pass_marks.load(marks_, shape), os.environ.get("LOADTEST_API_KEY", "")
     url = url.rstrip("/")
     tasks = models.tasks(url, model or models.names(url, key), key)
     seconds = (minutes * 60) if minutes else SECONDS[shape]
     about = {**machine.about_run(), "shape": shape.value}
     date = about["date"]
-    plan = Plan(
+    plan = LoadPlan(
         url=url,
         out=(out / f"{date.replace(':', '-')}-{shape}").resolve(),
         seed=seed,
@@ -80,8 +80,8 @@ def load(
         if plan.open_loop and not knee_:
             plan = plan.model_copy(update={"rate": guess(plan, workers)})
             console.print(f"a burst of {BURST} requests says that the knee is about {plan.rate:,.1f} requests/s", highlight=False)
-        observations = played(plan, workers, root, key)
-    told = Run(plan, shape, observations)
+        observations = run_plan(plan, workers, root, key)
+    told = LoadRun(plan, shape, observations)
     judged = pass_marks.judge(wanted, told.stages, told.of_run)
     told.write(about, judged)
     told.draw(f"{shape}, {url}, {about['cpus']} cores, {about['cpu']}, {date}")
@@ -115,7 +115,7 @@ def chosen(mix: str | None, tasks: dict[str, str]) -> dict[str, int]:
     return found
 
 
-def guess(plan: Plan, workers: int) -> float:
+def guess(plan: LoadPlan, workers: int) -> float:
     """Estimate the requests/s at the knee from how fast the service answers one burst of the mix."""
     burst = (Stage(name="burst", seconds=1, level=1), DRAIN)
     trial = plan.model_copy(update={"open_loop": False, "rate": BURST, "turns": 1, "stages": burst, "out": plan.out / "burst"})
@@ -123,13 +123,14 @@ def guess(plan: Plan, workers: int) -> float:
     found, begun = samples.read(trial.out)
     done = sorted(sample.done_s for sample in found if sample.good)
     if len(done) < 2:
-        raise LoadtestError(f"nothing was answered: {trial.out / samples.SAMPLES} says why; or give --knee")
-    most = round(len(done) * 0.9)  # the last requests leave cores idle
+        raise LoadtestError(f"no request was answered: see {trial.out / samples.SAMPLES} for the reasons, or give --knee")
+    most = round(len(done) * 0.9)  # the last tenth is not counted, because it leaves cores idle
     return GUESS_SHARE * most / (done[most - 1] - begun[0].begin_s)
 
 
-def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.Observation]:
-    """Run the plan with a progress bar. Returns observations of the service during the run, and one when it is at rest."""
+def run_plan(plan: LoadPlan, workers: int, root: int | None, key: str) -> list[watch.Observation]:
+    """Run the plan with a progress bar. Returns observations of the service during the run, and a last one when all connections are
+    closed."""
     interval_s = max(sum(stage.seconds for stage in plan.stages) / 600, 1.0)
     begun = plan.out / samples.STAGES
     with watch.observing(root, plan.url, interval_s, key) as observations, progress(len(plan.stages) + 1) as advance:
@@ -148,7 +149,7 @@ def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.O
 
 
 def rested(before: watch.Observation, root: int | None, url: str, key: str) -> watch.Observation:
-    """Observe the service once its clients' connections are closed, which a proxy does after some seconds; waits at most `REST_S`."""
+    """Wait until the connections of the clients are closed, at most `REST_S` (a proxy closes them after some seconds), and observe."""
     fds = {process.pid: process.fds for process in before.processes}
     until = time.monotonic() + REST_S
     while True:
@@ -158,10 +159,10 @@ def rested(before: watch.Observation, root: int | None, url: str, key: str) -> w
             return found
 
 
-class Run:
+class LoadRun:
     """The results of a run: stages with their figures, the knee of a ramp, figures of the whole run."""
 
-    def __init__(self, plan: Plan, shape: Shape, observations: list[watch.Observation]) -> None:
+    def __init__(self, plan: LoadPlan, shape: Shape, observations: list[watch.Observation]) -> None:
         self.plan, self.shape, self.observations = plan, shape, observations
         self.samples, self.begun = samples.read(plan.out)
         self.stages = [
@@ -257,7 +258,7 @@ COLUMNS = (
 )
 
 
-def show(run: Run, judged: list[Judged], title: str) -> None:
+def show(run: LoadRun, judged: list[Judged], title: str) -> None:
     """Print the tables: stages and kinds, series that grew, and pass criteria."""
     terminal = stdout(width=200)
     table = Table(title=title, title_justify="left")

@@ -8,10 +8,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from loadtest.load.plan import DRAIN
-from loadtest.load.samples import Begun, Sample
+from loadtest.load.samples import Sample, StageStart
 
-ALL = "all"  # every kind except the hostile one
-LATE_MS, LATE_SHARE = 50.0, 0.1  # if the generator's own p99 delay exceeds both, figures are invalid; the share is of the latency's p99
+ALL = "all"  # the name for all kinds of clients together, without the hostile one
+# Figures are invalid if the p99 of the load generator's own delay exceeds both: milliseconds, and share of the latency's p99.
+LATE_MS, LATE_SHARE = 50.0, 0.1
 _SETTLE_S = 1.0  # users start and stop within about a second of a stage's start
 
 
@@ -23,7 +24,7 @@ class Figures(BaseModel):
     arrivals: int
     offered_per_s: float
     answered_per_s: float  # good answers whose last byte arrived within the stage
-    tokens_per_s: float  # of those
+    tokens_per_s: float  # tokens of these answers per second
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None
@@ -31,7 +32,7 @@ class Figures(BaseModel):
     refused_share: float
     retry_after_share: float | None = None  # share of refusals that had Retry-After
     error_share: float  # share of requests with neither a good answer nor a refusal
-    late_p99_ms: float | None = None  # the generator's own delay; if large, figures reflect the generator
+    late_p99_ms: float | None = None  # the load generator's own delay; if it is large, the figures do not show the service
     first_p50_ms: float | None = None
     first_p99_ms: float | None = None
     between_p50_ms: float | None = None
@@ -44,7 +45,7 @@ NAMES = frozenset(Figures.model_fields)
 
 
 class StageFigures(BaseModel):
-    """The results of a stage. `cores` is CPU time per second by process name; it is empty if the service runs on another machine."""
+    """The results of a stage. `cores`: process name -> CPU seconds per second; empty if the service runs on another machine."""
 
     name: str
     level: float
@@ -62,7 +63,7 @@ class StageFigures(BaseModel):
 
     @property
     def late_ms(self) -> float | None:
-        """The generator's own delay if it is large enough to cause latencies and refusals, else None."""
+        """The load generator's own delay (p99) if it is so large that it may have caused latencies and refusals, else None."""
         late = self.all.late_p99_ms or 0.0
         return late if late > max(LATE_MS, LATE_SHARE * (self.all.p99_ms or 0.0)) else None
 
@@ -76,25 +77,28 @@ class StageFigures(BaseModel):
         return self.service_cores * 1000 / per_s if self.service_cores is not None and per_s else None
 
 
-def by_stage(samples: Sequence[Sample], begun: Sequence[Begun]) -> list[StageFigures]:
-    """Return the figures of every stage except the last one, in which a run drains. The first second of a stage is not counted."""
+def by_stage(samples: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageFigures]:
+    """Return the figures of every stage except the last, in which no requests are sent. The first second of a stage is not counted."""
     made = []
     for stage, following in pairwise(begun):
         begin_s, end_s = stage.begin_s + min(_SETTLE_S, (following.begin_s - stage.begin_s) / 2), following.begin_s
         due = [sample for sample in samples if begin_s <= sample.due_s < end_s]
         done = [sample for sample in samples if begin_s <= sample.done_s < end_s and sample.good]
-        kinds = {kind: of([s for s in due if s.kind == kind], [s for s in done if s.kind == kind], end_s - begin_s) for kind in _kinds(due)}
+        kinds = {
+            kind: figures_of([s for s in due if s.kind == kind], [s for s in done if s.kind == kind], end_s - begin_s)
+            for kind in _kinds(due)
+        }
         customers = ([s for s in due if s.kind != "hostile"], [s for s in done if s.kind != "hostile"])
-        kinds[ALL] = of(*customers, end_s - begin_s)
+        kinds[ALL] = figures_of(*customers, end_s - begin_s)
         made.append(StageFigures(name=stage.name, level=stage.level, begin_s=begin_s, end_s=end_s, kinds=kinds))
     assert begun[-1].name == DRAIN.name
     return made
 
 
-def of(due: Sequence[Sample], done: Sequence[Sample], seconds: float) -> Figures:
+def figures_of(due: Sequence[Sample], done: Sequence[Sample], seconds: float) -> Figures:
     """Return the figures of the requests `due` within a period of `seconds`, and of the good answers `done` within it."""
     refused = [sample for sample in due if sample.status == 429]
-    failed = [sample for sample in due if not _fine(sample) and sample.status != 429]
+    failed = [sample for sample in due if not _is_good(sample) and sample.status != 429]
     good = [sample for sample in due if sample.good]
     values: dict[str, Any] = {
         "arrivals": len(due),
@@ -121,7 +125,7 @@ def percentile(values: Sequence[float], n: float) -> float | None:
     return float(np.percentile(values, n)) if values else None
 
 
-def _fine(sample: Sample) -> bool:
+def _is_good(sample: Sample) -> bool:
     """Return whether the answer is good. For the hostile client this is the expected error."""
     return sample.good or (sample.kind == "hostile" and not sample.problem)
 

@@ -11,23 +11,23 @@ MiB = 2**20
 _MOST_OBSERVATIONS = 400  # limit, because the slope uses all pairs of observations
 
 
-class Allowed(NamedTuple):
+class AllowedGrowth(NamedTuple):
     """The growth allowed for a series: `share` of its level or `amount`, whichever is larger."""
 
     unit: str
     share: float
     amount: float
-    scale: float = 1.0  # units in one displayed unit
+    scale: float = 1.0  # how many of the series' own units make one displayed unit
 
 
 ALLOWED = {
-    "rss_bytes": Allowed("MiB", 0.02, 4, MiB),  # allocators keep memory that a burst has touched
-    "threads": Allowed("threads", 0.0, 2),
+    "rss_bytes": AllowedGrowth("MiB", 0.02, 4, MiB),  # allocators keep memory that a burst has touched
+    "threads": AllowedGrowth("threads", 0.0, 2),
 }
-# Under load, descriptors are connections that clients keep, as many as the worst moment needed. Descriptors that remain when the clients
-# have left, compared with those before the load, are leaks. Some are opened once, at first use.
-FDS = Allowed("descriptors", 0.0, 8)
-LEFT = "left"  # the unit of gauges of remaining work
+# Under load most descriptors are connections of clients. A leak is an increase from before the load to after it, when the clients have
+# closed their connections. A few descriptors are opened once, at first use, so a small increase is allowed.
+FDS = AllowedGrowth("descriptors", 0.0, 8)
+LEFT = "left"  # the unit of gauges that count unfinished work
 
 
 class Flatness(NamedTuple):
@@ -51,12 +51,12 @@ def growth(at_s: Sequence[float], values: Sequence[float]) -> float:
 
 
 def at_rest(before: float, after: float) -> bool:
-    """Return whether descriptors of connections were closed."""
+    """Return whether the descriptors of connections were closed: `before` and `after` the load."""
     return after - before <= FDS.amount
 
 
 def not_flat(found: Sequence[Flatness]) -> float | None:
-    """Return how many series of processes grew, or None if no process was observed throughout."""
+    """Return how many series of processes grew more than allowed, or None if no process was observed for the whole time."""
     of_processes = [each for each in found if each.unit != LEFT]
     return float(sum(not each.flat for each in of_processes)) if any(each.unit == "MiB" for each in of_processes) else None
 
@@ -68,8 +68,8 @@ def not_at_rest(found: Sequence[Flatness]) -> float | None:
 
 
 def judge(observations: Sequence[Observation], begin_s: float, end_s: float) -> list[Flatness]:
-    """Evaluate the series of every process observed from begin to end, its descriptors in the first and the last observation, the number of
-    processes, and the last observation's gauges, taken after the load: no run, waiting input or other request may remain."""
+    """Evaluate four things: the series of every process that was observed from begin to end; its descriptors in the first and the last
+    observation; the number of processes; and the gauges after the load, when no run, waiting input or request may remain."""
     within = [each for each in observations if begin_s <= each.at_s <= end_s]
     made = []
     names = {process.pid: stem(process.name) for each in within for process in each.processes}

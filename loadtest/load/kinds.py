@@ -1,24 +1,29 @@
-"""The kinds of clients, as data. The user classes of `loadtest/users` and the mix of `attnserve load` are defined from it."""
+"""The kinds of clients, as data. A new kind needs its class in `loadtest/users/` and its line in `KINDS`; Locust's users, the default mix
+and the choices of `--mix` follow from the line.
+"""
 
 from typing import NamedTuple
 
 
-class Kind(NamedTuple):
-    """`task`: the task that a model must support for this kind ("": any). `share`: its weight in the default mix. `tags`: Locust's tags."""
+class ClientKind(NamedTuple):
+    """`user`: the Locust class in `loadtest/users/`, by module and name. `task`: the task that a model must support for this kind ("":
+    any). `share`: its weight in the default mix. `tags`: Locust's tags.
+    """
 
+    user: str
     task: str
     share: int
     tags: tuple[str, ...]
 
 
-# Mostly searches, and a little of every other kind.
+# The shares make half of the default requests embeddings of one query.
 KINDS = {
-    "embed": Kind("embed", 12, ("embed", "interactive")),
-    "embed_batch": Kind("embed", 1, ("embed", "bulk")),
-    "embed_mixed": Kind("embed", 4, ("embed", "interactive")),
-    "documents": Kind("embed", 1, ("embed", "bulk")),
-    "rerank": Kind("rerank", 2, ("rerank", "interactive")),
-    "completion": Kind("complete", 2, ("stream", "completion")),
-    "chat": Kind("chat", 2, ("stream", "chat")),
-    "hostile": Kind("", 1, ("hostile",)),
+    "embed": ClientKind("embeddings.Embed", "embed", 12, ("embed", "interactive")),
+    "embed_batch": ClientKind("embeddings.EmbedBatch", "embed", 1, ("embed", "bulk")),
+    "embed_mixed": ClientKind("embeddings.EmbedMixed", "embed", 4, ("embed", "interactive")),
+    "documents": ClientKind("embeddings.Documents", "embed", 1, ("embed", "bulk")),
+    "rerank": ClientKind("embeddings.Rerank", "rerank", 2, ("rerank", "interactive")),
+    "completion": ClientKind("streams.Completion", "complete", 2, ("stream", "completion")),
+    "chat": ClientKind("streams.Chat", "chat", 2, ("stream", "chat")),
+    "hostile": ClientKind("hostile.Hostile", "", 1, ("hostile",)),
 }

@@ -9,8 +9,8 @@ from loadtest.load.figures import StageFigures
 from loadtest.load.samples import Sample
 
 SLOWER = 5.0  # a step is overloaded if its p95 exceeds that of the first step by this factor
-ANSWERED = 0.9  # smallest share of a step's arrivals that are answered in it
-LOST = 0.01  # largest share refused or failed
+ANSWERED = 0.9  # a step is overloaded if a smaller share of its arrivals is answered within it
+LOST = 0.01  # a step is overloaded if a larger share is refused or fails
 
 
 class Knee(NamedTuple):
@@ -26,12 +26,12 @@ class Knee(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Requests per second at the knee."""
         return self.stage.all.answered_per_s
 
 
 def knee(steps: Sequence[StageFigures]) -> Knee | None:
-    """Return the knee; steps are in rising order. None if the first step was overloaded and the generator was not late in it."""
+    """Return the knee of steps in rising order, or None if the first step was overloaded and the load generator was not late in it."""
     first = steps[0].all
     below: StageFigures | None = None
     for step in steps:

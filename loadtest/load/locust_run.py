@@ -1,4 +1,4 @@
-"""Runs Locust in its own processes: one, or a master with workers on this machine."""
+"""Runs Locust in other processes: a single one, or a master with workers on this machine."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from typing import IO
 
 from loadtest.common.server import tail, terminate
 from loadtest.errors import LoadtestError
-from loadtest.load.plan import Plan
+from loadtest.load.plan import LoadPlan
 from service.deployment.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ LOCUSTFILE = ROOT / "loadtest" / "users" / "planned.py"
 _STOP_S = 20
 
 
-def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None) -> None:
+def run(plan: LoadPlan, *, workers: int = 0, tick: Callable[[], None] = lambda: None) -> None:
     """Run the plan. Its samples, Locust's tables (locust_*.csv), page (locust.html) and log are then in `plan.out`.
 
     `tick` is called a few times per second during the run. Raises LoadtestError if Locust fails.
@@ -45,7 +45,8 @@ def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None
 
 @contextmanager
 def started(command: list[str], output: IO[str], folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """Start the process in the run's folder, so that a `locust.conf` in the caller's folder is not read. It is always ended."""
+    """Start the process in the run's folder, so that Locust does not read a `locust.conf` in the current folder. The process is ended when
+    the `with` block ends."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:

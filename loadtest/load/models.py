@@ -21,9 +21,7 @@ def names(url: str, key: str = "") -> list[str]:
     """Return the models that the service lists, aliases included. Raises LoadtestError if there is no such service."""
     status, content = _ask(f"{url}/v1/models", None, key)
     if status != 200:
-        raise LoadtestError(
-            f"{url}/v1/models answered {status}: {content[:200]}; LOADTEST_API_KEY holds the key of a service that needs one"
-        )
+        raise LoadtestError(f"{url}/v1/models answered {status}: {content[:200]}; if the service needs a key, set LOADTEST_API_KEY")
     return [str(model["id"]) for model in json.loads(content)["data"]]
 
 

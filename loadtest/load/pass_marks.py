@@ -18,7 +18,7 @@ RUN = "run"  # in place of a stage's name, for figures of the whole run
 RUN_FIGURES = frozenset(
     {"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "not_at_rest", "unanswered"}
 )
-# Figures that a run may be unable to measure, with the reason and the remedy. Their criteria are then not judged, which is no pass.
+# Figures that some runs cannot measure, each with the reason and the remedy. A criterion without its figure is not judged, and so not met.
 _UNSEEN = "no process of the service could be followed: run this on the service's machine, or name its first process with --pid"
 NOT_SEEN = {
     "not_flat": _UNSEEN,
@@ -38,7 +38,7 @@ class PassMark(BaseModel):
     at_most: float | None = None
     at_least: float | None = None
     why: str
-    changed: str = ""  # when the bound was changed, from what, and why
+    changed: str = ""  # when and why the bound was changed, and its value before
 
     @model_validator(mode="after")
     def _one_bound(self) -> "PassMark":
@@ -47,7 +47,9 @@ class PassMark(BaseModel):
         name = self.figure.rpartition(".")[2]
         known = RUN_FIGURES if self.stage == RUN else figures.NAMES
         if name not in known:
-            raise ValueError(f"{name} is no figure of a {'run' if self.stage == RUN else 'stage'}; there are: {', '.join(sorted(known))}")
+            raise ValueError(
+                f"{name} is not a figure of a {'run' if self.stage == RUN else 'stage'}; there are: {', '.join(sorted(known))}"
+            )
         return self
 
     @property
@@ -55,8 +57,8 @@ class PassMark(BaseModel):
         return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
 
     def judge(self, figure: float | None) -> Verdict:
-        """Return the verdict. A missing figure fails, except one of a single kind of client, as a mix may lack the kind. A figure that
-        the run could not measure is not judged."""
+        """Return the verdict on a figure. None fails, with two exceptions: a figure of one kind of client, because the mix may lack this
+        kind, and a figure that this run could not measure. These are not judged."""
         if figure is None and self.stage == RUN and self.figure in NOT_SEEN:
             return Verdict.not_judged
         if figure is None:

@@ -1,4 +1,4 @@
-"""What a run of Locust sends: how the load changes over time, and the plan, which is passed to every worker as one JSON argument."""
+"""The plan of a Locust run: which requests are sent, and at which rate over time. Every worker gets it as one JSON argument."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -21,7 +21,7 @@ class Stage(BaseModel):
     slow: int = Field(default=0, ge=0, description="Clients that read their streams a few bytes at a time.")
 
 
-class Plan(BaseModel):
+class LoadPlan(BaseModel):
     """One run. In open loop `rate` is arrivals per second at level 1. In closed loop it is the number of clients, each with one request.
 
     In closed loop a Locust user is one client. In open loop it is a Poisson source of `rate` / SOURCES requests per second. The sources
@@ -75,7 +75,7 @@ STAGES: dict[Shape, tuple[tuple[str, float, float], ...]] = {
     Shape.spike: ((WARM_UP, 0.5, 0.1), ("before", 0.5, 0.3), ("spike", 2.0, 0.2), ("after", 0.5, 0.4)),
     Shape.soak: ((WARM_UP, 0.5, 0.2), ("soak", 0.5, 0.8)),
     Shape.overload: ((WARM_UP, 0.5, 0.1), ("knee", 1.0, 0.3), ("overload", 3.0, 0.3), ("recovery", 0.5, 0.3)),
-    # Long, with few requests besides the two kinds compared, as a p99 needs hundreds of arrivals of a kind (`ENOUGH` in command.py).
+    # The stages `alone` and `crowd` are compared by their p99, which needs hundreds of requests of a kind (`ENOUGH` in command.py).
     Shape.crowd: ((WARM_UP, 0.5, 0.05), ("alone", 0.5, 0.45), ("crowd", 0.5, 0.45), ("after", 0.5, 0.05)),
 }
 SECONDS = {

@@ -8,12 +8,12 @@ import numpy as np
 
 from loadtest.load.figures import StageFigures
 from loadtest.load.knee import Knee
-from loadtest.load.samples import Begun, Sample
+from loadtest.load.samples import Sample, StageStart
 from loadtest.load.watch import Observation
 
 MiB = 2**20
 _PERCENTILES = (50, 95, 99)
-_NAMED = 8  # number of largest processes with a line of their own
+_NAMED = 8  # how many of the largest processes have a line in the plot
 
 
 def latency_by_rate(steps: Sequence[StageFigures], knee: Knee | None, file: Path, title: str) -> None:
@@ -31,7 +31,7 @@ def latency_by_rate(steps: Sequence[StageFigures], knee: Knee | None, file: Path
     _finish(figure, axes, file, title)
 
 
-def percentiles_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Path, title: str) -> None:
+def percentiles_over_time(samples: Sequence[Sample], begun: Sequence[StageStart], file: Path, title: str) -> None:
     """Draw the latency of good answers by due time, and below it the numbers of requests sent, answered and refused."""
     figure, (latency, rate) = _figure(2)
     start, width, bins = _bins(samples, begun)
@@ -57,7 +57,7 @@ _COUNTED: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
 )
 
 
-def tokens_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Path, title: str) -> None:
+def tokens_over_time(samples: Sequence[Sample], begun: Sequence[StageStart], file: Path, title: str) -> None:
     """Draw the tokens read or sampled per second for each kind, counted when an answer is complete."""
     figure, (axes,) = _figure(1)
     start, width, bins = _bins(samples, begun)
@@ -71,7 +71,7 @@ def tokens_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Pa
     _finish(figure, (axes,), file, title)
 
 
-def processes_over_time(observations: Sequence[Observation], begun: Sequence[Begun], file: Path, title: str) -> None:
+def processes_over_time(observations: Sequence[Observation], begun: Sequence[StageStart], file: Path, title: str) -> None:
     """Draw the resident memory of the largest processes, the descriptors and threads of all processes, and the service's gauges."""
     figure, panels = _figure(4)
     start = observations[0].at_s
@@ -93,7 +93,7 @@ def processes_over_time(observations: Sequence[Observation], begun: Sequence[Beg
     _finish(figure, panels, file, title)
 
 
-def _bins(samples: Sequence[Sample], begun: Sequence[Begun]) -> tuple[float, float, int]:
+def _bins(samples: Sequence[Sample], begun: Sequence[StageStart]) -> tuple[float, float, int]:
     """Return begin, width and number of the time bins: about 100 bins of at least a second each."""
     start = begun[0].begin_s
     seconds = max(begun[-1].begin_s, *(sample.done_s for sample in samples)) - start
@@ -109,7 +109,7 @@ def _by_bin(samples: Sequence[Sample], start: float, width: float, bins: int) ->
     return found
 
 
-def _mark_stages(panels: Sequence[Any], begun: Sequence[Begun], start: float) -> None:
+def _mark_stages(panels: Sequence[Any], begun: Sequence[StageStart], start: float) -> None:
     for stage in begun:
         for axes in panels:
             axes.axvline(stage.begin_s - start, color="lightgray", linewidth=0.8)

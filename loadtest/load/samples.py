@@ -1,4 +1,4 @@
-"""Samples: each is one request as the client saw it. Reads and writes files of samples and of the start times of stages."""
+"""Samples: a sample has the measurements of one request by its client. Reads and writes files of samples, and of stages' start times."""
 
 import csv
 import json
@@ -14,15 +14,15 @@ SAMPLES, STAGES = "samples.csv", "stages.jsonl"
 
 
 class Sample(NamedTuple):
-    """One request. Times are wall-clock seconds, durations milliseconds. A request is due at its arrival time or, in closed loop, when its
-    client is free. Latency counts from then, so the generator's own delay is included."""
+    """One request. Times are wall-clock seconds, durations milliseconds. A request is due at its arrival time or, in closed loop, as soon
+    as its client is free. Latency counts from this time, so it includes the load generator's own delay."""
 
     kind: str
     due_s: float
-    ms: float  # to the answer's last byte, or until it was given up
-    late_ms: float  # from due to sent: the generator's own delay, included in `ms`
+    ms: float  # from due to the answer's last byte, or until the client stopped waiting
+    late_ms: float  # from due to sent: the load generator's own delay, included in `ms`
     status: int  # HTTP status; 0 without a complete answer
-    tokens: int = 0  # tokens read by the model, or for streams sampled
+    tokens: int = 0  # input tokens that the model computed; for streams, tokens that it generated
     retry_after: bool = False
     first_ms: float | None = None  # streams: time to the first text
     between_ms: float | None = None  # time from first to last text, divided by the tokens between them
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
         return self.due_s + self.ms / 1000
 
 
-class Begun(NamedTuple):
+class StageStart(NamedTuple):
     """A stage, with its start time and its number of Locust users."""
 
     name: str
@@ -57,18 +57,18 @@ def append(folder: Path, samples: Iterable[Sample]) -> None:
         csv.writer(file).writerows(samples)
 
 
-def begin(folder: Path, stage: Begun) -> None:
+def begin(folder: Path, stage: StageStart) -> None:
     with (folder / STAGES).open("a") as file:
         file.write(json.dumps(stage._asdict()) + "\n")
 
 
-def read(folder: Path) -> tuple[list[Sample], list[Begun]]:
+def read(folder: Path) -> tuple[list[Sample], list[StageStart]]:
     """Return the samples and stages of a run. Raises LoadtestError if the folder has none."""
     with (folder / SAMPLES).open(newline="") as file:
         samples = [_sample(row) for row in csv.DictReader(file)]
-    begun = [Begun(**json.loads(line)) for line in (folder / STAGES).read_text().splitlines()]
+    begun = [StageStart(**json.loads(line)) for line in (folder / STAGES).read_text().splitlines()]
     if not samples or not begun:
-        raise LoadtestError(f"no request ended: {folder / 'locust.log'} says what Locust did")
+        raise LoadtestError(f"no request ended: see {folder / 'locust.log'}")
     return sorted(samples, key=lambda sample: sample.due_s), begun
 
 

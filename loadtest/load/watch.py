@@ -78,7 +78,7 @@ def gauges(url: str, key: str = "") -> dict[str, float]:
 
 
 def stem(name: str) -> str:
-    """Return a process's name without the current activity, which Ray appends to its processes' names."""
+    """Return a process's name without the current activity, which Ray appends to it."""
     return name.partition(".")[0] if name.startswith("ray::") else name
 
 

@@ -1,1 +1,1 @@
-"""`goodput.py`: work done by an overloaded service; `memory_soak.py`: memory after unusual requests."""
+"""`goodput.py` measures the work done by an overloaded service, `memory_soak.py` its memory after unusual requests."""

@@ -24,14 +24,14 @@ from loadtest.common.server import attnserve
 from loadtest.common.texts import sentence
 
 LEAST = 0.8
-_ALONE = 8  # clients
+_ALONE = 8  # clients of a kind in the run for comparison
 KINDS = ("single", "32", "256", "attention", "text")
 app = typer.Typer(add_completion=False)
 
 
 @dataclass
 class Counted:
-    """Counts for one kind, or for all kinds."""
+    """Counts of requests and tokens, for one kind of client or for all kinds."""
 
     answered: int = 0
     refused: int = 0

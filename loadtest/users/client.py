@@ -15,9 +15,9 @@ from locust import User, between, tag
 from locust.exception import StopUser
 
 from loadtest.load.kinds import KINDS
-from loadtest.users.asking import Asking
+from loadtest.users.request_settings import RequestSettings
 
-MOST_CONNECTIONS = 8000  # limit of a process; a process that needs more is too slow for its arrivals
+MOST_CONNECTIONS = 8000  # most connections of one process; a process that needs more cannot send requests in time
 _numbers: Counter[str] = Counter()
 
 
@@ -46,14 +46,14 @@ class Answer:
 class Client(User):
     """One client with one request at a time. A subclass has a `kind`, and sends its request in `ask`.
 
-    The locustfile sets `asking`, which all clients share, when a test starts, before users are created.
+    The locustfile sets `settings`, which all clients share, when a test starts, before users are created.
     """
 
     abstract = True
     host = "http://127.0.0.1:8000"
-    wait_time = between(0.5, 1.5)  # so a user sends about a request a second, as long as the service is fast
+    wait_time = between(0.5, 1.5)  # a user sends about one request per second if the service answers fast
     kind: ClassVar[str]
-    asking: ClassVar[Asking | None] = None
+    settings: ClassVar[RequestSettings | None] = None
 
     def __init_subclass__(cls) -> None:
         """Give each kind its weight and its one task, with the tags of `loadtest/load/kinds.py`."""
@@ -66,7 +66,7 @@ class Client(User):
             cls.weight, cls.tasks = kind.share, [tag(*kind.tags)(request)]
 
     def on_start(self) -> None:
-        """Prepare the client. Raises RuntimeError like `shared`, and StopUser if no model can answer this kind."""
+        """Prepare the client. Raises StopUser if no model can answer this kind, RuntimeError if the service's models are unknown."""
         if not self.answerable(self.shared):
             raise StopUser
         assert self.environment.runner is not None
@@ -76,21 +76,21 @@ class Client(User):
         self.http = http(self.shared.url, self.shared.timeout_s)
 
     @property
-    def shared(self) -> Asking:
+    def shared(self) -> RequestSettings:
         """The shared settings. Raises RuntimeError if this process could not query the service's models."""
-        if Client.asking is None:
-            raise RuntimeError("this process could not ask the service for its models: its log says why")
-        return Client.asking
+        if Client.settings is None:
+            raise RuntimeError("this process could not query the service's models: see its log")
+        return Client.settings
 
     @property
     def model(self) -> str:
         return self.shared.models[KINDS[self.kind].task]
 
     @classmethod
-    def answerable(cls, asking: Asking) -> bool:
+    def answerable(cls, settings: RequestSettings) -> bool:
         """Return whether a model of the service supports this kind of client."""
         task = KINDS[cls.kind].task
-        return not task or task in asking.models
+        return not task or task in settings.models
 
     def turn(self) -> None:
         """Send one request and wait for its answer."""

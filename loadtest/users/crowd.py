@@ -8,21 +8,21 @@ import gevent
 from gevent.pool import Group
 
 from loadtest.load.plan import Stage
-from loadtest.users.asking import Asking
+from loadtest.users.request_settings import RequestSettings
 from loadtest.users.wire import connect, connect_slowly
 
 _SIP_BYTES, _SIP_S = 16, 0.5
-# Upper bounds of the random times before a member's first connection and before each later one. HAProxy closes idle connections after
-# 10 s (service/deployment/haproxy.py), so without them a thousand would reconnect at once and delay the measured clients.
+# Upper bounds of the random pauses before a first connection and before each reconnection. HAProxy closes idle connections after 10 s
+# (service/deployment/haproxy.py). Without pauses, a thousand connections would be reopened at once and delay the measured clients.
 _FIRST_S, _AGAIN_S = 10.0, 2.0
-_TOKENS = 128  # length of a slow reader's stream: it takes minutes to read, but little work to generate
+_TOKENS = 128  # tokens in a slow reader's stream: few to generate, but reading them takes minutes
 
 
 class Crowd:
     """The idle connections and slow readers of a stage. If the service closes a connection, it is reopened."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    def __init__(self, settings: RequestSettings) -> None:
+        self._settings = settings
         self._idle, self._slow = Group(), Group()
 
     def become(self, stage: Stage) -> None:
@@ -30,7 +30,7 @@ class Crowd:
             if not wanted:
                 group.kill(block=True)
             for number in range(len(group), wanted):
-                draw = random.Random(f"{self._asking.seed} {member.__name__} {number}")
+                draw = random.Random(f"{self._settings.seed} {member.__name__} {number}")
                 group.spawn(self._again_and_again, member, draw)
 
     def _again_and_again(self, member: Callable[[], None], draw: random.Random) -> None:
@@ -41,11 +41,11 @@ class Crowd:
             gevent.sleep(draw.uniform(0, _AGAIN_S))
 
     def _say_nothing(self) -> None:
-        with connect(self._asking) as connection:
+        with connect(self._settings) as connection:
             connection.settimeout(None)
             connection.recv(1)
 
     def _sip(self) -> None:
-        with connect_slowly(self._asking, _TOKENS) as connection:
+        with connect_slowly(self._settings, _TOKENS) as connection:
             while connection.recv(_SIP_BYTES):
                 gevent.sleep(_SIP_S)

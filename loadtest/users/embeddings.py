@@ -7,10 +7,10 @@ from loadtest.common.texts import DOCUMENT, PASSAGE, QUERY
 from loadtest.users.client import Answer, Client
 
 _BATCH = 64  # more than the service accepts as interactive work
-_DOCUMENTS = (5, 30)  # of a rerank
+_DOCUMENTS = (5, 30)  # fewest and most documents of a rerank request
 
 
-class _Embeddings(Client):
+class _EmbeddingsClient(Client):
     """Sends the texts of `texts` in one request, requests base64 like the openai client, and counts the returned embeddings."""
 
     abstract = True
@@ -27,8 +27,8 @@ class _Embeddings(Client):
         raise NotImplementedError
 
 
-class Embed(_Embeddings):
-    """Acts like a search box: one query per request (or one text of `--words` words)."""
+class Embed(_EmbeddingsClient):
+    """Sends one query per request, like a search box; with `--words`, one text of this many words."""
 
     kind = "embed"
 
@@ -36,8 +36,8 @@ class Embed(_Embeddings):
         return [texts.words(self.draw, self.shared.words or QUERY.draw(self.draw))]
 
 
-class EmbedBatch(_Embeddings):
-    """Acts like an indexer: 64 passages per request."""
+class EmbedBatch(_EmbeddingsClient):
+    """Sends 64 passages per request, like the indexing of a collection."""
 
     kind = "embed_batch"
 
@@ -45,7 +45,7 @@ class EmbedBatch(_Embeddings):
         return [texts.prose(self.draw, self.shared.words or PASSAGE.draw(self.draw)) for _ in range(_BATCH)]
 
 
-class EmbedMixed(_Embeddings):
+class EmbedMixed(_EmbeddingsClient):
     """Sends 1 to 8 texts of 6 to 220 words, mostly short (with the lengths of the benchmark's mix)."""
 
     kind = "embed_mixed"
@@ -54,7 +54,7 @@ class EmbedMixed(_Embeddings):
         return [texts.words(self.draw, self.draw.choice(texts.MIX)) for _ in range(self.draw.randint(1, 8))]
 
 
-class Documents(_Embeddings):
+class Documents(_EmbeddingsClient):
     """Sends documents of 1,000 to 12,000 words, which the service tokenizes in full and then truncates."""
 
     kind = "documents"
@@ -64,7 +64,7 @@ class Documents(_Embeddings):
 
 
 class Rerank(Client):
-    """Puts the 5 to 30 passages that a first search stage found in order of a query."""
+    """Sends a query with 5 to 30 passages to rank, like the second stage of a search."""
 
     kind = "rerank"
 

@@ -1,6 +1,6 @@
-"""A hostile client, whose requests are invalid, too large, cut off or read too slowly. Other clients must not be affected.
+"""A hostile client: its requests are invalid, too large or cut off, or it reads the answers too slowly. Other clients must not notice.
 
-A good answer is the right error, in JSON. A client that closes its connection expects no answer.
+An answer counts as good if it has the expected error, in JSON. A client that closes its connection expects no answer.
 """
 
 import json
@@ -40,7 +40,8 @@ def wrong(path: str, body: bytes, *statuses: int) -> Callable[[Hostile, Answer],
 
 
 def huge(client: Hostile, answer: Answer) -> None:
-    """Announce a body of 1 TiB and send 32 KiB, more than a proxy buffers. The service must reject it at once; some proxies just close."""
+    """Announce a body of 1 TiB and send 32 KiB, more than a proxy buffers. The service must reject it at once; a closed connection is also
+    accepted, because some proxies close it."""
     with connect(client.shared) as connection:
         connection.sendall(head(client.shared, "/v1/embeddings", _HUGE_BYTES) + b"{" * 32_768)
         first = connection.recv(65536)

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from types import new_class
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Locust adds only this file's folder; a worker may start anywhere
+# Locust adds only this file's folder to the path, and a worker may start in any folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gevent
 from gevent.pool import Pool
@@ -20,29 +21,29 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 
 from loadtest.load import samples
-from loadtest.load.plan import Plan, Stage
+from loadtest.load.plan import LoadPlan, Stage
 from loadtest.load.samples import Sample
 from loadtest.users import USERS
-from loadtest.users.asking import Asking, add_key
 from loadtest.users.client import MOST_CONNECTIONS, Answer, Client
 from loadtest.users.crowd import Crowd
 from loadtest.users.recorder import RECORDER, Sent
+from loadtest.users.request_settings import RequestSettings, add_key
 
-ON_THEIR_WAY = Pool(MOST_CONNECTIONS)  # requests run outside users' greenlets, so Locust does not cut them off with users
+IN_FLIGHT = Pool(MOST_CONNECTIONS)  # requests run in greenlets of their own, so that they continue when Locust stops their users
 
 
 @cache
-def plan_of(text: str) -> Plan:
-    return Plan.model_validate_json(text)
+def plan_of(text: str) -> LoadPlan:
+    return LoadPlan.model_validate_json(text)
 
 
-def plan_in(environment: Environment) -> Plan:
+def plan_in(environment: Environment) -> LoadPlan:
     assert environment.parsed_options is not None
     return plan_of(environment.parsed_options.plan)
 
 
 class Planned(Client):
-    """A client that follows the plan: in open loop it is a Poisson source of requests, in closed loop it sends one after the other."""
+    """A client that follows the plan. In open loop it sends requests as a Poisson process, in closed loop one after the other."""
 
     abstract = True
     wait_time = constant(0)
@@ -58,12 +59,14 @@ class Planned(Client):
         if self.plan.open_loop:
             self._due_s += self.draw.expovariate(self.plan.source_rate)
             gevent.sleep(max(self._due_s - time.time(), 0))
-            if ON_THEIR_WAY.full():
-                raise RuntimeError(f"{MOST_CONNECTIONS} requests are on their way: add workers (--workers) or ask for less")
-            ON_THEIR_WAY.spawn(self.send, self._due_s)
+            if IN_FLIGHT.full():
+                raise RuntimeError(
+                    f"{MOST_CONNECTIONS} requests are in flight, the most of one process: add workers (--workers), or lower the rate"
+                )
+            IN_FLIGHT.spawn(self.send, self._due_s)
         elif self.plan.turns is None or self._turns < self.plan.turns:
             self._turns += 1
-            ON_THEIR_WAY.spawn(self.send, time.time()).join()
+            IN_FLIGHT.spawn(self.send, time.time()).join()
         else:
             gevent.sleep(self.plan.timeout_s)
 
@@ -78,18 +81,17 @@ class Planned(Client):
 
 
 CLASSES: dict[str, type[Planned]] = {user.kind: new_class(user.__name__, (Planned, user)) for user in USERS}
-# Locust looks for user classes among this module's names.
-Embed, EmbedBatch, EmbedMixed, Documents, Rerank, Completion, Chat, Hostile = CLASSES.values()
+globals().update({user.__name__: user for user in CLASSES.values()})  # Locust looks for user classes among this module's names
 
 
 def add_option(parser: LocustArgumentParser) -> None:
-    parser.add_argument("--plan", default="", help="A loadtest.load.plan.Plan as JSON; a worker gets its master's.")
+    parser.add_argument("--plan", default="", help="A loadtest.load.plan.LoadPlan as JSON; a worker gets its master's.")
     add_key(parser)
 
 
 def begin(environment: Environment, **_: object) -> None:
     assert environment.parsed_options is not None
-    if not environment.parsed_options.plan:  # a worker
+    if not environment.parsed_options.plan:  # this process is a worker
         RECORDER.attach(environment, None)
         return
     plan = plan_in(environment)
@@ -99,13 +101,13 @@ def begin(environment: Environment, **_: object) -> None:
     environment.user_classes = [user for kind, user in CLASSES.items() if kind in plan.mix]
 
 
-def share(environment: Environment, **_: object) -> None:
+def share_settings(environment: Environment, **_: object) -> None:
     assert environment.parsed_options is not None
-    Client.asking = asking(plan_in(environment), environment.parsed_options.api_key)
+    Client.settings = settings_of(plan_in(environment), environment.parsed_options.api_key)
 
 
-def asking(plan: Plan, key: str) -> Asking:
-    return Asking(plan.url, plan.models, plan.seed, plan.words, plan.max_tokens, plan.timeout_s, key)
+def settings_of(plan: LoadPlan, key: str) -> RequestSettings:
+    return RequestSettings(plan.url, plan.models, plan.seed, plan.words, plan.max_tokens, plan.timeout_s, key)
 
 
 class Stages(LoadTestShape):
@@ -118,7 +120,7 @@ class Stages(LoadTestShape):
         plan = plan_in(self.runner.environment)
         if self._at < 0:
             assert self.runner.environment.parsed_options is not None
-            self._crowd = Crowd(asking(plan, self.runner.environment.parsed_options.api_key))
+            self._crowd = Crowd(settings_of(plan, self.runner.environment.parsed_options.api_key))
         now = time.time()
         drained = self._at == len(plan.stages) - 1 and plan.stages[-1].level == 0 and not RECORDER.in_flight
         if now >= self._end_s or drained:
@@ -133,9 +135,9 @@ class Stages(LoadTestShape):
         return users, max(users, self.runner.user_count, 1)
 
     def _begin(self, stage: Stage, users: int, out: Path) -> None:
-        samples.begin(out, samples.Begun(stage.name, stage.level, users, time.time()))
+        samples.begin(out, samples.StageStart(stage.name, stage.level, users, time.time()))
 
 
 events.init_command_line_parser.add_listener(add_option)
 events.init.add_listener(begin)
-events.test_start.add_listener(share)
+events.test_start.add_listener(share_settings)

@@ -18,7 +18,7 @@ _FIELD = "attnserve_samples"
 
 
 class Sent(NamedTuple):
-    """A request in flight."""
+    """A request that has been sent and has no complete answer yet."""
 
     kind: str
     due_s: float

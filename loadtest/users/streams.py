@@ -1,4 +1,4 @@
-"""Clients that read text as it is generated: completion and chat, with time to first token, time between tokens and tokens/s as metrics."""
+"""Clients that read text as it is generated: completion and chat. They measure time to first token, time between tokens, and tokens/s."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from loadtest.users.client import Answer, Client, refused
 DONE = "[DONE]"
 
 
-class _Stream(Client):
+class _StreamClient(Client):
     """Reads a stream to its end. A stream without `[DONE]` or with an error event counts as a failure."""
 
     abstract = True
@@ -47,8 +47,8 @@ class _Stream(Client):
         raise NotImplementedError
 
 
-class Completion(_Stream):
-    """Acts like an editor: sends the beginning of a function to be completed."""
+class Completion(_StreamClient):
+    """Sends the beginning of a Python function to be completed, like an editor."""
 
     kind = "completion"
     path = "/v1/completions"
@@ -57,7 +57,7 @@ class Completion(_Stream):
         return {"prompt": texts.code(self.draw)}
 
 
-class Chat(_Stream):
+class Chat(_StreamClient):
     """Sends a conversation of one to five messages."""
 
     kind = "chat"

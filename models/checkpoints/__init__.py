@@ -1,3 +1,4 @@
-"""Folders become models: `published.py` by `families/` (how each names its parts) and `weights.py`; `encoder.py` and `decoder.py` our own
-kinds of folders, with `own.py`; `description.py` an encoder from a file that describes it.
+"""Loads checkpoint folders as models. `published.py` loads published encoders, with `families/` (their settings and tensor names) and
+`weights.py`. `encoder.py` and `decoder.py` load and save the folders that training writes, with `own.py`. `description.py` builds an
+encoder from a file that describes it.
 """

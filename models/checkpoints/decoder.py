@@ -27,7 +27,7 @@ from models.folders.config_fields import validated
 from models.folders.folder import (
     MOST_TEMPLATE_BYTES,
     CheckpointError,
-    Settings,
+    JsonSettings,
     errors_of,
     present,
     read_settings,
@@ -43,7 +43,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
+class ImageFormat:
     """The format of the images that a decoder generates: `width * height` tokens after a prompt, each a grey level, row by row
     from the upper left.
 
@@ -81,7 +81,7 @@ class DecoderCheckpoint:
     eos_token_ids: tuple[int, ...]  # any of these tokens ends a text
     bos_token_id: int | None
     chat_template: Path | None
-    image: Image | None
+    image: ImageFormat | None
     weights_sha256: str
 
 
@@ -93,7 +93,7 @@ def save_decoder(
     eos_token_ids: Sequence[int] = (),
     bos_token_id: int | None = None,
     chat_template: str | None = None,
-    image: Image | None = None,
+    image: ImageFormat | None = None,
 ) -> None:
     """Write `folder`, with the weights in their present dtype. `tokenizer` and `chat_template` are the texts of their files."""
     config = {
@@ -107,7 +107,7 @@ def save_decoder(
 
 
 @rehearsed
-def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: Settings | None = None) -> DecoderCheckpoint:
+def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: JsonSettings | None = None) -> DecoderCheckpoint:
     """Load the decoder in `folder`: a folder of this project or of a family in DECODERS. Its weights are cast to `dtype`.
     `settings` is its config.json, if already read.
 
@@ -138,7 +138,7 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: 
 # Loading the model and its tensors
 
 
-def _read_model(architecture: str, settings: Settings, dtype: torch.dtype) -> Decoder:
+def _read_model(architecture: str, settings: JsonSettings, dtype: torch.dtype) -> Decoder:
     if architecture not in (ARCHITECTURE, *DECODERS):
         supported = ", ".join((ARCHITECTURE, *DECODERS))
         raise CheckpointError(f"{settings.file}: architecture {architecture!r} is not supported; supported: {supported}")
@@ -182,7 +182,7 @@ def _places(decoder: Decoder) -> dict[str, Tensor]:
 # Token ids and image settings
 
 
-def _token_ids(key: str, settings: Settings, config: DecoderConfig) -> tuple[int, ...]:
+def _token_ids(key: str, settings: JsonSettings, config: DecoderConfig) -> tuple[int, ...]:
     """Return the ids below `key`, which is one number, a list or absent. generation_config.json overrides config.json."""
     generation = read_settings(settings.file.parent / "generation_config.json", required=False)
     text = settings.get("text_config", {})
@@ -194,14 +194,14 @@ def _token_ids(key: str, settings: Settings, config: DecoderConfig) -> tuple[int
     return ids
 
 
-def _image(settings: Settings, config: DecoderConfig) -> Image | None:
+def _image(settings: JsonSettings, config: DecoderConfig) -> ImageFormat | None:
     values = settings.get("image", None)
     if values is None:
         return None
     try:
-        image = Image(**(values | {name: tuple(values[name]) for name in ("level_token_ids", "prompts")}))
+        image = ImageFormat(**(values | {name: tuple(values[name]) for name in ("level_token_ids", "prompts")}))
         if (worst := max(image.level_token_ids)) >= config.vocab_size:
             raise ValueError(f"level_token_ids has {worst}, which is not in the vocabulary, 0 to {config.vocab_size - 1}")
     except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{settings.file}: image: {error!r}; correct it, or take it out") from error
+        raise CheckpointError(f"{settings.file}: image: {error!r}; correct or remove it") from error
     return image

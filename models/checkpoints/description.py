@@ -42,13 +42,13 @@ def build_encoder(file: Path, folder: Path) -> None:
     """Write the encoder that `file` describes as a checkpoint. Raises CheckpointError, with the value, if it is invalid."""
     asked = _read(file)
     if "vocab_size" in asked.model:
-        raise CheckpointError(f"{file}: vocab_size={asked.model['vocab_size']!r} is the tokenizer's; take it out")
+        raise CheckpointError(f"{file}: vocab_size={asked.model['vocab_size']!r} follows from the tokenizer; remove this key")
     tokenizer = _tokenizer(asked, file)
     config = encoder_config({"vocab_size": tokenizer.get_vocab_size(), **asked.model}, file)
     what = f"{file}: attention {config.attention} with {dict(config.attention_options)}"
     with torch.device("meta"):
-        check_memory(file, _drawn(lambda: Encoder(config), asked.seed, what))
-    encoder = _drawn(lambda: Encoder(config), asked.seed, what)
+        check_memory(file, _with_seed(lambda: Encoder(config), asked.seed, what))
+    encoder = _with_seed(lambda: Encoder(config), asked.seed, what)
     if asked.weights is not None:
         fill_places(encoder.state_dict(), _tensors(file.parent / asked.weights))
     how: Mapping[str, Any] = {"pooling": asked.pooling, "normalized": asked.normalized, "untrained": asked.weights is None}
@@ -77,7 +77,7 @@ def _tokenizer(asked: EncoderFile, file: Path) -> Tokenizer:
     return read_tokenizer(found)
 
 
-def _drawn(make: Any, seed: int, what: str) -> Encoder:
+def _with_seed(make: Any, seed: int, what: str) -> Encoder:
     """Return `make()`, run with this seed. The global random state is restored. Errors of a layer become a CheckpointError that
     begins with `what`.
     """
@@ -94,4 +94,6 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(file)
     except (FileNotFoundError, SafetensorError) as error:
-        raise CheckpointError(f"weights={str(file)!r} is no safetensors file ({error}); leave `weights` out to have them drawn") from error
+        raise CheckpointError(
+            f"weights={str(file)!r} is not a safetensors file ({error}); without `weights` the weights are random"
+        ) from error

@@ -1,9 +1,9 @@
-"""An encoder as a folder of our own kind: what a config file is built into (description.py), and what training may write.
+"""Reads and writes encoders in this project's own format. `description.py` writes such folders from a config file.
 
 FOLDER/
   config.json         {"architectures": ["AttnserveEncoder"], "attnserve_encoder": {the fields of EncoderConfig},
                        "pooling": a name in POOLINGS, "normalized": bool, "untrained": bool}
-  model.safetensors   the encoder's parameters and what its layers have drawn, by name
+  model.safetensors   the encoder's parameters and the random buffers of its layers, by name
   tokenizer.json      of `tokenizers`
 """
 
@@ -21,13 +21,13 @@ from models.encoder.heads import SentenceEncoder
 from models.encoder.model import Encoder, EncoderConfig
 from models.encoder.pooling import POOLINGS
 from models.folders.config_fields import bounded
-from models.folders.folder import CheckpointError, Settings, errors_of
+from models.folders.folder import CheckpointError, JsonSettings, errors_of
 
 ARCHITECTURE = "AttnserveEncoder"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class OwnEncoderConfig:
     """The config of a folder that `save_encoder` wrote, without its weights."""
 
     config: EncoderConfig
@@ -50,15 +50,15 @@ def save_encoder(
     save_folder(folder, encoder.state_dict(), {TOKENIZER: tokenizer}, config)
 
 
-def read_own(settings: Settings) -> Own:
+def read_own(settings: JsonSettings) -> OwnEncoderConfig:
     """Read the config of a folder that `save_encoder` wrote. Raises CheckpointError if a field is missing or invalid."""
     config = encoder_config(settings.need("attnserve_encoder"), settings.file)
     pooling = settings.pick("pooling", "mean", {name: name for name in POOLINGS})
     flags = {name: bool(settings.get(name, default)) for name, default in (("normalized", True), ("untrained", False))}
-    return Own(config=config, pooling=pooling, **flags)
+    return OwnEncoderConfig(config=config, pooling=pooling, **flags)
 
 
-def sentence_encoder(own: Own, tensors: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> SentenceEncoder:
+def sentence_encoder(own: OwnEncoderConfig, tensors: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> SentenceEncoder:
     """Return the model in eval mode, with `tensors` cast to `dtype`. Raises CheckpointError if they do not fit."""
     encoder = Encoder(own.config, dtype=dtype)
     fill_places(encoder.state_dict(), tensors)
@@ -68,10 +68,10 @@ def sentence_encoder(own: Own, tensors: Mapping[str, Tensor], *, dtype: torch.dt
 def encoder_config(values: Any, file: Path) -> EncoderConfig:
     """Return the EncoderConfig with these fields of `file`. Raises CheckpointError, with key and value, if one is invalid."""
     if not isinstance(values, dict):
-        raise CheckpointError(f"{file}: the encoder is {values!r:.80}, and should be the fields of EncoderConfig by name")
+        raise CheckpointError(f"{file}: the encoder is {values!r:.80}, but must be an object with the fields of EncoderConfig")
     known = [field.name for field in fields(EncoderConfig)]
     if unknown := sorted(values.keys() - set(known)):
-        raise CheckpointError(f"{file}: {unknown[0]!r} is no field of an encoder; there are {', '.join(known)}")
+        raise CheckpointError(f"{file}: {unknown[0]!r} is not a field of an encoder; the fields are {', '.join(known)}")
     with errors_of(file):
         try:
             return TypeAdapter(EncoderConfig).validate_python(bounded(values))

@@ -1,4 +1,4 @@
-"""The folders that training writes, of every kind of model: the tokenizer, the weights by the model's own names, and config.json last."""
+"""Writes and reads the folders that training writes, for every kind of model: tokenizer, weights by parameter name, config.json."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ CONFIG, TOKENIZER, CARD = "config.json", "tokenizer.json", "README.md"
 
 
 def save_folder(folder: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str | None], config: Mapping[str, Any]) -> None:
-    """Write `folder`, with the tensors in their present dtype. texts: the content of other files by name; None: there is no such file.
+    """Write `folder`, with the tensors in their present dtype. texts: file name -> content of another file; None: the file is not written.
 
-    config.json comes last: a folder that was not finished is no checkpoint.
+    config.json is written last, so an unfinished folder is not a valid checkpoint.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)
@@ -33,21 +33,21 @@ def save_folder(folder: Path, tensors: Mapping[str, Tensor], texts: Mapping[str,
 
 @torch.no_grad()
 def fill_places(places: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors to the places of the same names. Raises CheckpointError for missing and unexpected ones and other shapes."""
+    """Copy each tensor into the place of the same name. Raises CheckpointError if a tensor is missing, unexpected or of another shape."""
     check_names({name: [name] for name in places}, dict(tensors), harmless=())
     for name, place in places.items():
         copy_rows(tensors[name], [place], name)
 
 
 def tokenizer_file(folder: Path) -> Path:
-    """Raises CheckpointError if there is none."""
+    """Return the path of the folder's tokenizer.json. Raises CheckpointError if the file is missing."""
     if not present(folder / TOKENIZER):
         raise CheckpointError(f"{folder / TOKENIZER} is missing; copy it from where the model was saved")
     return regular(folder / TOKENIZER, most_bytes=MOST_TOKENIZER_BYTES)
 
 
 def weights_sha256(folder: Path) -> str:
-    """Of the one file, or of the hashes of the shards in the order of their names."""
+    """Return the sha256 of the weights: of the single file, or of the shards' hashes in the order of the shards' names."""
     files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     digests = []
     for file in files:

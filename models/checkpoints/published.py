@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from models.checkpoints.encoder import ARCHITECTURE, Own, read_own, sentence_encoder
+from models.checkpoints.encoder import ARCHITECTURE, OwnEncoderConfig, read_own, sentence_encoder
 from models.checkpoints.families import ARCHITECTURES, reformer
 from models.checkpoints.families.family import Family, HeadConfig, Names
 from models.checkpoints.weights import fill
@@ -22,7 +22,7 @@ from models.encoder.pipeline import Pipeline, read_pipeline
 from models.folders.folder import (
     MOST_TOKENIZER_BYTES,
     CheckpointError,
-    Settings,
+    JsonSettings,
     errors_of,
     present,
     read_settings,
@@ -36,7 +36,7 @@ ScoreActivation = Literal["sigmoid", "identity", "softmax"]
 
 ATTENTION_OF_CHECKPOINTS = "softmax"
 SWAPPABLE = ("softmax", "linear")  # layers whose projections have the same shapes as softmax attention
-UNLIMITED = 1_000_000  # in tokens; transformers writes 1e30 for a tokenizer without a limit
+UNLIMITED = 1_000_000  # a tokenizer's limit above this many tokens counts as none; transformers writes 1e30 for a tokenizer without a limit
 
 SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -69,7 +69,7 @@ class Checkpoint:
 
 @rehearsed
 def load_checkpoint(
-    folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32, settings: Settings | None = None
+    folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32, settings: JsonSettings | None = None
 ) -> Checkpoint:
     """Load the model in `folder`. Another `attention` than the checkpoint's keeps the trained weights of q, k, v and o.
     `settings` is `folder`'s config.json, if already read. It is ignored if the model is in a subfolder.
@@ -121,11 +121,11 @@ def load_checkpoint(
     )
 
 
-def _of_our_own(folder: Path, own: Own, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
+def _of_our_own(folder: Path, own: OwnEncoderConfig, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
     """Load a folder that `save_encoder` wrote."""
     if attention not in (ATTENTION_OF_CHECKPOINTS, own.config.attention):
         raise CheckpointError(
-            f"{folder}: attention={attention!r} cannot replace {own.config.attention}, of which the encoder is made; change its config"
+            f"{folder}: attention={attention!r} cannot replace the encoder's {own.config.attention}; change the encoder's config"
         )
     return Checkpoint(
         kind="encoder",
@@ -141,10 +141,10 @@ def _of_our_own(folder: Path, own: Own, pipeline: Pipeline, attention: str, dtyp
     )
 
 
-def _of_reformer(folder: Path, settings: Settings, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
+def _of_reformer(folder: Path, settings: JsonSettings, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
     """Load a Reformer as a sentence encoder. It has reversible blocks and is therefore no `Encoder`."""
     if attention != ATTENTION_OF_CHECKPOINTS:
-        raise CheckpointError(f"{settings.file}: attention={attention!r} cannot replace lsh, of which the checkpoint is made")
+        raise CheckpointError(f"{settings.file}: attention={attention!r} cannot replace the checkpoint's lsh; leave `attention` out")
     encoder = reformer.ReformerEncoder(reformer.load_reformer(pipeline.transformer, dtype=dtype, logits=False))
     _check_widths(encoder.config.d_model, pipeline)
     pooling = pipeline.pooling or "mean"
@@ -168,10 +168,10 @@ def _of_reformer(folder: Path, settings: Settings, pipeline: Pipeline, attention
 # Reading config.json
 
 
-def _encoder_config(family: Family, settings: Settings, attention: str) -> EncoderConfig:
+def _encoder_config(family: Family, settings: JsonSettings, attention: str) -> EncoderConfig:
     if attention not in SWAPPABLE:
         raise CheckpointError(
-            f"attention={attention!r} cannot take the weights of a checkpoint, whose projections are those of "
+            f"attention={attention!r} cannot use the weights of the checkpoint, whose projections are those of "
             f"{ATTENTION_OF_CHECKPOINTS} attention; choose one of {', '.join(SWAPPABLE)}"
         )
     with errors_of(settings.file):
@@ -180,7 +180,7 @@ def _encoder_config(family: Family, settings: Settings, attention: str) -> Encod
             return replace(config, attention=attention)
     if attention != ATTENTION_OF_CHECKPOINTS:
         raise CheckpointError(
-            f"{settings.file}: attention={attention!r} cannot replace {config.attention}, of which the checkpoint is made"
+            f"{settings.file}: attention={attention!r} cannot replace the checkpoint's {config.attention}; leave `attention` out"
         )
     return config
 
@@ -193,13 +193,13 @@ def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
         return pipeline.pooling or "mean"
     if pipeline.pooling not in (None, "none"):
         raise CheckpointError(
-            f"{pipeline.transformer}: modules.json pools the tokens of {architecture}, whose own head gives scores; "
-            "take the Pooling module out, or save the model as an encoder"
+            f"{pipeline.transformer}: modules.json has a Pooling module, but {architecture} has a head that computes scores; "
+            "remove the Pooling module, or save the model as an encoder"
         )
     return None
 
 
-def _labels(settings: Settings) -> dict[int, str]:
+def _labels(settings: JsonSettings) -> dict[int, str]:
     """Return the labels by number. Without names in the file they are "LABEL_0", "LABEL_1", .., as in transformers."""
     n_labels = settings.get("num_labels", 2)
     names = settings.get("id2label", {str(i): f"LABEL_{i}" for i in range(n_labels)})
@@ -209,7 +209,7 @@ def _labels(settings: Settings) -> dict[int, str]:
     return labels
 
 
-def _score_activation(task: str, settings: Settings, prompting: Settings, *, n_labels: int) -> ScoreActivation:
+def _score_activation(task: str, settings: JsonSettings, prompting: JsonSettings, *, n_labels: int) -> ScoreActivation:
     """Return the function from logits to scores. It is searched for in the same order as in the CrossEncoder of
     sentence-transformers.
     """
@@ -223,19 +223,19 @@ def _score_activation(task: str, settings: Settings, prompting: Settings, *, n_l
         or settings.get("sbert_ce_default_activation_function", None)
     )
     if named is not None:
-        return Settings({"activation_fn": named}, settings.file).pick("activation_fn", named, SCORE_ACTIVATIONS)
+        return JsonSettings({"activation_fn": named}, settings.file).pick("activation_fn", named, SCORE_ACTIVATIONS)
     problem = settings.get("problem_type", "single_label_classification")
     if n_labels == 1 or problem == "multi_label_classification":
         return "sigmoid"
     return "identity" if problem == "regression" else "softmax"
 
 
-def _prompts(prompting: Settings) -> tuple[dict[str, str], str | None]:
+def _prompts(prompting: JsonSettings) -> tuple[dict[str, str], str | None]:
     prompts = {name: text or "" for name, text in prompting.get("prompts", {}).items()}
     default = prompting.get("default_prompt_name", None)
     if default is not None and default not in prompts:
         raise CheckpointError(
-            f"{prompting.file}: default_prompt_name={default!r} is not one of the prompts {list(prompts)}",
+            f"{prompting.file}: default_prompt_name={default!r} is not one of the prompts {list(prompts)}; correct it",
         )
     return prompts, default
 
@@ -251,7 +251,7 @@ def _tokenizer_file(pipeline: Pipeline) -> Path:
         )
     regular(file, most_bytes=MOST_TOKENIZER_BYTES)
     if pipeline.settings.get("do_lower_case", False) and not _lower_cases(file):
-        asked = f"{pipeline.settings.file} asks for do_lower_case"
+        asked = f"{pipeline.settings.file} sets do_lower_case"
         raise CheckpointError(f"{asked}, which {file.name} does not do; add a Lowercase normalizer to it")
     return file
 
@@ -276,7 +276,7 @@ def _build(
     encoder: Encoder,
     family: Family,
     task: str,
-    settings: Settings,
+    settings: JsonSettings,
     pipeline: Pipeline,
     *,
     n_labels: int,

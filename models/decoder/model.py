@@ -42,7 +42,7 @@ class DecoderConfig:
     rotary_width: int | None = None  # columns of a head that are rotated; None: all
     norm: Literal["rms", "layer", "scale"] = "rms"
     norm_eps: float = 1e-6
-    bias: bool = False  # in projections and feed-forward layers
+    bias: bool = False  # whether projections and feed-forward layers have biases
     gated: bool = True
     activation: str = "silu"
     tied: bool = True  # unembedding and embedding share weights
@@ -65,28 +65,28 @@ class DecoderConfig:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
         if self.positions == "learned" and not (isinstance(self.n_positions, int) and self.n_positions >= 1):
-            raise ValueError(f"n_positions={self.n_positions!r}, but positions='learned' are a table; give its rows, 1 or more")
+            raise ValueError(f"n_positions={self.n_positions!r}, but positions='learned' needs a table; give its number of rows, 1 or more")
         if self.positions != "learned" and self.n_positions is not None:
             raise ValueError(
-                f"n_positions={self.n_positions} are rows of a table, and positions={self.positions!r} have none; leave it out"
+                f"n_positions={self.n_positions} is the size of a table, but positions={self.positions!r} has none; leave n_positions out"
             )
         layers: list[Any] = [LAYERS[name] for name in self.layer_names]
         if self.positions == "rotary" and not any(layer.capabilities.rotates for layer in layers):
             raise ValueError(
-                f"positions='rotary', but no layer of {', '.join(sorted(set(self.layer_names)))} turns its q and k; use 'none'"
+                f"positions='rotary', but no layer of {', '.join(sorted(set(self.layer_names)))} supports a rotation; use 'none'"
             )
         if self.positions == "rotary" and self.rotated_width % 2:
             name = "d_head" if self.rotary_width is None else "rotary_width"
-            raise ValueError(f"{name}={self.rotated_width} is odd; a rotation turns pairs of columns")
+            raise ValueError(f"{name}={self.rotated_width} is odd, but a rotation needs pairs of columns; choose an even width")
         self._check_layer_options()
 
     def _check_layer_options(self) -> None:
         for name, options in self.layer_options.items():
             if name not in self.layer_names:
-                raise ValueError(f"layer_options name {name!r}, which is not among the layers {', '.join(sorted(set(self.layer_names)))}")
+                raise ValueError(f"layer_options has {name!r}, which is not among the layers {', '.join(sorted(set(self.layer_names)))}")
             known = inspect.signature(LAYERS[name]).parameters.keys() - {"d_model"}
             if unknown := options.keys() - known:
-                raise ValueError(f"layer_options of {name} hold {min(unknown)!r}, which is not one of {', '.join(sorted(known))}")
+                raise ValueError(f"layer_options of {name} has {min(unknown)!r}, which is not one of {', '.join(sorted(known))}")
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
         self.config = c = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
         self.position_embedding = nn.Embedding(c.n_positions, c.d_model) if c.n_positions is not None else None
-        self.blocks: Modules[Block] = Modules(Block(c, name) for name in c.layer_names)
+        self.blocks: Modules[DecoderBlock] = Modules(DecoderBlock(c, name) for name in c.layer_names)
         self.final_norm = _norm(c)
         self.unembedding = nn.Linear(c.d_model, c.vocab_size, bias=False)
         self._draw_weights()
@@ -197,7 +197,7 @@ class Decoder(nn.Module):
             block.layer.begin()
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """One block of the decoder, pre-norm: a causal layer and a feed-forward layer, (B, N, D) -> (B, N, D)."""
 
     def __init__(self, config: DecoderConfig, layer: str) -> None:

@@ -14,10 +14,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.distillation.pieces import Piece
+from models.distillation.pieces import TextPiece
 from service.errors import AttnserveError
 
-LENGTH_STEP = 16  # tokens; in the sorting, lengths are rounded down to a multiple of this
+LENGTH_STEP = 16  # for sorting, lengths in tokens are rounded down to a multiple of this
 Batch = tuple[Tensor, Tensor]  # token ids (B, N) and mask (B, N), both int64
 
 
@@ -25,19 +25,19 @@ class TextError(AttnserveError, ValueError):
     """The folder's texts cannot be used for distillation. The message names the problem and a remedy."""
 
 
-def read_pieces(data: Path, split: str) -> list[Piece]:
+def read_pieces(data: Path, split: str) -> list[TextPiece]:
     """Read the texts of a split. Raises TextError if the split's file is missing or malformed."""
     file = data / f"{split}.jsonl"
     if not file.is_file():
         raise TextError(f"{file} is missing; make it with `python -m models.distillation.collect --data TEXTS --out {data}`")
     try:
         with file.open(encoding="utf-8") as lines:
-            return [Piece(**json.loads(line)) for line in lines]
+            return [TextPiece(**json.loads(line)) for line in lines]
     except (TypeError, ValueError, RecursionError) as error:
         raise TextError(f"{file} is not what `python -m models.distillation.collect` writes ({error}); run that command again") from error
 
 
-def tokenize(pieces: Sequence[Piece], tokenizer: Tokenizer, *, longest: int) -> list[list[int]]:
+def tokenize(pieces: Sequence[TextPiece], tokenizer: Tokenizer, *, longest: int) -> list[list[int]]:
     """Return the token ids of each piece, with special tokens, cut to `longest` tokens."""
     tokenizer.no_padding()
     tokenizer.enable_truncation(longest)
@@ -65,7 +65,7 @@ def cut_into_batches(rows: Sequence[Sequence[int]], *, tokens: int) -> list[list
     return batches
 
 
-class Batches:
+class TextBatches:
     """The batches of a run; `batches(step)` returns the batch of a step. Raises TextError if no text has `shortest` tokens."""
 
     def __init__(self, rows: Sequence[Sequence[int]], *, tokens: int, shortest: int, seed: int) -> None:

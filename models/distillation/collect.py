@@ -22,18 +22,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from models.distillation.pieces import KINDS, Piece, pieces, translated
-from models.training.corpus import SOURCES, SPLITS, Document, read_texts
+from models.distillation.pieces import KINDS, TextPiece, pieces, translated
+from models.training.collect import CollectionError
+from models.training.corpus import SOURCES, SPLITS, TextDocument, read_texts
 from models.training.licences import licence_of
-from service.errors import AttnserveError
 
 HELD_OUT_CATALOGUES = ("humanize",)
 PER_KIND = {"train": 8_000, "held_out": 200}
 MB = 1_000_000
-
-
-class CollectionError(AttnserveError, ValueError):
-    """No text was found for a split. The message names the split."""
 
 
 def collect(
@@ -44,7 +40,7 @@ def collect(
     Raises CollectionError if a split has no text, CorpusError if `data` is not a folder of collected texts.
     """
     seen: set[str] = set()
-    kept: dict[str, list[Piece]] = {}
+    kept: dict[str, list[TextPiece]] = {}
     catalogues = {split: list(_catalogues(held_out_catalogues, split)) for split in SPLITS}
     for split in sorted(SPLITS):  # held_out first, so that equal texts are removed from the training text
         documents = track(
@@ -63,7 +59,7 @@ def collect(
     return summary
 
 
-def _first(documents: Iterable[Document], max_bytes: float) -> Iterator[Document]:
+def _first(documents: Iterable[TextDocument], max_bytes: float) -> Iterator[TextDocument]:
     """Yield all documentation files, and Python files up to `max_bytes` in total. Their order is by hash, so this is a fair sample."""
     total = 0
     for document in documents:
@@ -81,16 +77,16 @@ def _catalogues(held_out: Sequence[str], split: str) -> Iterator[tuple[Distribut
                     yield distribution, Path(str(file.locate()))
 
 
-def _new(found: Iterable[Piece], seen: set[str]) -> Iterator[Piece]:
+def _new(found: Iterable[TextPiece], seen: set[str]) -> Iterator[TextPiece]:
     for piece in found:
         if (text := " ".join(piece.text.lower().split())) not in seen:
             seen.add(text)
             yield piece
 
 
-def _shared_out(found: Iterable[Piece], at_most: int) -> list[Piece]:
+def _shared_out(found: Iterable[TextPiece], at_most: int) -> list[TextPiece]:
     """Keep at most `at_most` pieces of each kind, taken from its packages in turns. The result is ordered by hash, so reproducible."""
-    by_kind: dict[str, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
+    by_kind: dict[str, dict[str, list[TextPiece]]] = defaultdict(lambda: defaultdict(list))
     for piece in sorted(found, key=_hash):
         by_kind[piece.kind][piece.package].append(piece)
     taken = []
@@ -100,12 +96,12 @@ def _shared_out(found: Iterable[Piece], at_most: int) -> list[Piece]:
     return sorted(taken, key=_hash)
 
 
-def _hash(piece: Piece) -> bytes:
+def _hash(piece: TextPiece) -> bytes:
     return hashlib.sha256(piece.text.encode(errors="replace")).digest()
 
 
 def _summary(
-    documents: dict[str, Any], catalogues: dict[str, list[tuple[Distribution, Path]]], kept: dict[str, list[Piece]]
+    documents: dict[str, Any], catalogues: dict[str, list[tuple[Distribution, Path]]], kept: dict[str, list[TextPiece]]
 ) -> dict[str, Any]:
     known = {
         package["name"]: {key: package[key] for key in ("name", "version", "licence", "licence_field")} for package in documents["packages"]

@@ -39,10 +39,12 @@ class DistillationConfig:
         if self.attention not in known:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(known)}")
         if self.transfer_steps < 0 or self.end_to_end_steps < 0 or self.steps < 1:
-            raise ValueError(f"transfer_steps={self.transfer_steps} and end_to_end_steps={self.end_to_end_steps} make no run")
+            raise ValueError(
+                f"transfer_steps={self.transfer_steps} and end_to_end_steps={self.end_to_end_steps} must be at least 0, and not both 0"
+            )
         if not 1 <= self.shortest <= self.longest <= min(self.tokens, self.n_positions):
             raise ValueError(
-                f"shortest={self.shortest} and longest={self.longest} must be ordered, from 1 to tokens={self.tokens} of a step and "
+                f"shortest={self.shortest} and longest={self.longest} must be ordered, at least 1 and at most tokens={self.tokens} and "
                 f"n_positions={self.n_positions}"
             )
 

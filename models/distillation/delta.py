@@ -71,7 +71,7 @@ def read_student(folder: Path, teacher: Checkpoint) -> Encoder:
     if (found := fingerprint(teacher)) != described["teacher_sha256"]:
         raise CheckpointError(
             f"{folder} is the difference to {described['teacher']} with fingerprint {described['teacher_sha256'][:12]}, and "
-            f"{teacher.folder} has {found[:12]}; take the teacher it was made with"
+            f"{teacher.folder} has {found[:12]}; give the teacher from which it was made"
         )
     student = _extended(teacher, described["attention"], described["options"], described["n_positions"])
     old = {name for name, _ in teacher.model.encoder.named_parameters()}
@@ -80,7 +80,7 @@ def read_student(folder: Path, teacher: Checkpoint) -> Encoder:
     new = {name for name in places if name not in old}
     if not new <= delta.keys() <= places.keys():
         odd = sorted((new - delta.keys()) | (delta.keys() - places.keys()))
-        raise CheckpointError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {odd[0]} is missing or has no place; copy both again")
+        raise CheckpointError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {odd[0]} is missing or unexpected; copy both again")
     with torch.no_grad():
         for name, tensor in delta.items():
             if tensor.shape != places[name].shape:

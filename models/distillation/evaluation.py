@@ -15,7 +15,7 @@ from torch import Tensor
 from models.distillation.batches import cut_into_batches, padded
 from models.distillation.objectives import Embedder
 
-LENGTHS = (32, 64, 128, 256, 512)  # tokens; upper limits of the ranges of length that are evaluated
+LENGTHS = (32, 64, 128, 256, 512)  # upper limits, in tokens, of the ranges of length that are evaluated
 TOKENS = 8_192  # maximum tokens of a batch
 BEYOND = (1_024, 2_048, 4_096, 8_192)  # lengths in tokens, beyond the teacher's limit, that are evaluated
 BEYOND_TEXTS = 6  # maximum number of texts for each of these lengths
@@ -26,7 +26,7 @@ class Likeness:
     """The similarity of student and teacher on a set of texts."""
 
     texts: int
-    cosine: float  # mean
+    cosine: float  # mean over the texts
     lowest: float
     ranks: float  # Spearman's correlation of pair similarities; NaN for fewer than three texts
 

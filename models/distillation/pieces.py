@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from models.training.corpus import Document
+from models.training.corpus import TextDocument
 
 KINDS = ("prose", "docstring", "code", "short", "symbols", "scripts", "long")
 LONGEST = 3_000  # maximum characters of a piece, about 600 tokens
@@ -26,29 +26,29 @@ HEADING = re.compile(r"^#{1,4} (.+)$|^(.+)\n[=\-~^]{3,}$", re.MULTILINE)
 COMMENT = re.compile(r"(?:^[ \t]*# ?(?![!:]).*\n)+", re.MULTILINE)
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     kind: str
     package: str
     text: str
 
 
-def pieces(document: Document) -> Iterator[Piece]:
+def pieces(document: TextDocument) -> Iterator[TextPiece]:
     """Yield the pieces of a document. Pieces without a letter or digit are left out."""
     python = document.file.endswith(".py")
     found = _of_python(document.text) if python else _of_prose(document.text)
     for kind, text in (*found, *_long(document.text)):
         text = text.strip()[: LONG if kind == "long" else LONGEST]
         if any(character.isalnum() for character in text):
-            yield Piece(kind, document.package, text)
+            yield TextPiece(kind, document.package, text)
 
 
-def translated(catalogue: Path, package: str) -> Iterator[Piece]:
+def translated(catalogue: Path, package: str) -> Iterator[TextPiece]:
     """Yield the messages of a compiled catalogue (.mo) in which over a quarter of the characters are beyond U+00FF."""
     with catalogue.open("rb") as file:
         messages = gettext.GNUTranslations(file)._catalog.values()  # type: ignore[attr-defined]
     for message in messages:
         if len(message) >= 8 and sum(ord(character) > 255 for character in message) > len(message) / 4:
-            yield Piece("scripts", package, message.strip()[:LONGEST])
+            yield TextPiece("scripts", package, message.strip()[:LONGEST])
 
 
 def _of_python(text: str) -> Iterator[tuple[str, str]]:

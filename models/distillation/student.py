@@ -40,7 +40,9 @@ def with_attention(teacher: Checkpoint, attention: str, options: Mapping[str, An
         or config.positions != "learned"
         or config.position_padding_id is not None
     ):
-        raise CheckpointError(f"{teacher.folder}: a teacher is an encoder with softmax attention and learned positions, as BERT has them")
+        raise CheckpointError(
+            f"{teacher.folder}: the teacher must be an encoder with softmax attention and learned positions, such as BERT"
+        )
     student = Encoder(replace(config, attention=attention, attention_options=dict(options), n_positions=n_positions))
     weights = dict(teacher.model.encoder.state_dict())
     weights[POSITIONS] = repeated_positions(weights[POSITIONS], n_positions)
@@ -49,7 +51,9 @@ def with_attention(teacher: Checkpoint, attention: str, options: Mapping[str, An
     except RuntimeError as error:
         raise CheckpointError(f"attention={attention!r} has projections of other shapes than softmax attention: {error}") from error
     if absent.unexpected_keys:
-        raise CheckpointError(f"attention={attention!r} has no place for the teacher's {absent.unexpected_keys[0]}")
+        raise CheckpointError(
+            f"attention={attention!r} lacks the teacher's parameter {absent.unexpected_keys[0]}; choose another attention"
+        )
     return student.eval()
 
 

@@ -20,13 +20,13 @@ from torch.optim import AdamW
 
 from models.checkpoints.own import CARD
 from models.checkpoints.published import load_checkpoint
-from models.distillation.batches import Batches, read_pieces, tokenize
+from models.distillation.batches import TextBatches, read_pieces, tokenize
 from models.distillation.card import model_card
 from models.distillation.config import DistillationConfig
 from models.distillation.delta import read_student, write_delta
 from models.distillation.evaluation import beyond, by_kind, by_length, embed, likeness
 from models.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
-from models.distillation.pieces import Piece
+from models.distillation.pieces import TextPiece
 from models.distillation.plot import CURVE, plot
 from models.distillation.student import new_parameters, reading, with_attention
 from models.folders.folder import in_sentences, read_tokenizer
@@ -63,7 +63,7 @@ class DistillationTask(Task):
         self.optimizer = self._optimizer()
         self.tokenizer = read_tokenizer(self.source.tokenizer_file)
         texts = tokenize(read_pieces(data, "train"), self.tokenizer, longest=config.longest)
-        self.batches = Batches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
+        self.batches = TextBatches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
         self.pieces = _first_of_each_kind(read_pieces(data, "held_out"))
         self.held_out = tokenize(self.pieces, self.tokenizer, longest=self.source.config.n_positions)
         self.sample = self.held_out[::SAMPLE]
@@ -148,7 +148,7 @@ def distill(teacher_folder: Path, data: Path, out: Path, config: DistillationCon
         return run_task(DistillationTask(teacher_folder, data, config, out.resolve().name), out, console)
 
 
-def _first_of_each_kind(pieces: Sequence[Piece]) -> list[Piece]:
+def _first_of_each_kind(pieces: Sequence[TextPiece]) -> list[TextPiece]:
     """Return the first PER_KIND pieces of each kind. They are a random sample, because the file is ordered by hash."""
     numbers: defaultdict[str, int] = defaultdict(int)
     kept = []

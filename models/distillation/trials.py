@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch.optim import AdamW
 
 from models.checkpoints.published import load_checkpoint
-from models.distillation.batches import Batches, read_pieces, tokenize
+from models.distillation.batches import TextBatches, read_pieces, tokenize
 from models.distillation.config import DistillationConfig
 from models.distillation.evaluation import by_length, embed
 from models.distillation.objectives import Embedder, layer_losses, teachers_layers
@@ -54,7 +54,7 @@ def run(
     teacher = Embedder(reading(with_attention(source, "softmax", {}, config.n_positions)), source.pooling)
     tokenizer = Tokenizer.from_file(str(source.tokenizer_file))
     texts = tokenize(read_pieces(data, "train"), tokenizer, longest=config.longest)
-    batches = Batches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
+    batches = TextBatches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
     trials = {name: _trial(source, teacher, CANDIDATES[name], config) for name in names}
     losses: dict[str, list[float]] = {name: [] for name in names}
     for step in range(config.steps):
@@ -92,7 +92,7 @@ def _spread(rows: Sequence[list[int]]) -> list[list[int]]:
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown."""
+    """Return the results as a Markdown table."""
     spans = list(next(iter(found.values()))["lengths"])
     head = ["candidate", "new parameters", "loss", *(f"cosine, {span} tokens" for span in spans), f"ranks, {spans[-1]}"]
     rows = [_row(name, one, spans) for name, one in found.items()]

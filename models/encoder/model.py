@@ -84,12 +84,12 @@ class EncoderConfig:
         }
         if found := [name for name, present in impossible.items() if present]:
             raise ValueError(
-                f"attention={self.attention!r} has no form with {' or '.join(found)}, which act on single pairs of tokens",
+                f"attention={self.attention!r} does not support {' or '.join(found)}, which act on single pairs of tokens",
             )
         known = inspect.signature(layer).parameters.keys() - {"d_model", "n_heads", "d_head", "bias"}
         if unknown := sorted(self.attention_options.keys() - known):
             raise ValueError(
-                f"attention_options of {self.attention} hold {unknown[0]!r}, which is not one of {', '.join(sorted(known)) or 'none'}"
+                f"attention_options of {self.attention} has {unknown[0]!r}, which is not one of {', '.join(sorted(known)) or 'none'}"
             )
 
     @property
@@ -109,7 +109,7 @@ class Encoder(nn.Module):
         self.relative_bias = None
         if c.n_relative_buckets:
             self.relative_bias = RelativeBias(c.n_positions, c.n_heads, n_buckets=c.n_relative_buckets)
-        self.blocks: Modules[Block] = Modules(Block(c, layer) for layer in range(c.n_layers))
+        self.blocks: Modules[EncoderBlock] = Modules(EncoderBlock(c, layer) for layer in range(c.n_layers))
         self.final_norm = _norm(c) if c.final_norm else nn.Identity()
         self.apply(_draw_weights)
         self.to(dtype)
@@ -164,7 +164,7 @@ class Embeddings(nn.Module):
         return self.norm(x)
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """One block of the encoder, attention and a feed-forward layer: (B, N, D) -> (B, N, D)."""
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
@@ -194,9 +194,9 @@ class Block(nn.Module):
         """Run the block with the arguments of `SoftmaxAttention.forward`."""
         seen = self.attention_norm(x) if self.pre_norm else x
         attended = self.attention(seen, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=pair_bias)
-        return self.thought(x + attended if self.pre_norm else self.attention_norm(x + attended))
+        return self.apply_feedforward(x + attended if self.pre_norm else self.attention_norm(x + attended))
 
-    def thought(self, x: Tensor) -> Tensor:
+    def apply_feedforward(self, x: Tensor) -> Tensor:
         """Apply the feed-forward sublayer, with its norm and residual sum, to each token on its own: (.., D) -> (.., D)."""
         if self.feedforward is None:
             return x

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from models.encoder.heads import Dense
-from models.folders.folder import CheckpointError, Settings, read_modules, read_settings, read_tensors, subfolder
+from models.folders.folder import CheckpointError, JsonSettings, read_modules, read_settings, read_tensors, subfolder
 
 MODULES = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize")
 
@@ -57,7 +57,7 @@ class Pipeline:
     """
 
     transformer: Path  # folder of config.json, weights and tokenizer
-    settings: Settings  # settings of the Transformer module: max_seq_length, do_lower_case
+    settings: JsonSettings  # settings of the Transformer module: max_seq_length, do_lower_case
     pooling: str | None
     dense: tuple[Dense, ...]
     normalized: bool
@@ -106,7 +106,7 @@ def _check_order(kinds: list[str], folder: Path) -> None:
         )
 
 
-def _transformer_settings(place: Path) -> Settings:
+def _transformer_settings(place: Path) -> JsonSettings:
     found = [place / name for name in TRANSFORMER_SETTINGS if (place / name).is_file()]
     settings = read_settings(found[0] if found else place / TRANSFORMER_SETTINGS[0], required=False)
     settings.allow("transformer_task", "feature-extraction", "sequence-classification")
@@ -121,9 +121,9 @@ def _read_pooling(place: Path) -> str:
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1:
         raise CheckpointError(
-            f"{settings.file}: {len(modes)} pooling modes at once ({', '.join(modes)}) are not supported; one is",
+            f"{settings.file}: {len(modes)} pooling modes at once ({', '.join(modes)}) are not supported; use a checkpoint with one",
         )
-    return Settings({"pooling_mode": modes[0]}, settings.file).pick("pooling_mode", "mean", POOLING_NAMES)
+    return JsonSettings({"pooling_mode": modes[0]}, settings.file).pick("pooling_mode", "mean", POOLING_NAMES)
 
 
 def _read_dense(place: Path) -> Dense:
@@ -138,7 +138,7 @@ def _read_dense(place: Path) -> Dense:
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: tuple(tensor.shape) for name, tensor in dense.state_dict().items()}
     if found != wanted:
-        raise CheckpointError(f"{place} holds the tensors {found} where {wanted} are expected")
+        raise CheckpointError(f"{place} has the tensors {found} instead of {wanted}; copy it again")
     with torch.no_grad():
         dense.load_state_dict(tensors)
     return dense

@@ -18,7 +18,7 @@ from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
 from models.folders.config_fields import validated
-from models.folders.folder import CheckpointError, Settings, errors_of, read_settings, read_tensors, rehearsed, rehearsing
+from models.folders.folder import CheckpointError, JsonSettings, errors_of, read_settings, read_tensors, rehearsed, rehearsing
 
 OWN = "attnserve_encoder_decoder"  # the key of the config in config.json
 ARCHITECTURES: dict[str, tuple[type[Config], type[EncoderDecoder]]] = {
@@ -47,7 +47,7 @@ def save_encoder_decoder(folder: Path, model: EncoderDecoder, *, tokenizer: str,
 
 
 @rehearsed
-def load_encoder_decoder(folder: Path, *, settings: Settings | None = None) -> EncoderDecoderCheckpoint:
+def load_encoder_decoder(folder: Path, *, settings: JsonSettings | None = None) -> EncoderDecoderCheckpoint:
     """Read `folder`, with weights in float32. `settings` is the content of config.json if the caller has read it.
 
     Raises CheckpointError for anything missing, unexpected or unsupported in the folder.

@@ -58,7 +58,7 @@ class TransformerConfig(Config):
     n_decoder_layers: int
     norm: Literal["pre", "post"] = "pre"
     activation: str = "gelu"  # a name in ACTIVATIONS
-    attention_bias: bool = False  # in the decoder; the encoder's projections always have a bias
+    attention_bias: bool = False  # whether the decoder's projections have a bias; the encoder's always have one
 
     def __post_init__(self) -> None:
         super().__post_init__()

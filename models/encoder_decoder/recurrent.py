@@ -35,10 +35,10 @@ class RecurrentEncoderDecoder(EncoderDecoder):
 
     def read(self, source: Tensor, mask: Tensor) -> tuple[Tensors, Tensors]:
         x = self.embedding(source)  # (B, N, D)
-        turn = turned(mask)
+        turn = reversal_indices(mask)
         ahead, _ = self.forwards(x)  # (B, N, D_h)
-        back, _ = self.backwards(_gathered(x, turn))
-        back = _gathered(back, turn)
+        back, _ = self.backwards(_rows_at(x, turn))
+        back = _rows_at(back, turn)
         h = torch.cat([ahead, back], dim=2) * mask[:, :, None]
         return self.score.memory(h), {"s": torch.tanh(self.to_state(back[:, 0]))}
 
@@ -85,7 +85,7 @@ class AdditiveScore(nn.Module):
 
 
 class DotScore(nn.Module):
-    """s · h."""
+    """The dot product s · h as a score."""
 
     def memory(self, h: Tensor) -> Tensors:
         return {"values": h}
@@ -95,12 +95,12 @@ class DotScore(nn.Module):
         return (memory["values"] @ s[:, :, None]).squeeze(2)
 
 
-def turned(mask: Tensor) -> Tensor:
+def reversal_indices(mask: Tensor) -> Tensor:
     """Return indices that reverse the tokens of each row and leave its padding in place: (B, N) bool -> (B, N) int64."""
     t = torch.arange(mask.shape[1], device=mask.device)
     return torch.where(mask, mask.sum(1, keepdim=True) - 1 - t, t)
 
 
-def _gathered(x: Tensor, t: Tensor) -> Tensor:
+def _rows_at(x: Tensor, t: Tensor) -> Tensor:
     """Return the rows t (B, N) of x (B, N, D). N is taken from t, as the exporter makes it a constant in a GRU's output."""
     return x.gather(1, t[:, :, None].expand(-1, -1, x.shape[2]))

@@ -13,7 +13,7 @@ from models.encoder_decoder.model import EncoderDecoder, Tensors
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchOutputs:
     """The outputs of B sources: tokens (B, T) int64, padded with the end token, and the log-probability of each output (B,)."""
 
     tokens: Tensor
@@ -21,7 +21,7 @@ class Found:
 
 
 @torch.inference_mode()
-def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> Found:
+def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> SearchOutputs:
     """Generate greedily: (B, N) int64, (B, N) bool -> outputs of at most `max_output` tokens."""
     c = model.config
     memory, state = model.read(source, mask)
@@ -34,11 +34,11 @@ def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> Found:
         log_p = log_p + torch.where(ended, 0.0, best.values)
         ended = ended | (token == c.end_token_id)
         written.append(token)
-    return Found(torch.stack(written, dim=1), log_p)
+    return SearchOutputs(torch.stack(written, dim=1), log_p)
 
 
 @torch.inference_mode()
-def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, length_power: float = 1.0) -> Found:
+def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, length_power: float = 1.0) -> SearchOutputs:
     """Generate with beam search of `width` (K) outputs per source and return the best output of each. All B K outputs advance in
     one batch. An ended output remains in the beam while its score is among the K best. The search stops when all have ended, or
     at `max_output` tokens."""
@@ -48,7 +48,7 @@ def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, len
     memory, state, mask = _take(memory, rows), _take(state, rows), mask[rows]
     token = torch.full((B * K,), c.begin_token_id, device=source.device)
     log_p = torch.full((B, K), -torch.inf, device=source.device)
-    log_p[:, 0] = 0.0  # so that the first step uses only one of K equal beginnings
+    log_p[:, 0] = 0.0  # the other K - 1 have log p = -inf, so the first step extends only one of the K equal beginnings
     length, ended = torch.zeros_like(log_p), torch.zeros_like(log_p, dtype=torch.bool)
     written = source.new_empty(B, K, 0)
     only_end = torch.full((c.vocab_size,), -torch.inf, device=source.device)
@@ -67,7 +67,7 @@ def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, len
         state = _take(state, (parent + K * torch.arange(B, device=source.device)[:, None]).flatten())
         token = token.flatten()
     first = (log_p / length**length_power).argmax(1)
-    return Found(written[torch.arange(B), first], log_p[torch.arange(B), first])
+    return SearchOutputs(written[torch.arange(B), first], log_p[torch.arange(B), first])
 
 
 def _take(tensors: Tensors, rows: Tensor) -> Tensors:

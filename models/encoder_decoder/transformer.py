@@ -34,7 +34,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
         self.config = c = config
         self.encoder = Encoder(_encoder_config(c))
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
-        self.blocks: Modules[Block] = Modules(Block(c) for _ in range(c.n_decoder_layers))
+        self.blocks: Modules[CrossAttentionBlock] = Modules(CrossAttentionBlock(c) for _ in range(c.n_decoder_layers))
         self.final_norm = nn.LayerNorm(c.d_model) if c.norm == "pre" else nn.Identity()
         self.to_logits = nn.Linear(c.d_model, c.vocab_size)
         self.rotations = RotationTable(c.max_output, c.d_model // c.n_heads, base=10_000.0)
@@ -70,7 +70,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
         return self.to_logits(self.final_norm(y))
 
 
-class Block(nn.Module):
+class CrossAttentionBlock(nn.Module):
     """One block of the decoder: causal self-attention, cross-attention and a feed-forward layer."""
 
     def __init__(self, config: TransformerConfig) -> None:

@@ -70,13 +70,13 @@ MOST_LAYERS, MOST_OPTION, MOST_VALUES = 512, 2**20, 10_000
 
 
 def validated(kind: type[Config], values: dict[str, Any], key: str) -> Config:
-    """A config of our own from the fields below `key` of a JSON file. Raises ValueError, in one line, for the first that does not fit."""
+    """Return the config with the fields below `key` of a JSON file. Raises ValueError, in one line, for the first invalid field."""
     known = {field.name: field for field in fields(cast(Any, kind))}
     if unknown := values.keys() - known.keys():
         raise ValueError(f"{key} has {min(unknown)!r}, which is not one of {', '.join(known)}")
     needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     if missing := needed - values.keys():
-        raise ValueError(f"{key} has no {min(missing)!r}")
+        raise ValueError(f"{key} lacks the field {min(missing)!r}")
     text = json.dumps(bounded(values))  # strict JSON validation accepts a list as a tuple and an object as a dataclass
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
@@ -99,9 +99,9 @@ def bounded(values: Any) -> dict[str, Any]:
 
 def _check_bounds(key: Any, value: Any, most: int, depth: int = 0) -> None:
     if isinstance(value, int | float) and not abs(value) <= (most if isinstance(value, int) else 1e30):
-        raise ValueError(f"{key}={value!r:.80} is beyond {most}")
+        raise ValueError(f"{key}={value!r:.80} is above the limit of {most}")
     inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if len(inside) > MOST_VALUES or depth > 8:
-        raise ValueError(f"{key} has {len(inside)} values, and {MOST_VALUES} are the most, in 8 levels")
+        raise ValueError(f"{key} has {len(inside)} values; the limit is {MOST_VALUES}, nested in at most 8 levels")
     for each in inside:
         _check_bounds(key, each, min(most, MOST_OPTION), depth + 1)

@@ -30,7 +30,7 @@ convert it yourself, where you trust its source:
 # Maximum sizes of files and tables, far above those of published models.
 MOST_JSON_BYTES = 16 * 2**20
 MOST_INDEX_BYTES = MOST_TOKENIZER_BYTES = 64 * 2**20
-MOST_HEADER_BYTES = 16 * 2**20  # of the header of a safetensors file
+MOST_HEADER_BYTES = 16 * 2**20  # largest header of a safetensors file
 MOST_TEMPLATE_BYTES = 2**20
 MOST_BUFFER_NUMBERS = 2**27  # most numbers in the tables (buffers) that a model computes
 
@@ -48,7 +48,7 @@ class CheckpointError(AttnserveError, ValueError):
     """A folder cannot be loaded as a model. The message has the file, the value and the next step."""
 
 
-class Settings:
+class JsonSettings:
     """A JSON object that is read key by key, so that the error for a missing or unsupported value names its key."""
 
     def __init__(self, values: dict[str, Any], file: Path) -> None:
@@ -106,11 +106,11 @@ def regular(file: Path, *, most_bytes: int | None = None) -> Path:
         raise CheckpointError(f"{file} cannot be read ({error}); copy it again") from None
     blobs = next((above.parent / "blobs" for above in folder.parents if above.name == "snapshots"), None)
     if not any(found.is_relative_to(place) for place in (folder, blobs) if place is not None):
-        raise CheckpointError(f"{file} is a link out of its folder, which is not followed; copy the folder with its files")
+        raise CheckpointError(f"{file} is a link to a place outside its folder, which is not followed; copy the folder with its files")
     if not stat.S_ISREG(about.st_mode):
-        raise CheckpointError(f"{file} is no regular file; copy it again")
+        raise CheckpointError(f"{file} is not a regular file; copy it again")
     if most_bytes is not None and about.st_size > most_bytes:
-        raise CheckpointError(f"{file} has {about.st_size} bytes, and {most_bytes} are the most; copy it again")
+        raise CheckpointError(f"{file} has {about.st_size} bytes; the limit is {most_bytes}; copy it again")
     return file
 
 
@@ -130,16 +130,16 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise CheckpointError(f"{file} is not a tokenizer ({in_a_line(error)}); copy it again") from error
 
 
-def read_settings(file: Path, *, required: bool = True, most_bytes: int = MOST_JSON_BYTES) -> Settings:
+def read_settings(file: Path, *, required: bool = True, most_bytes: int = MOST_JSON_BYTES) -> JsonSettings:
     """Read the JSON object in `file`, or return an empty one if the file is absent and not `required`. Raises CheckpointError for
     broken JSON.
     """
     if not required and not present(file):
-        return Settings({}, file)
+        return JsonSettings({}, file)
     values = _read_json(file, most_bytes)
     if not isinstance(values, dict):
-        raise CheckpointError(f"{file} holds a {type(values).__name__} where a JSON object is expected")
-    return Settings(values, file)
+        raise CheckpointError(f"{file} has a {type(values).__name__} instead of a JSON object; copy it again")
+    return JsonSettings(values, file)
 
 
 def rehearsed(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
@@ -179,7 +179,7 @@ def in_sentences(failed: str, kind: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except OSError:  # its message is already one line with the file and the reason
+    except OSError:  # passed on, because its message is already one line with the file and the reason
         raise
     except RecursionError:
         raise kind(f"{failed}: it is nested too deeply; copy it again") from None
@@ -191,7 +191,7 @@ def in_sentences(failed: str, kind: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def errors_of(file: Path) -> Iterator[None]:
-    """A ValueError or TypeError raised within becomes a CheckpointError that names the file."""
+    """Convert a ValueError or TypeError within the block to a CheckpointError that names the file."""
     try:
         yield
     except CheckpointError:
@@ -207,10 +207,10 @@ def check_memory(what: Path, model: torch.nn.Module) -> None:
     parameters = sum(tensor.nbytes for tensor in model.parameters())
     if (numbers := sum(tensor.numel() for tensor in model.buffers())) > MOST_BUFFER_NUMBERS:
         raise CheckpointError(
-            f"{what}: tables of {numbers} numbers are asked for, and {MOST_BUFFER_NUMBERS} are the most; correct the config"
+            f"{what}: the config requires tables of {numbers} numbers; the limit is {MOST_BUFFER_NUMBERS}; correct the config"
         )
     if parameters > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-        raise CheckpointError(f"{what}: the model has {parameters} bytes, and this machine {memory}; use a larger one")
+        raise CheckpointError(f"{what}: the model has {parameters} bytes, but this machine {memory}; use a larger machine")
 
 
 def in_a_line(error: BaseException) -> str:
@@ -237,7 +237,7 @@ def subfolder(folder: Path, path: str) -> Path:
     try:
         inside = (folder / path).resolve()
     except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{folder / 'modules.json'}: path={path!r:.80} cannot be ({error})") from None
+        raise CheckpointError(f"{folder / 'modules.json'}: path={path!r:.80} is not a valid path ({error})") from None
     if not inside.is_relative_to(folder.resolve()):
         raise CheckpointError(f"{folder / 'modules.json'}: path={path!r} leaves the folder")
     return inside
@@ -281,8 +281,7 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
     with file.open("rb") as stream:
         if (size := int.from_bytes(stream.read(8), "little")) > MOST_HEADER_BYTES:
             raise CheckpointError(
-                f"{file} is not a safetensors file (it would have a header of {size} bytes, and {MOST_HEADER_BYTES} are the most); "
-                "copy it again"
+                f"{file} is not a safetensors file (its header would have {size} bytes; the limit is {MOST_HEADER_BYTES}); copy it again"
             )
     try:
         return _shapes(file) if rehearsing() else load_file(file)
@@ -296,7 +295,7 @@ def _shapes(file: Path) -> dict[str, Tensor]:
         for name in opened.keys():  # noqa: SIM118  it is no dictionary
             kind = opened.get_slice(name).get_dtype()
             if kind not in _DTYPES:
-                raise CheckpointError(f"{file}: {name} is of type {kind}, and read are {', '.join(_DTYPES)}; convert it")
+                raise CheckpointError(f"{file}: {name} has the type {kind}; supported are {', '.join(_DTYPES)}; convert it")
             tensors[name] = torch.empty(opened.get_slice(name).get_shape(), dtype=_DTYPES[kind], device="meta")
     return tensors
 

@@ -20,7 +20,7 @@ NAMES: dict[type[nn.Module], str] = {layer: name for name, layer in LAYERS.items
 
 @dataclass(frozen=True)
 class Map:
-    """Of one layer."""
+    """The attention map of one layer."""
 
     layer: str  # the layer's name in LAYERS
     A: Tensor  # (H, N, N), [.., query, key]; H may differ from layer to layer

@@ -1,1 +1,1 @@
-"""Parts of blocks beside attention: `positions.py`, `xpos.py`, `feedforward.py`, `scale_norm.py`, `modules.py`, `checks.py`."""
+"""Parts of models other than attention: `positions.py`, `xpos.py`, `feedforward.py`, `scale_norm.py`, `modules.py`, `checks.py`."""

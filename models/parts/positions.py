@@ -22,7 +22,7 @@ def sinusoids(n_positions: int, d_model: int) -> Tensor:
 
 
 def sinusoids_at(t: Tensor, d_model: int) -> Tensor:
-    """Positions (..) int64 -> (.., D) float64: the rows t of `sinusoids`."""
+    """Return the rows t of `sinusoids`: positions t (..) int64 -> (.., D) float64."""
     angles = _angles(t, d_model, base=10_000.0)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model]
 
@@ -60,7 +60,7 @@ def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tenso
 
 
 def rotation_at(t: Tensor, d_head: int, *, base: float, dtype: torch.dtype) -> Rotation:
-    """Positions (B, N) int64 -> their angles, (B, 1, N, D_k/2), for `rotate`."""
+    """Return the rotations of positions t for `rotate`: (B, N) int64 -> (B, 1, N, D_k/2)."""
     angles = _angles(t, d_head, base=base).unsqueeze(1)
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 
@@ -71,7 +71,7 @@ class RotationTable(nn.Module):
     def __init__(self, n_positions: int, d_head: int, *, base: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         if d_head % 2:
-            raise ValueError(f"d_head={d_head} is odd; a rotation turns pairs of columns")
+            raise ValueError(f"d_head={d_head} is odd, but a rotation needs pairs of columns; choose an even width")
         angles = _angles(torch.arange(n_positions), d_head, base=base)
         self.cos: Tensor
         self.sin: Tensor
@@ -141,6 +141,6 @@ def _buckets_of_a_side(gaps: Tensor, n_buckets: int, max_distance: int) -> Tenso
 
 
 def _angles(t: Tensor, width: int, *, base: float) -> Tensor:
-    """(.., ceil(width/2)): t * base^(-2i/width), in float64: at a position of 10⁶ float32 knows an angle to 0.06."""
+    """Return the angles t * base^(-2i/width), (.., ceil(width/2)), in float64: float32 would have an error of 0.06 at position 10⁶."""
     frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=t.device) / width)
     return t.unsqueeze(-1) * frequencies

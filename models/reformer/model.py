@@ -25,7 +25,7 @@ from models.reformer.reversible import ReversibleBlock, ReversibleStack
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunks:
+class ChunkSpan:
     """The number of tokens in a chunk, and of chunks before and after its own to which a token attends."""
 
     length: int
@@ -46,15 +46,15 @@ class ReformerConfig:
     layers: tuple[Literal["lsh", "local"], ...]
     axial_shape: tuple[int, int] | None = None  # (n_1, n_2); None: one position table
     axial_widths: tuple[int, int] | None = None  # (D_1, D_2)
-    lsh_chunks: Chunks
-    local_chunks: Chunks
+    lsh_chunks: ChunkSpan
+    local_chunks: ChunkSpan
     n_rounds: int
     n_buckets: Buckets
     causal: bool = False
     n_logits: int = 0  # 0: no language-modelling head
     activation: str = "relu"
     norm_eps: float = 1e-12
-    feedforward_chunk: int = 1024  # tokens
+    feedforward_chunk: int = 1024  # tokens in one call of the feed-forward layer
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.layers) - {"lsh", "local"}):
@@ -79,7 +79,7 @@ class Reformer(nn.Module):
         if c.axial_shape is not None and c.axial_widths is not None:
             tables = zip(c.axial_shape, c.axial_widths, strict=True)
         self.positions = nn.ModuleList(nn.Embedding(*table) for table in tables)
-        self.blocks = ReversibleStack(ReversibleBlock(Attention(c, i), Thought(c)) for i in range(len(c.layers)))
+        self.blocks = ReversibleStack(ReversibleBlock(NormedAttention(c, i), NormedFeedForward(c)) for i in range(len(c.layers)))
         self.norm = nn.LayerNorm(2 * c.d_model, eps=c.norm_eps)
         self.head = nn.Linear(2 * c.d_model, c.n_logits) if c.n_logits else nn.Identity()
 
@@ -103,7 +103,7 @@ class Reformer(nn.Module):
         return torch.cat([self.positions[0](t // n_2), self.positions[1](t % n_2)], dim=-1)
 
 
-class Attention(nn.Module):
+class NormedAttention(nn.Module):
     """The function F of a reversible block, a norm and attention: (B, N, D), bool (B, N) -> (B, N, D)."""
 
     def __init__(self, config: ReformerConfig, i: int) -> None:
@@ -134,7 +134,7 @@ class Attention(nn.Module):
         return self.layer(self.norm(x), key_mask)
 
 
-class Thought(nn.Module):
+class NormedFeedForward(nn.Module):
     """The function G of a reversible block: a norm and the feed-forward layer, on each token on its own."""
 
     def __init__(self, config: ReformerConfig) -> None:
@@ -156,7 +156,7 @@ class ChunkAttention(nn.Module):
     does not change the result. With `causal`, no token attends to later tokens.
     """
 
-    def __init__(self, d_model: int, n_heads: int, d_head: int, *, chunks: Chunks, causal: bool) -> None:
+    def __init__(self, d_model: int, n_heads: int, d_head: int, *, chunks: ChunkSpan, causal: bool) -> None:
         super().__init__()
         self.n_heads, self.chunks, self.causal = n_heads, chunks, causal
         self.scale = d_head**-0.5
@@ -175,15 +175,15 @@ class ChunkAttention(nn.Module):
         source = (torch.arange(n, device=x.device)[:, None] + offset) % n_filled  # (B, n, W)
         is_once = offset + self.chunks.before < n_filled  # (B, 1, W): if fewer than W chunks are filled, use each only once
         here = in_blocks(key_mask[:, None, :, None], C)[:, 0, :, :, 0]  # (B, n, C)
-        seen = (_gathered(here.unsqueeze(1), source) & is_once.repeat_interleave(C, -1).unsqueeze(1)).unsqueeze(3)  # (B, 1, n, 1, W C)
+        seen = (_chunks_at(here.unsqueeze(1), source) & is_once.repeat_interleave(C, -1).unsqueeze(1)).unsqueeze(3)  # (B, 1, n, 1, W C)
         if self.causal:
             position = torch.arange(n * C, device=x.device).unflatten(0, (-1, C))  # (n, C)
-            seen = seen & (_gathered(position.expand(x.shape[0], 1, -1, -1), source).unsqueeze(3) <= position.unsqueeze(-1))
-        o = attend(q, _gathered(k, source), _gathered(v, source), scale=self.scale, mask=seen)
+            seen = seen & (_chunks_at(position.expand(x.shape[0], 1, -1, -1), source).unsqueeze(3) <= position.unsqueeze(-1))
+        o = attend(q, _chunks_at(k, source), _chunks_at(v, source), scale=self.scale, mask=seen)
         return self.to_out(merge_heads(out_of_blocks(o, N)))
 
 
-def _gathered(x: Tensor, source: Tensor) -> Tensor:
+def _chunks_at(x: Tensor, source: Tensor) -> Tensor:
     """Return the chunks with the indices `source` int64 (B, n, W), concatenated: (B, H, n, C, ..) -> (B, H, n, W C, ..)."""
     at = source.flatten(1).view(x.shape[0], 1, -1, *[1] * (x.dim() - 3)).expand(-1, x.shape[1], -1, *x.shape[3:])
     return x.gather(2, at).unflatten(2, source.shape[1:]).flatten(3, 4)

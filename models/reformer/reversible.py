@@ -77,9 +77,9 @@ class _Recomputed(Function):
         ctx.blocks, ctx.n_context, ctx.moments = blocks, n_context, []
         with _autocast(x1.device, cached=False):  # else autocast would cache weights without gradients for later use
             for block in blocks:
-                before_F = _Moment(x1.device)
+                before_F = _RandomState(x1.device)
                 x1 = x1 + block.F(x2, *context)
-                ctx.moments.append((before_F, _Moment(x1.device)))
+                ctx.moments.append((before_F, _RandomState(x1.device)))
                 x2 = x2 + block.G(x1)
         ctx.save_for_backward(x1, x2, *given)  # parameters too, so that autograd detects in-place changes
         return x1, x2
@@ -116,7 +116,7 @@ def _gradients(layer: nn.Module, x: Tensor, context: Context, d: Tensor, sums: d
     return y.detach(), torch.zeros_like(x) if first is None else first
 
 
-class _Moment:
+class _RandomState:
     """A snapshot of the states of the random generators and of autocast, which `again` restores."""
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,7 @@
-"""Training. A task (`task.py`) has a model, a loss, an evaluation and a result; the trainer does the rest for all tasks:
+"""Trains models. A task (`task.py`) defines a model, a loss, an evaluation and a result. The other files serve all tasks:
 
 `config.py` (the YAML file of a run), `optimisation.py` (parameters, AdamW, learning rate), `trainer.py` (the loop), `checkpoints.py`
-(from which it resumes), `display.py` (progress bar), `run.py` (the output folder), `cards.py` (parts of all model cards).
+(saves and resumes a run), `display.py` (progress bar), `run.py` (the output folder), `cards.py` (parts of all model cards).
 
 Tasks: `text/`, `pictures/`, `number_words/`, and `models/distillation/`. `start.py` starts the first three, `commands.py` has their
 commands.

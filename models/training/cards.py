@@ -1,4 +1,4 @@
-"""Parts that all model cards share. A card is README.md beside the weights, for users who did not train them."""
+"""Parts that all model cards share. A model card is the README.md beside the weights, for users of the model."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ MB = 1_000_000
 
 
 def front_matter(**fields: Any) -> str:
-    """The head that model hubs read."""
+    """Return the YAML head of a model card, which model hubs read."""
     return f"---\n{yaml.safe_dump({'license': 'apache-2.0'} | fields)}---"
 
 
 def licence_table(packages: Iterable[dict[str, Any]]) -> list[str]:
-    """Markdown rows: licence, number of packages and their size, the largest first. `packages` as in sources.json."""
+    """Return Markdown rows: licence, number of packages, total size; the largest is first. `packages` is a list as in sources.json."""
     by_licence: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for package in packages:
         by_licence[package["licence"]].append(package)
@@ -34,7 +34,7 @@ def held_out_packages(sources: dict[str, Any]) -> str:
 
 
 def training_section(report: Report, amount: str) -> str:
-    """Markdown: the amount of training, its time and hardware, and the config."""
+    """Return a Markdown section: the amount of training, its time and hardware, and the config."""
     config = {name: value for name, value in report["config"].items() if value is not None}
     return f"""## Training
 

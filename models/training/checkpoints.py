@@ -1,12 +1,13 @@
-"""Checkpoints of a run: everything that its next step depends on, so that a killed run resumes with equal bits.
+"""Saves and loads the checkpoints of a run. A checkpoint has everything that the next step depends on, so a resumed run computes the
+same bits as an uninterrupted one.
 
     FOLDER/step-000200/
       model.safetensors       parameters and persistent buffers by name
       optimizer.safetensors   AdamW's step and moments, as `PARAMETER/exp_avg`
       progress.json           the step, the time used, the curves so far
 
-Written under another name, flushed to the disk and renamed; then the older one goes. Batches need no place here: they follow from seed
-and step.
+A checkpoint is written under another name, flushed to the disk and renamed; then the older checkpoint is removed. Batches are not
+stored, because they depend on seed and step only.
 """
 
 import json
@@ -26,7 +27,7 @@ MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.safetensors", "prog
 
 
 class ResumeError(AttnserveError, ValueError):
-    """A checkpoint that is not of this run."""
+    """The checkpoint belongs to another run or is damaged. The message names the file and the difference."""
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> None:
@@ -51,12 +52,12 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, progre
 
 
 def newest(folder: Path) -> Path | None:
-    """The checkpoint to resume from, or None. Unfinished folders of a killed run are ignored."""
+    """Return the checkpoint to resume from, or None. Unfinished folders of a killed run are ignored."""
     return max(folder.glob("step-*"), key=lambda checkpoint: checkpoint.name, default=None)
 
 
 def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Fill the model and the optimizer, and return `progress`. Raises ResumeError for tensors that are not the model's."""
+    """Fill the model and the optimizer, and return `progress`. Raises ResumeError if the tensors are those of another model."""
     progress = read_json(checkpoint / PROGRESS)
     for name in (MODEL, OPTIMIZER):
         _check_file(checkpoint / name)
@@ -74,30 +75,30 @@ def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, 
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ResumeError for a file that is missing or broken, and for other JSON values."""
+    """Read a JSON object. Raises ResumeError if the file is missing, broken or has another JSON value."""
     _check_file(file)
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ResumeError(f"{file} cannot be read ({error}); train into another folder, or remove this one") from error
     if not isinstance(values, dict):
-        raise ResumeError(f"{file} holds a {type(values).__name__} where an object is expected; train into another folder")
+        raise ResumeError(f"{file} has a {type(values).__name__} instead of an object; train into another folder")
     return values
 
 
 def _check_file(file: Path) -> None:
-    if not file.is_file():  # a pipe would be waited for
-        raise ResumeError(f"{file} is missing, or no regular file; train into another folder, or remove this one")
+    if not file.is_file():  # checked first, because opening a pipe would block
+        raise ResumeError(f"{file} is missing or is not a regular file; train into another folder, or remove this one")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, each once, and the buffers that training changes, such as a codebook."""
+    """Return the parameters, each once, and the buffers that training changes, such as a codebook."""
     kept = model.state_dict().keys()
     return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def _flush(path: Path) -> None:
-    """Write a file or folder through to the disk, so that a rename is not on it before the content."""
+    """Flush a file or folder to the disk, so that the content is on the disk before the rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

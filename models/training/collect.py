@@ -1,9 +1,9 @@
-"""Gather text to train on, once: python -m models.training.collect --out data/python
+"""Collects training text from installed packages: python -m models.training.collect --out data/python
 
-Whole packages are held out for evaluation. A file is left out when it is a copy of one that was kept, or a near copy: more than half of its
-distinct lines of 20 characters and more occur in files kept before. Held-out packages are read first, so that files resembling them are
-removed from the training text and not from the held-out text. The standard library stays whole while there is room; then the largest
-packages are cut until the bound holds, so that no single one sets the style.
+Whole packages are held out for evaluation. A file is left out if it is a copy or a near copy of a file that is kept: in a near copy, more
+than half of the distinct lines of at least 20 characters occur in kept files. Held-out packages are read first, so that files similar to
+theirs are removed from the training text and not from the held-out text. The standard library is kept whole if it fits. Of the other
+packages the largest are cut until the text fits, so that no single package dominates.
 """
 
 import argparse
@@ -18,30 +18,30 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from models.training.corpus import Document, write_texts
+from models.training.corpus import TextDocument, write_texts
 from models.training.sources import STANDARD_LIBRARY, Package, packages, texts
 from service.errors import AttnserveError
 
 HELD_OUT = ("attrs", "click", "jsonschema", "networkx", "requests", "tenacity", "Werkzeug")
 MB = 1_000_000
-SEEN = 0.5  # share of its lines from which on a file is a near copy
-HELD_OUT_FILE = 50_000  # bytes at most: a softmax model reads a document in quadratic time
-LINE = 20  # characters; shorter lines (`return None`) are everywhere
+SEEN = 0.5  # a file is a near copy if a larger share of its lines occurs in kept files
+HELD_OUT_FILE = 50_000  # largest held-out file in bytes, because a softmax model evaluates a document in quadratic time
+LINE = 20  # fewest characters of a compared line; shorter ones, such as `return None`, occur in most files
 
 
 class CollectionError(AttnserveError, ValueError):
-    """Nothing to collect for a split, which the message names."""
+    """No text was found for a split. The message names the split."""
 
 
 @dataclass
-class Seen:
-    """Hashes of all files and lines kept so far."""
+class KeptText:
+    """The hashes of all files and lines that are kept so far."""
 
     files: set[bytes] = field(default_factory=set)
     lines: set[int] = field(default_factory=set)
 
     def copy_of_kept(self, text: str) -> str | None:
-        """The reason to leave the text out. None: none, and the text counts as kept from now on."""
+        """Return why the text is left out, or None. If None, the text is kept, and later texts are compared with it."""
         digest = hashlib.sha256(text.encode()).digest()
         lines = {hash(line) for line in map(str.strip, text.split("\n")) if len(line) >= LINE}
         if digest in self.files:
@@ -54,12 +54,12 @@ class Seen:
 
 
 def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 2) -> dict[str, Any]:
-    """Write the folder and return the content of its `sources.json`. Raises CollectionError when a split would be empty."""
+    """Write the folder `out` and return the content of its `sources.json`. Raises CollectionError if a split would be empty."""
     names = {name.lower() for name in held_out}
     installed = packages()
     allowed = [package for package in installed if package.licence.permissive]
     allowed.sort(key=lambda package: package.name.lower() not in names)  # held-out packages first; the sort is stable
-    seen, kept, left_out = Seen(), {}, {}
+    seen, kept, left_out = KeptText(), {}, {}
     for package in track(allowed, "reading packages", console=Console(stderr=True), transient=True):
         kept[package.name], left_out[package.name] = _documents(package, seen)
     evaluation = {
@@ -76,19 +76,19 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
     return summary
 
 
-def _documents(package: Package, seen: Seen) -> tuple[list[Document], Counter[str]]:
-    """The documents of a package to keep, and the number of files left out for each reason."""
-    kept, left_out = list[Document](), Counter[str]()
+def _documents(package: Package, seen: KeptText) -> tuple[list[TextDocument], Counter[str]]:
+    """Return the documents of a package that are kept, and how many files were left out for each reason."""
+    kept, left_out = list[TextDocument](), Counter[str]()
     for file, text, refused in texts(package):
         if text is None or (reason := seen.copy_of_kept(text)):
             left_out[refused or reason or ""] += 1
         else:
-            kept.append(Document(package=package.name, file=file, text=text))
+            kept.append(TextDocument(package=package.name, file=file, text=text))
     return kept, left_out
 
 
-def _bounded(documents: dict[str, list[Document]], max_bytes: float) -> dict[str, list[Document]]:
-    """Of each package at most as much as fits when the small ones are whole and the large ones share the rest evenly."""
+def _bounded(documents: dict[str, list[TextDocument]], max_bytes: float) -> dict[str, list[TextDocument]]:
+    """Cut the packages to `max_bytes` in total: small packages are kept whole, and the large ones get equal shares of the rest."""
     sizes = sorted(map(_size, documents.values()))
     share = rest = max_bytes
     for i, size in enumerate(sizes):
@@ -99,8 +99,8 @@ def _bounded(documents: dict[str, list[Document]], max_bytes: float) -> dict[str
     return {name: _first(_by_hash(kept), share) for name, kept in documents.items()}
 
 
-def _first(documents: list[Document], max_bytes: float) -> list[Document]:
-    taken, total = list[Document](), 0
+def _first(documents: list[TextDocument], max_bytes: float) -> list[TextDocument]:
+    taken, total = list[TextDocument](), 0
     for document in documents:
         if total + document.size_bytes <= max_bytes:
             taken.append(document)
@@ -108,21 +108,21 @@ def _first(documents: list[Document], max_bytes: float) -> list[Document]:
     return taken
 
 
-def _size(documents: list[Document]) -> int:
+def _size(documents: list[TextDocument]) -> int:
     return sum(document.size_bytes for document in documents)
 
 
-def _mixed(documents: dict[str, list[Document]]) -> list[Document]:
+def _mixed(documents: dict[str, list[TextDocument]]) -> list[TextDocument]:
     return _by_hash([document for kept in documents.values() for document in kept])
 
 
-def _by_hash(documents: list[Document]) -> list[Document]:
-    """In an order that is random and always the same."""
+def _by_hash(documents: list[TextDocument]) -> list[TextDocument]:
+    """Sort by a hash of the names: an arbitrary order that is the same in every run."""
     return sorted(documents, key=lambda d: hashlib.sha256(f"{d.package}/{d.file}".encode()).digest())
 
 
 def _summary(
-    allowed: list[Package], refused: list[Package], splits: dict[str, dict[str, list[Document]]], left_out: dict[str, Counter[str]]
+    allowed: list[Package], refused: list[Package], splits: dict[str, dict[str, list[TextDocument]]], left_out: dict[str, Counter[str]]
 ) -> dict[str, Any]:
     used = {name: (split, kept) for split, documents in splits.items() for name, kept in documents.items() if kept}
     return {

@@ -1,4 +1,4 @@
-"""Several runs side by side: python -m models.training.compare RUN... --out DIR writes compare.png and compare.md."""
+"""Compares several training runs: python -m models.training.compare RUN... --out DIR writes compare.png and compare.md."""
 
 import argparse
 import json
@@ -14,17 +14,18 @@ from service.errors import AttnserveError
 
 
 class CompareError(AttnserveError, ValueError):
-    """Runs that cannot be compared: the message names them and the reason."""
+    """The runs cannot be compared. The message names the runs and the reason."""
 
 
 def compare(folders: Sequence[Path], out: Path) -> str:
-    """Write the picture and the table; the table is also returned. Raises CompareError for an unfinished run and for unequal text."""
+    """Write the picture and the table; the table is also returned. Raises CompareError if a run is unfinished or if runs were
+    evaluated on different text."""
     runs = [_read(folder) for folder in folders]
     names = [run["name"] for run in runs]
     if len(set(names)) < len(names):
-        raise CompareError(f"two runs have one name: {', '.join(sorted(names))}")
+        raise CompareError(f"two runs have the same name: {', '.join(sorted(names))}; rename one folder")
     if len({run["data"]["train_sha256"] for run in runs}) > 1:
-        raise CompareError("the runs were trained on different text, and their figures say nothing about the models")
+        raise CompareError("the runs were trained on different text, so their figures cannot be compared; give runs with the same data")
     out.mkdir(parents=True, exist_ok=True)
     runs.sort(key=lambda run: run["held_out"]["carried"]["overall"])
     plot({run["name"]: run for run in runs}, out / "compare.png", title="Bits per byte")
@@ -39,7 +40,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise CompareError(f"{file} is missing; `attnserve train --out {folder}` writes it")
     run = json.loads(file.read_text())
     if "held_out" not in run:
-        raise CompareError(f"{folder} is not finished; the command that began it goes on with it")
+        raise CompareError(f"{folder} is not finished; repeat its command to continue it")
     return run
 
 

@@ -11,12 +11,12 @@ from service.errors import AttnserveError
 
 
 class ConfigError(AttnserveError, ValueError):
-    """A config that cannot be run: the message names the file, the key and the value."""
+    """The config is invalid. The message names the file, the key and the value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The length of a run and the bounds of its steps. A run ends when `max_steps` or `max_minutes` is reached, whichever is first."""
+    """The length of a run. A run ends when `max_steps` or `max_minutes` is reached, whichever is first."""
 
     max_steps: int | None = None
     max_minutes: float | None = None
@@ -55,9 +55,9 @@ class Optimisation(BaseModel):
 
 
 class TrainingConfig(Optimisation):
-    """The config of a decoder, of text or of pictures. Values are checked on creation.
+    """The config of the training of a decoder, on text or pictures. Values are checked on creation.
 
-    The budget is `max_steps`, `max_minutes` or both. The learning rate follows the used share of it.
+    The budget is `max_steps`, `max_minutes` or both. The learning rate depends on the used share of the budget.
     """
 
     model: dict[str, Any] = Field(description="fields of models.decoder.model.DecoderConfig, without vocab_size")
@@ -81,9 +81,9 @@ Config = TypeVar("Config", bound=Optimisation)
 
 
 def read_config(file: Path, kind: type[Config]) -> Config:
-    """Read and check a config. Raises ConfigError for a file that is not YAML, an unknown key and a value out of range."""
+    """Read and check a config. Raises ConfigError if it is not YAML, has an unknown key or has an invalid value."""
     if file.exists() and not file.is_file():  # opening a pipe would block
-        raise ConfigError(f"{file} is no regular file; models/training/configs has examples")
+        raise ConfigError(f"{file} is not a regular file; models/training/configs has examples")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeError, RecursionError) as error:

@@ -1,16 +1,16 @@
-"""The data folder: the collected texts, and their tokens for each requested vocabulary size.
+"""Reads and writes data folders: collected texts, and their tokens for each requested vocabulary size.
 
     DATA/
       sources.json               packages, versions, licences, sizes, what was left out and why
       texts/SPLIT.bin            UTF-8, one document after the other; SPLIT is train or held_out
       texts/SPLIT.json           [{package, file, bytes}, ...] in the same order
-      tokens-4096/               with sources.json, all that training reads: the texts can stay behind
+      tokens-4096/               training reads only this folder and sources.json
         tokenizer.json           trained on the training split only
         train.bin, held_out.bin  uint16, every document ended by <|endoftext|>
         index.json               sizes, the documents held out, sha256 of the training tokens
 
-Where sources.json speaks of an image, every document is one: a byte that is the prompt, then a letter for each pixel.
-Folders are written under another name and renamed, so that one with its right name is whole.
+If sources.json has the key `image`, every document is a picture: one byte is the prompt, then each pixel is one letter.
+A folder is written under another name and renamed when it is complete.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from models.checkpoints.decoder import Image
+from models.checkpoints.decoder import ImageFormat
 from models.folders.folder import read_tokenizer
 from models.training.tokenizer import END_OF_TEXT, train_tokenizer
 from service.errors import AttnserveError
 
 SOURCES = "sources.json"
 SPLITS = ("train", "held_out")
-TOKENIZER_BYTES = 24_000_000  # of training text that merges are learned from; more changes little
-BATCH = 256  # documents given to the tokenizer's threads at once
+TOKENIZER_BYTES = 24_000_000  # bytes of training text for the tokenizer; more text changes the tokenizer little
+BATCH = 256  # number of documents in one call of the tokenizer, which divides them among threads
 
 
 class CorpusError(AttnserveError, ValueError):
-    """A data folder that cannot be trained on: the message names the file and the command that makes it."""
+    """The data folder cannot be used. The message names the file and the command that writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class TextDocument:
     package: str
     file: str
     text: str
@@ -59,23 +59,23 @@ class TokenDocument:
 
     package: str
     file: str
-    size_bytes: int  # of its text
-    tokens: np.ndarray  # (N,) uint16, <|endoftext|> last
+    size_bytes: int  # bytes of the document's text
+    tokens: np.ndarray  # (N,) uint16, ends with <|endoftext|>
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """A data folder in tokens of one vocabulary."""
+    """The texts of a data folder as tokens of one vocabulary."""
 
     vocab_size: int
     end_of_text: int
     tokenizer_file: Path
-    train: np.ndarray  # (N,) uint16, mapped from the file
-    train_bytes: int  # of the text behind `train`
+    train: np.ndarray  # (N,) uint16, a memory map of the file
+    train_bytes: int  # bytes of the text whose tokens are `train`
     train_sha256: str
     held_out: tuple[TokenDocument, ...]
     sources: dict[str, Any]
-    image: Image | None = None  # None: the documents are no pictures
+    image: ImageFormat | None = None  # None: the documents are not pictures
 
     @property
     def bytes_per_token(self) -> float:
@@ -83,16 +83,16 @@ class Tokens:
 
     @property
     def document(self) -> int | None:
-        """How many tokens every document has, where all have as many: a prompt, the pixels and <|endoftext|>."""
+        """The number of tokens of every picture: prompt, pixels and <|endoftext|>. None for text, whose documents differ in length."""
         return None if self.image is None else 1 + self.image.n_pixels + 1
 
 
-def write_texts(data: Path, splits: Mapping[str, Sequence[Document]], sources: dict[str, Any]) -> None:
-    """Start a data folder, and remove an older one's texts and tokens. The splits are train and held_out."""
+def write_texts(data: Path, splits: Mapping[str, Sequence[TextDocument]], sources: dict[str, Any]) -> None:
+    """Write a data folder's texts, and remove the texts and tokens that it had. The splits are train and held_out."""
     data.mkdir(parents=True, exist_ok=True)
     for old in data.glob("tokens-*"):
         shutil.rmtree(old)
-    with _whole(data / "texts") as folder:
+    with _new_folder(data / "texts") as folder:
         for split in SPLITS:
             with (folder / f"{split}.bin").open("wb") as file:
                 file.writelines(document.text.encode() for document in splits[split])
@@ -101,19 +101,19 @@ def write_texts(data: Path, splits: Mapping[str, Sequence[Document]], sources: d
     (data / SOURCES).write_text(json.dumps(sources, indent=1) + "\n")
 
 
-def read_texts(data: Path, split: str) -> Iterator[Document]:
-    """The documents of a split, in order. Raises CorpusError where nothing was collected."""
+def read_texts(data: Path, split: str) -> Iterator[TextDocument]:
+    """Yield the documents of a split, in order. Raises CorpusError if no text was collected in `data`."""
     folder = data / "texts"
     if not folder.is_dir():
         raise CorpusError(f"{folder} is missing; collect text with `python -m models.training.collect --out {data}`")
     _check_files(folder / f"{split}.bin", folder / f"{split}.json")
     with (folder / f"{split}.bin").open("rb") as file:
         for entry in json.loads((folder / f"{split}.json").read_text()):
-            yield Document(package=entry["package"], file=entry["file"], text=file.read(entry["bytes"]).decode())
+            yield TextDocument(package=entry["package"], file=entry["file"], text=file.read(entry["bytes"]).decode())
 
 
 def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
-    """The tokens of a data folder; made at the first use. Raises CorpusError or TokenizerError."""
+    """Return the tokens of a data folder. They are computed and stored at the first call. Raises CorpusError or TokenizerError."""
     if not 257 <= vocab_size <= 65_536:
         raise CorpusError(f"vocab_size={vocab_size} must be 257 (256 bytes and <|endoftext|>) to 65536 (tokens are stored as uint16)")
     folder = data / f"tokens-{vocab_size}"
@@ -148,14 +148,16 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
 
 def _check_files(*files: Path) -> None:
     for file in files:
-        if not file.is_file():  # a pipe would be waited for
-            raise CorpusError(f"{file} is missing, or no regular file; run `python -m models.training.collect` to make the folder again")
+        if not file.is_file():  # checked first, because opening a pipe would block
+            raise CorpusError(
+                f"{file} is missing or is not a regular file; run `python -m models.training.collect` to make the folder again"
+            )
 
 
-def _image(described: dict[str, Any], tokenizer_file: Path) -> Image:
-    """The description of the pictures in sources.json, with letters as tokens."""
+def _image(described: dict[str, Any], tokenizer_file: Path) -> ImageFormat:
+    """Return the format of the pictures in sources.json, with the tokens of its letters."""
     vocabulary = read_tokenizer(tokenizer_file).get_vocab()
-    return Image(
+    return ImageFormat(
         width=described["width"],
         height=described["height"],
         level_token_ids=tuple(vocabulary[letter] for letter in described["letters"]),
@@ -164,7 +166,7 @@ def _image(described: dict[str, Any], tokenizer_file: Path) -> Image:
 
 
 def _tokenize(data: Path, target: Path, vocab_size: int) -> None:
-    with _whole(target) as folder:
+    with _new_folder(target) as folder:
         tokenizer = train_tokenizer(_sample(data), vocab_size=vocab_size)
         tokenizer.save(str(folder / "tokenizer.json"))
         entries = {split: _encode(data, split, tokenizer, folder / f"{split}.bin") for split in SPLITS}
@@ -180,7 +182,7 @@ def _tokenize(data: Path, target: Path, vocab_size: int) -> None:
 
 
 def _sample(data: Path) -> Iterator[str]:
-    """The first documents, which are a fair sample: they lie in the order of a hash."""
+    """Yield the first documents. They are a random sample, because the documents are ordered by hash."""
     total = 0
     for document in read_texts(data, "train"):
         total += document.size_bytes
@@ -204,8 +206,8 @@ def _encode(data: Path, split: str, tokenizer: Tokenizer, file: Path) -> list[di
 
 
 @contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name when all went well."""
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which is renamed to `folder` at the end of the block unless there was an error."""
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

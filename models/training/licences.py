@@ -1,7 +1,7 @@
-"""Which installed packages may be trained on: those whose metadata names permissive licences and no others.
+"""Decides which installed packages may be used for training: those whose metadata names permissive licences only.
 
-The first of three fields that is filled in decides: License-Expression (PEP 639, SPDX), the licence classifiers, the free field License.
-An expression passes when every licence in it is permissive, whether AND or OR joins them: simpler, and stricter, than the law asks.
+Three fields are read in this order, and the first that is not empty decides: License-Expression (PEP 639, SPDX), the licence classifiers,
+the free field License. An expression is accepted if every licence in it is permissive, also if they are joined by OR.
 """
 
 import re
@@ -11,7 +11,7 @@ from importlib.metadata import PackageMetadata
 
 PERMISSIVE = {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "LLVM-exception"}
 PERMISSIVE |= {"MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"}
-CLASSIFIERS: Mapping[str, str] = {  # "License :: OSI Approved :: ..." -> SPDX, or a plain word where the classifier leaves it open
+CLASSIFIERS: Mapping[str, str] = {  # end of "License :: OSI Approved :: ..." -> SPDX name, or a plain word if the classifier is ambiguous
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD",
     "ISC License (ISCL)": "ISC",
@@ -22,7 +22,7 @@ CLASSIFIERS: Mapping[str, str] = {  # "License :: OSI Approved :: ..." -> SPDX, 
     "Zero-Clause BSD (0BSD)": "0BSD",
     "zlib/libpng License": "Zlib",
 }
-FREE_TEXT: Mapping[str, str] = {  # first line of the field License, in lower case
+FREE_TEXT: Mapping[str, str] = {  # first line of the field License, in lower case -> SPDX name
     "3-clause bsd license": "BSD-3-Clause",
     "apache 2.0": "Apache-2.0",
     "apache 2.0 license": "Apache-2.0",
@@ -40,7 +40,7 @@ FREE_TEXT: Mapping[str, str] = {  # first line of the field License, in lower ca
 
 @dataclass(frozen=True, kw_only=True)
 class Licence:
-    """The licence in a package's metadata, as an SPDX name if it is a known one, else as it is written there."""
+    """The licence in a package's metadata: its SPDX name if it is known, else the text of the metadata."""
 
     name: str
     field: str  # the metadata field it was read from; "" if all are empty

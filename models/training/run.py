@@ -61,7 +61,7 @@ def _begin(task: Task, out: Path) -> Report:
         earlier = checkpoints.read_json(out / RUN)
         for key in ("config", "data"):
             if changed := [name for name, value in report[key].items() if earlier.get(key, {}).get(name) != value]:
-                raise checkpoints.ResumeError(f"{out} was begun with another {key}: {', '.join(changed)}; take another --out")
+                raise checkpoints.ResumeError(f"{out} has a run with another {key}: {', '.join(changed)}; choose another --out")
         return earlier
     write_report(out, report | Progress().curves())
     return report

@@ -22,9 +22,9 @@ Report = dict[str, Any]  # the content of run.json
 class Loss(NamedTuple):
     """The loss of one batch."""
 
-    objective: Tensor  # (), to be minimised
-    reported: Tensor  # (), for the curve: the objective without auxiliary losses
-    n_tokens: int  # in the batch, without padding
+    objective: Tensor  # scalar tensor that is minimised
+    reported: Tensor  # scalar tensor for the loss curve: the objective without auxiliary losses
+    n_tokens: int  # tokens in the batch, without padding
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
-    seconds: float = 0.0  # of training, without the time of evaluations and checkpoints
+    seconds: float = 0.0  # time of training, without evaluations and checkpoints
     losses: list[Point] = field(default_factory=list)  # the curve on training batches
     evaluations: list[Point] = field(default_factory=list)  # the curve on held-out data
     pending: list[float] = field(default_factory=list)  # losses of the steps since the last point of `losses`

@@ -49,7 +49,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
         raise TokenizerError(
-            f"the text yields {tokenizer.get_vocab_size()} tokens, not vocab_size={vocab_size}; collect more, or ask for fewer"
+            f"the text yields {tokenizer.get_vocab_size()} tokens, not vocab_size={vocab_size}; collect more text, or lower vocab_size"
         )
     return tokenizer
 

@@ -26,7 +26,7 @@ class Moment:
     """The state of a run after a step, for a progress bar."""
 
     step: int
-    share: float  # used share of the budget
+    share: float  # the share of the budget that is used, 0 to 1
     figures: list[str]
     tokens_per_s: float
     left_s: float

@@ -74,7 +74,7 @@ def key(
         keys.add(entry, file)
     print(made)
     if file is None:
-        print(keys.written(entry))
+        print(keys.entry_json(entry))
         console.print("The first line is the key: it is not shown again. The second goes into the list in the file of keys.")
 
 

@@ -30,8 +30,8 @@ _NAMED = re.compile(rf"({_FOLDER.pattern})=(.+)", re.DOTALL)
 _PINNED = re.compile(r"sha256:([0-9a-f]{64})")
 _CHUNK_BYTES = 2**20
 _MANIFEST_TRIES = 2
-_TRIES = 5  # failures of a file in a row without progress, before it is given up
-_PROGRESS_BYTES = 2**16  # a try with fewer bytes made no progress, or a slow server could go on forever
+_TRIES = 5  # consecutive failures without progress after which a file counts as failed
+_PROGRESS_BYTES = 2**16  # a try that receives fewer bytes counts as no progress, so that a slow server cannot cause endless tries
 _CONTINUES = "The same command continues from there"
 _SPARE_BYTES = 64 * 2**20  # disk space to leave free
 
@@ -42,16 +42,16 @@ class FetchError(AttnserveError):
     """A bundle could not be fetched. The message names the bundle, the reason and the next step."""
 
 
-class Broken(Exception):
-    """A transfer ended early and can be continued."""
+class TransferBroken(Exception):
+    """Raised when a transfer ended early and can be continued."""
 
 
 class NoRanges(Exception):
-    """The server cannot send a file from an offset."""
+    """Raised when the server can only send a file from its beginning."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BundleRequest:
     """A bundle to fetch: its URL, the name of its folder, and the fingerprint if the URL has one."""
 
     url: str
@@ -75,11 +75,11 @@ class Fetched:
     pinned: bool
 
 
-def parse(text: str) -> Wanted:
+def parse(text: str) -> BundleRequest:
     """Parse [NAME=]URL[#sha256:FINGERPRINT]. Raises FetchError."""
     named = _NAMED.fullmatch(text)
     given, rest = (named[1], named[2]) if named else (None, text)
-    shown = rest.partition("?")[0].partition("#")[0]  # for messages: a query may be a signature
+    shown = rest.partition("?")[0].partition("#")[0]  # the URL for messages, without its query, which may be a secret signature
     try:
         parts = urlsplit(rest)
         port, scheme = parts.port, parts.scheme
@@ -87,9 +87,9 @@ def parse(text: str) -> Wanted:
         raise FetchError(f"{text!r} is not a URL: {error}") from None
     user_allowed = scheme in ("abfs", "abfss") and parts.password is None
     if (parts.username is not None or parts.password is not None) and not user_allowed:
-        raise FetchError("a URL holds a user name or password, which others would see: give credentials by the environment")
+        raise FetchError("a URL contains a user name or password, which logs would show: give credentials in environment variables")
     if parts.query:
-        raise FetchError(f"{shown} has a query (?), which signs or names one file, and a bundle is a folder of several: leave it out")
+        raise FetchError(f"{shown} has a query (?), which signs or names one file, but a bundle is a folder of several: leave it out")
     pinned = _PINNED.fullmatch(parts.fragment)
     url = rest.partition("#")[0].rstrip("/").removesuffix(f"/{MANIFEST}").rstrip("/")
     name = given or unquote(urlsplit(url).path).rpartition("/")[2]
@@ -103,7 +103,7 @@ def parse(text: str) -> Wanted:
     ):
         if wrong:
             raise FetchError(f"{rest!r}: {problem}")
-    return Wanted(url, name, pinned and pinned[1])
+    return BundleRequest(url, name, pinned and pinned[1])
 
 
 def fetch(urls: Sequence[str], to: Path, bounds: Bounds, show: Show, say: Callable[[str], None]) -> Iterator[Fetched]:
@@ -122,7 +122,7 @@ def fetch(urls: Sequence[str], to: Path, bounds: Bounds, show: Show, say: Callab
 class _Download:
     """One bundle that is fetched into the folder `to`."""
 
-    def __init__(self, wanted: Wanted, to: Path, bounds: Bounds, show: Show, say: Callable[[str], None]) -> None:
+    def __init__(self, wanted: BundleRequest, to: Path, bounds: Bounds, show: Show, say: Callable[[str], None]) -> None:
         self._wanted, self._bounds, self._show, self._say = wanted, bounds, show, say
         self._final, self._partial = to / wanted.name, to / f".{wanted.name}.partial"
         self._received_bytes = 0
@@ -130,10 +130,10 @@ class _Download:
     def run(self) -> Fetched:
         began, url, pinned, final = time.monotonic(), self._wanted.url, self._wanted.fingerprint, self._final
         if final.is_symlink() or (final.exists() and not (final / MANIFEST).is_file() and (not final.is_dir() or any(final.iterdir()))):
-            raise FetchError(f"{final} exists and is no bundle: it is not replaced. Move it away, or choose another folder or NAME=")
+            raise FetchError(f"{final} exists and is not a bundle, so it is not replaced. Move it away, or choose another folder or NAME=")
         there = self._intact(pinned) if pinned else None
         if there is None:
-            source = Folder(url) if urlsplit(url).scheme in ("", "file") else Store(url, self._bounds)
+            source = Folder(url) if urlsplit(url).scheme in ("", "file") else ObjectStore(url, self._bounds)
             manifest = self._manifest(source)
             if pinned and manifest.fingerprint != pinned:
                 shutil.rmtree(self._partial)
@@ -155,14 +155,14 @@ class _Download:
         return Fetched(final, manifest, self._received_bytes, time.monotonic() - began, pinned is not None)
 
     def _intact(self, fingerprint: str) -> Manifest | None:
-        """The manifest of the bundle that exists already, if it has this fingerprint and all its hashes are right, else None."""
+        """Return the manifest of the bundle that exists already if it has this fingerprint and all its hashes match, else None."""
         try:
             found = contract.read_manifest(self._final)
             return contract.verify(self._final) if found.fingerprint == fingerprint else None
         except BundleError:
             return None
 
-    def _manifest(self, source: "Source") -> Manifest:
+    def _manifest(self, source: "BundleSource") -> Manifest:
         """Read and validate the manifest, and write it into the partial folder, from which files of any other bundle are removed first."""
         url, partial, path, reason = self._wanted.url, self._partial, self._partial / MANIFEST, ""
         for _ in range(_MANIFEST_TRIES):
@@ -171,9 +171,9 @@ class _Download:
                 for chunk in source.read(MANIFEST, 0):
                     content += chunk
                     if len(content) > contract.MOST_JSON_BYTES:
-                        raise FetchError(f"{url}/{MANIFEST} has more than {contract.MOST_JSON_BYTES} bytes, the most of a manifest")
+                        raise FetchError(f"{url}/{MANIFEST} has more than {contract.MOST_JSON_BYTES} bytes, the limit for a manifest")
                 break
-            except Broken as error:
+            except TransferBroken as error:
                 reason = str(error)
         else:
             raise FetchError(f"{url}/{MANIFEST} could not be read: {reason}")
@@ -187,23 +187,23 @@ class _Download:
             return contract.read_manifest(partial)
         except BundleError as error:
             shutil.rmtree(partial)
-            raise FetchError(f"{url} is no bundle: {_reason(error).replace(str(partial), url)}") from None
+            raise FetchError(f"{url} is not a bundle: {_reason(error).replace(str(partial), url)}") from None
 
     def _check_room(self, total: int) -> None:
         url, to, most = self._wanted.url, self._final.parent, self._bounds.most_bytes
         if total > most:
             shutil.rmtree(self._partial)
-            raise FetchError(f"{url} has {_size(total)}, and {_size(most)} are the most: --max-gib allows more")
+            raise FetchError(f"{url} has {_size(total)}, and the most is {_size(most)}: allow more with --max-gib")
         there = sum(path.lstat().st_size for path in self._partial.iterdir())
         if (needed := total - there + _SPARE_BYTES) > (free := shutil.disk_usage(to).free):
             raise FetchError(f"{to} has {_size(free)} free, and {url} needs {_size(needed)}: make room or choose another folder")
 
-    def _fetch_file(self, source: "Source", file: File, before: int, total: int) -> None:
+    def _fetch_file(self, source: "BundleSource", file: File, before: int, total: int) -> None:
         """Fetch a file and check size and hash. A partial file is continued. If its hash is then wrong, it is fetched once more from the
         beginning. `before` and `total` are the bytes of the files before it, and of all files."""
         path = self._partial / file.name
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-            raise FetchError(f"{path} is no regular file: another process writes there. Remove {path.parent}")
+            raise FetchError(f"{path} is not a regular file: another process may write there. Remove {path.parent}")
         found = path.stat().st_size if path.exists() else 0
         if found > file.size_bytes:
             path.unlink()
@@ -218,7 +218,7 @@ class _Download:
             "there"
         )
 
-    def _transfer(self, source: "Source", file: File, path: Path, shown: Callable[[int], None]) -> None:
+    def _transfer(self, source: "BundleSource", file: File, path: Path, shown: Callable[[int], None]) -> None:
         """Append the rest of a file. Raises FetchError after `_TRIES` failures in a row without progress."""
         url, failures, furthest = f"{self._wanted.url}/{file.name}", 0, 0
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b") as out:
@@ -233,11 +233,11 @@ class _Download:
                         self._received_bytes += len(chunk)
                         shown(have)
                     if have < file.size_bytes:
-                        raise Broken(f"it ended after {have} of {file.size_bytes} bytes")
+                        raise TransferBroken(f"it ended after {have} of {file.size_bytes} bytes")
                 except NoRanges:
                     have = out.seek(0)
                     out.truncate()
-                except Broken as error:
+                except TransferBroken as error:
                     failures = failures + 1 if have < furthest + _PROGRESS_BYTES else 1
                     furthest = max(furthest, have)
                     stopped = f"stopped at {have} of {file.size_bytes} bytes"
@@ -294,10 +294,10 @@ def _lock(to: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
 # Where bundles come from ------------------------------------------------------------------------------------------------------------------
 
 
-class Source(Protocol):
+class BundleSource(Protocol):
     def read(self, name: str, start: int) -> Iterator[bytes]:
-        """A file of the bundle from byte `start` on. Raises FetchError if another try cannot help, otherwise Broken; NoRanges if `start` is
-        not 0 and the server cannot send a part."""
+        """Yield the bytes of a file from byte `start` on. Raises FetchError if another try cannot help, NoRanges if `start` is not 0 and
+        the server cannot send a part, otherwise TransferBroken."""
 
 
 class Folder:
@@ -316,7 +316,7 @@ class Folder:
             raise FetchError(f"{self._folder} cannot be fetched: {_reason(error)}") from None
 
 
-class Store:
+class ObjectStore:
     """An object store or web server, read with obstore. Credentials come from the environment variables of the clouds' own tools."""
 
     def __init__(self, url: str, bounds: Bounds) -> None:
@@ -362,11 +362,11 @@ class Store:
                 raise FetchError(f"{self._url}/{name} cannot be read: {_sentence(error)}") from None
             raise NoRanges from None
         except FileNotFoundError:
-            raise FetchError(f"{self._url}/{name} does not exist: the URL of a bundle is that of its folder") from None
+            raise FetchError(f"{self._url}/{name} does not exist: give the URL of the bundle's folder") from None
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise FetchError(f"{self._url}/{name}: the credentials of this environment give no access: {_sentence(error)}") from None
         except (BaseError, OSError) as error:
-            raise Broken(_sentence(error)) from None
+            raise TransferBroken(_sentence(error)) from None
 
 
 def _reason(error: BundleError) -> str:
@@ -377,7 +377,8 @@ def _reason(error: BundleError) -> str:
 def _sentence(error: Exception) -> str:
     """Return the first line of obstore's message. The other lines are a debug dump and the server's error page."""
     said = str(error).partition("\n")[0][:500].rstrip(" :,")
-    if "//169.254." not in said and "metadata.google" not in said:  # the machine was not asked for credentials
+    # Only a message about a failed request for the machine's credentials is replaced.
+    if "//169.254." not in said and "metadata.google" not in said:
         return said
     public = "AWS_SKIP_SIGNATURE=true or GOOGLE_SKIP_SIGNATURE=true reads a public bucket"
     return f"{said} (there are no credentials in the environment, and this machine has none; {public})"

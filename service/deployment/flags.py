@@ -42,7 +42,7 @@ CLUSTER_FLAGS = {
 # process still accepts requests on its open connections.
 KEEP_ALIVE_S = 90
 _SPARE_S = 30
-_ELSEWHERE_S = 15  # about as long as a replica needs to start
+_ELSEWHERE_S = 15  # seconds that a replica on another node needs to start, approximately
 
 
 def shutdown_s(settings: Settings) -> int:
@@ -66,7 +66,7 @@ def prepare(settings: Settings) -> None:
     """Set the flags that Ray reads at import, in the environment of this process and thus of every process that Ray starts."""
     flags = {
         **cluster_flags(settings),
-        # Requests bypass Ray (see `service/deployment/front.py`), so Ray needs no proxy and no port for them.
+        # Off, because requests bypass Ray (see `service/deployment/front.py`), so Ray needs no proxy and no port for them.
         "RAY_SERVE_ENABLE_HA_PROXY": 0,
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": 0,
         # The `attnserve` command drains replicas itself.

@@ -22,7 +22,7 @@ from service.settings import Settings
 log = logging.getLogger("attnserve")
 
 BACKLOG = 2048
-_SPARE = 2  # extra sockets for gateways that start before those they replace have ended
+_SPARE = 2  # number of extra sockets: a new gateway may start before the one that it replaces has ended
 _HARD_STOP_MARGIN_S = 60
 
 
@@ -38,7 +38,9 @@ def listen(host: str, port: int) -> socket.socket:
             (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6()
         )
     except OSError as error:
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop what holds it.") from error
+        raise PortTaken(
+            f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop the program that uses it."
+        ) from error
 
 
 class Front:
@@ -100,7 +102,7 @@ class Front:
                 listener.bind(str(path))
                 listener.listen(BACKLOG)
                 return path, listener
-        raise LookupError("more gateways than places for them")
+        raise LookupError("all sockets for gateways are taken")
 
     def close(self) -> None:
         """Stop accepting connections; open connections continue. Otherwise HAProxy would answer 503 while the service is ending."""

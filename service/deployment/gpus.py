@@ -25,10 +25,10 @@ def check_gpus(settings: Settings, there: int) -> None:
         name: settings.most(name) for name in sorted({f"{contract.KINDS[kind].pool}s" for kind in kinds if contract.KINDS[kind].uses_gpu})
     }
     replicas = sum(pools.values())
-    needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a replica's fraction cannot span two GPUs
+    needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a replica cannot use parts of two GPUs
     if needed > there:
         asked = ", ".join(f"{name}={count}" for name, count in pools.items())
         raise StartFailed(
-            f"{asked} and replica_gpus={each:g} need {needed} GPUs, and this machine has {there}. See what nvidia-smi and "
-            "CUDA_VISIBLE_DEVICES say; or set fewer of them, a smaller replica_gpus, or provider=cpu."
+            f"{asked} and replica_gpus={each:g} need {needed} GPUs, but this machine has {there}. Check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES; or set fewer replicas, a smaller replica_gpus, or provider=cpu."
         )

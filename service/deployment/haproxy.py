@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-_MOST = 20_000  # connections
+_MOST = 20_000  # most open connections
 _NO_GATEWAY = 503
 # To a request whose head is not HTTP or too long, HAProxy 2.8 always answers 400 with its own HTML page, whatever is configured
 # (github.com/haproxy/haproxy/issues/3032). With `lean` these answers are JSON.
@@ -26,7 +26,7 @@ _ERRORS = {
     _NO_GATEWAY: "no gateway is there for the request: send it again",
     504: "no gateway has answered in time: send it again",
 }
-# Paths whose clients expect `error` to be the message string; tests/service/deployment/test_haproxy.py compares them with the dialects.
+# Paths whose clients expect the field `error` to be a string; tests/service/deployment/test_haproxy.py compares them with the dialects.
 _STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /invocations /tokenize /decode /info /health /ping"
 _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 _EVERYWHERE = (
@@ -125,9 +125,9 @@ frontend nowhere
     acl string_errors path / {_STRING_ERRORS}
     acl string_errors path_beg /v2
     acl object_errors path /v2/embed /v2/rerank
-    http-request return status 503 {_said(_NO_GATEWAY, "Unhealthy")} if string_errors !object_errors
-    http-request return status 503 {_said(_NO_GATEWAY, "healthcheck")} if {{ path /generate /generate_stream }}
-    http-request return status 503 {_said(_NO_GATEWAY)}
+    http-request return status 503 {_error_content(_NO_GATEWAY, "Unhealthy")} if string_errors !object_errors
+    http-request return status 503 {_error_content(_NO_GATEWAY, "healthcheck")} if {{ path /generate /generate_stream }}
+    http-request return status 503 {_error_content(_NO_GATEWAY)}
 """
 
 
@@ -136,10 +136,10 @@ def _errors(statuses: Iterable[int]) -> list[str]:
 
 
 def _error(status: int) -> str:
-    return f"    http-error status {status} {_said(status)}"
+    return f"    http-error status {status} {_error_content(status)}"
 
 
-def _said(status: int, error_type: str | None = None) -> str:
+def _error_content(status: int, error_type: str | None = None) -> str:
     """Return content type, body and headers of an error. The body suits clients of OpenAI, Cohere and Jina, or with `error_type` those of
     text-embeddings-inference, text-generation-inference and the Open Inference Protocol."""
     message = _ERRORS[status]

@@ -10,10 +10,9 @@ LOGGING = {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING
 
 
 def options_of_serve(shutdown_s: float) -> dict[str, Any]:
-    """The options of every deployment. `shutdown_s`: seconds that a replica gets to finish its requests."""
+    """Return the Serve options of every deployment. `shutdown_s`: seconds that a replica gets to finish its requests."""
     return {
-        # Admission is ours, in tokens and slots, and a gateway tries a refused call on another replica: Serve must neither queue nor
-        # refuse calls. Serve's choice of a replica, which this number is for, is not used.
+        # Unlimited in effect: Serve must neither queue nor refuse calls, because the engines admit requests by tokens and slots.
         "max_ongoing_requests": 100_000,
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": shutdown_s,

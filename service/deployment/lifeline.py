@@ -1,4 +1,5 @@
-"""A replica's connection to the command that started it. It receives its listening socket, sends heartbeats, and receives the drain order.
+"""A replica's connection to the command that started it. The replica receives its listening socket and the drain order, and sends
+heartbeats.
 
 The connection is a unix socket. The kernel closes it when the process ends in any way, so the command notices at once. A separate thread
 writes the heartbeat twice a second, so a process with a busy event loop is not mistaken for a hung process. The command's side is in
@@ -16,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-SOCKET = "lifeline.sock"  # in the run directory
+SOCKET = "lifeline.sock"  # name of the unix socket in the run directory
 LOOP_RUNS, LOOP_IS_BUSY = b"+\n", b"-\n"
 DRAINED = b"="  # answer to a drain: this byte, the number of unfinished requests, a newline
 _BEAT_S = 0.5

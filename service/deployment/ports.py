@@ -5,7 +5,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-_LOWEST = 20_000  # below this, Ray's workers have their ports (10,002 to 19,999)
+_LOWEST = 20_000  # the ports below this are those of Ray's workers (10,002 to 19,999)
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -17,7 +17,7 @@ def free_ports(count: int) -> list[int]:
     """
     end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     candidates = list(range(_LOWEST, end)) if end - _LOWEST > 100 * count else [0] * count
-    random.SystemRandom().shuffle(candidates)  # module-level random may be seeded, the same in several processes
+    random.SystemRandom().shuffle(candidates)  # not module-level `random`, which may have the same seed in several processes
     with ExitStack() as held:
         ports: list[int] = []
         while len(ports) < count:
@@ -31,5 +31,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One of `free_ports`."""
+    """Return one free port; see `free_ports`."""
     return free_ports(1)[0]

@@ -13,11 +13,11 @@ from prometheus_client.registry import CollectorRegistry
 
 log = logging.getLogger("attnserve")
 
-EVERY_S = 10.0  # Ray's own interval; Ray drops a series after a much longer time
+EVERY_S = 10.0  # interval between two copies, which is Ray's own interval
 
 
 class Gauge(Protocol):
-    """`ray.serve.metrics.Gauge`."""
+    """The interface of `ray.serve.metrics.Gauge`."""
 
     def set(self, value: float, tags: dict[str, str]) -> None: ...
 

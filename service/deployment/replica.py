@@ -102,5 +102,5 @@ class PastRay:
 
 
 def middlewares() -> list[Any]:
-    """For RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
+    """Return the middlewares of Ray's HTTP server. RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names this function."""
     return [Middleware(PastRay)]

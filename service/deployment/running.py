@@ -59,7 +59,7 @@ class Service:
         from ray import serve
 
         progress("starting Ray Serve")
-        serve.start(proxy_location="Disabled")  # the controller alone
+        serve.start(proxy_location="Disabled")  # without a proxy: only Serve's controller starts
         progress("starting the replica")
         log_file = self._run / LOG_FILE
         if self.settings.profile == "split":
@@ -78,7 +78,7 @@ class Service:
 
     def stop(self) -> int:
         """Finish accepted requests, then stop everything. Returns how many requests could not be finished in time."""
-        if not self._deployed:  # no request to finish, and calling Serve would start a second Ray
+        if not self._deployed:  # then there are no requests to finish, and a call of Serve would start a second Ray
             self.kill()
             return 0
         import ray
@@ -88,7 +88,7 @@ class Service:
 
         unfinished = self._watch.drain(self.settings.drain_timeout_s)
         self._front.close()
-        time.sleep(0.2)  # HAProxy closes the port; replicas still answer open connections
+        time.sleep(0.2)  # until HAProxy has closed the port; replicas still answer open connections
         self._watch.stop()
         ray_private.stop_printing_errors()
         with suppress(Exception):
@@ -101,7 +101,8 @@ class Service:
         """Kill every process at once and remove the run directory."""
         self._watch.cease()
         self._front.kill()
-        # Ray's own agents would only notice after a minute. The loop repeats because a process that is starting may start others.
+        # Kill Ray's agents too, which would notice the end only after a minute. Repeat, because a process that is starting may start
+        # others.
         while processes := psutil.Process().children(recursive=True):
             for process in processes:
                 with suppress(psutil.NoSuchProcess):

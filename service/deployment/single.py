@@ -8,7 +8,7 @@ from service.settings import Settings, freeze
 
 
 def build(settings: Settings, log_file: Path) -> Any:
-    """The Serve application."""
+    """Return the Serve application of profile `single`."""
     from ray import serve
 
     frozen, log_path = freeze(settings), str(log_file)

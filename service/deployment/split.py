@@ -60,7 +60,7 @@ class HandlePool:
             response.cancel()
             raise
         except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
-            raise _said(error) from None
+            raise _service_error(error) from None
 
     async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         response = self._streaming.options(method_name=method, session_id=replica).remote(*arguments)
@@ -68,12 +68,12 @@ class HandlePool:
             async for message in response:
                 yield message
         except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
-            raise _said(error) from None
+            raise _service_error(error) from None
         finally:
             response.cancel()
 
 
-def _said(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
+def _service_error(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
     """Convert the failure of a call into an error of this service."""
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
         return ReplicaLost("the replica that worked on the request is gone: send the request again")
@@ -83,7 +83,7 @@ def _said(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exce
 
 
 @serve.deployment
-class Replica(Host):
+class PoolReplica(Host):
     """One process of a pool, which runs models."""
 
     async def __init__(self, frozen: str, log_file: str | None) -> None:  # type: ignore[misc]
@@ -95,7 +95,7 @@ class Replica(Host):
         super().__init__(Catalog(settings))
         try:
             await self.start()
-        except Exception as error:  # Ray shows only the message to the user who deploys
+        except Exception as error:  # the user who deploys sees only the message, so it must contain the reason
             raise RuntimeError(f"{CANNOT_START}: {error}") from error
         _export(self.catalog)
 
@@ -166,10 +166,11 @@ def application(args: dict[str, Any]) -> Any:
 
 
 def with_keys(frozen: str) -> str:
-    """Add the API keys of this process's environment to the settings. Raises SettingsError without any, as it would admit anybody."""
+    """Add the API keys of this process's environment to the settings. Raises SettingsError if there are none, because the service
+    would then admit everyone."""
     keys = load({}).api_keys
     if not keys:
-        raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS and this node has not: give it to every node")
+        raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS, but this node does not: set it on every node")
     return freeze(Settings.model_validate_json(frozen).model_copy(update={"api_keys": keys}))
 
 
@@ -185,7 +186,7 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
             resources = {"num_cpus": threads(settings), "num_gpus": replica_gpus(settings, own.values())}
             options = {**_options(settings, pool, target), "request_router_config": {"request_router_class": _ROUTER}}
             frozen = freeze(computing.model_copy(update={"bundles": tuple(own)}))
-            pools[pool] = Replica.options(name=pool, ray_actor_options=resources, **options).bind(frozen, path)  # type: ignore[attr-defined]
+            pools[pool] = PoolReplica.options(name=pool, ray_actor_options=resources, **options).bind(frozen, path)  # type: ignore[attr-defined]
     options = _options(settings, "gateway", GATEWAY_TARGET)
     gateway = Gateway.options(name="gateway", ray_actor_options={"num_cpus": _GATEWAY_CPUS}, **options)  # type: ignore[attr-defined]
     return gateway.bind(freeze(settings), path, own_keys, *pools.values())
@@ -198,12 +199,12 @@ def threads(settings: Settings) -> int:
 
 
 def cpus(settings: Settings) -> int:
-    """CPUs that all replicas together reserve in Ray, at their largest numbers."""
+    """Return the CPUs that all replicas together reserve in Ray when each pool has its largest number of replicas."""
     return settings.most("gateways") * _GATEWAY_CPUS + (settings.most("encoders") + settings.most("generators")) * threads(settings)
 
 
 def _options(settings: Settings, role: str, target: float) -> dict[str, Any]:
-    """What every deployment has, with the number of replicas of this role, or the autoscaling that determines it."""
+    """Return the Serve options of a role's deployment: those that all deployments share, and the number of replicas or its autoscaling."""
     least, most = getattr(settings, f"{role}s"), getattr(settings, f"max_{role}s")
     replicas = {"num_replicas": least} if most is None else {"autoscaling_config": autoscaling(least, most, target)}
     return {**options_of_serve(shutdown_s(settings)), "user_config": live(settings), **replicas}

@@ -27,8 +27,8 @@ log = logging.getLogger("attnserve")
 
 _TICK_S = 0.1
 _LOOK_S = 0.25
-_STOPPED_S = 1.0  # a stop of milliseconds by a debugger or job control is no hang
-_SILENT_S = 30.0  # limit without a heartbeat and without CPU time
+_STOPPED_S = 1.0  # a process counts as hung if it is stopped for longer; a debugger may stop it for milliseconds
+_SILENT_S = 30.0  # a replica counts as hung after this time without a heartbeat and without CPU time
 _LIVE = "/health/live"
 _MOST_ANSWERS = 256
 _ANSWER_S = 10.0
@@ -36,8 +36,8 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 
 
 @dataclass(eq=False)
-class _Replica:
-    """A replica as the command sees it, with the command's end of its lifeline."""
+class _WatchedReplica:
+    """The command's data about one replica, with the command's end of the lifeline."""
 
     kind: str
     process: psutil.Process
@@ -63,7 +63,7 @@ class Watch:
         self._front = front
         self._on_end = on_end
         self._essential: dict[str, psutil.Process] = {}
-        self._replicas: set[_Replica] = set()
+        self._replicas: set[_WatchedReplica] = set()
         self._stopped_since: dict[int, float] = {}
         self._family: list[psutil.Process] = []
         self._standing_in: asyncio.Server | None = None
@@ -128,7 +128,7 @@ class Watch:
         """Handle one replica's lifeline, from its first message until the connection closes."""
         hello = json.loads(await reader.readline())
         drained = asyncio.get_running_loop().create_future()
-        replica = _Replica(hello["kind"], psutil.Process(hello["pid"]), writer, drained)
+        replica = _WatchedReplica(hello["kind"], psutil.Process(hello["pid"]), writer, drained)
         log.info("replica started", extra={"kind": replica.kind, "pid": replica.process.pid})
         if replica.kind == "ingress":
             self._give_listener(replica)
@@ -145,12 +145,12 @@ class Watch:
         finally:
             self._replicas.discard(replica)
             if not drained.done():
-                drained.set_result(0)  # a process that has ended has no requests
+                drained.set_result(0)  # 0 unfinished requests, because the process has ended
             writer.close()
             if not self._ended.is_set():
                 log.warning("replica ended", extra={"kind": replica.kind, "pid": replica.process.pid})
 
-    def _give_listener(self, replica: _Replica) -> None:
+    def _give_listener(self, replica: _WatchedReplica) -> None:
         taken = {each.place for each in self._replicas}
         replica.place, listener = self._front.place(lambda path: path in taken)
         with listener, socket.socket(fileno=socket.dup(replica.writer.get_extra_info("socket").fileno())) as line:
@@ -161,7 +161,7 @@ class Watch:
     def _look(self, now: float) -> str | None:
         """Kill processes that hang. Returns the reason if the service cannot continue, else None."""
         for name, process in self._essential.items():
-            if _gone(process):
+            if _has_ended(process):
                 return f"{name} (pid {process.pid}) has ended, and nothing can be replaced without it: start the service again"
         if not self._family or int(now) % 5 == 0:
             self._family = psutil.Process().children(recursive=True)
@@ -190,12 +190,12 @@ class Watch:
         return False
 
     @staticmethod
-    def _works(replica: _Replica, now: float) -> bool:
+    def _works(replica: _WatchedReplica, now: float) -> bool:
         """Return whether a silent replica has used CPU time since the last call. If so, its silence is counted from now on."""
         try:
             used = sum(replica.process.cpu_times()[:2])
         except psutil.Error:
-            return True  # the process has ended
+            return True  # reached if the process has ended
         if used - replica.cpu_s < 0.1:
             return False
         replica.cpu_s, replica.heard = used, now
@@ -207,7 +207,7 @@ class Watch:
             process.kill()
         self._stopped_since.pop(process.pid, None)
 
-    # In the place of a replica (lean) --------------------------------------------------------------------------------------------------
+    # Answers while there is no replica (lean) ------------------------------------------------------------------------------------------
 
     async def _stand_in(self) -> None:
         """Accept connections at the port while no ingress replica exists or its event loop is busy."""
@@ -252,7 +252,7 @@ class Watch:
         return "\r\n".join([*lines, "", ""]).encode() + (b"" if method == b"HEAD" else body)
 
 
-def _gone(process: psutil.Process) -> bool:
+def _has_ended(process: psutil.Process) -> bool:
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

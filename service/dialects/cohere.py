@@ -107,7 +107,7 @@ class CohereMeta(BaseModel):
 
 
 class EmbeddingsByType(BaseModel):
-    """The requested types."""
+    """The vectors, in each of the requested number types."""
 
     model_config = ConfigDict(populate_by_name=True)
 

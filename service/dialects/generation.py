@@ -94,6 +94,8 @@ def requests(
             lane=Lane.INTERACTIVE if call.lane is None else call.lane,
             deadline=call.deadline,
             client=call.client,
+            tenant="" if call.tenant is None else call.tenant.name,
+            cache_salt=body.cache_salt,
             **options,
         )
         for prompt, seed in zip(map(tuple, prompts), seeds, strict=True)  # the n choices share one tuple, which the engine checks once

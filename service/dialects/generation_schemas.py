@@ -61,6 +61,7 @@ class SamplingFields(DrawingFields):
     stop_token_ids: Many[TokenId] = Field([], max_length=128)
     include_stop_str_in_output: StrictBool = False
     skip_special_tokens: StrictBool = True
+    cache_salt: Annotated[str, Field(max_length=256)] = Field("", description="Share cached prompts only with requests of this salt.")
     allowed_token_ids: Many[TokenId] = Field([], max_length=65_536, description="Only these tokens are sampled; empty: all.")
     guided_json: str | dict[str, Any] | None = Field(None, description="A JSON schema that the completion satisfies.")
     guided_regex: Source | None = Field(None, description="A regular expression that the whole completion matches; empty: none.")

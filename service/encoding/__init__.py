@@ -1,6 +1,7 @@
-"""Vectors and scores from an encoder. No HTTP and no Ray here.
+"""Computes vectors and scores with encoders. No file here imports HTTP libraries or Ray.
 
-Read in this order: `request.py` (what is asked and answered), `batching.py` (which inputs share a run), `queue.py` (with admission before
-it), `cache.py` (vectors already computed), `engine.py` (the threads that empty the queue), `selftest.py` (golden vectors, and the rate of
-this machine), `vectors.py` (the number formats of a vector), `maps.py` (attention weights of one text), `model.py` (a served encoder).
+Read in this order: `request.py` (a request and its answer), `batching.py` (chooses the inputs of a run), `queue.py` (the queue, with
+admission), `cache.py` (vectors already computed), `engine.py` (the threads that empty the queue), `selftest.py` (golden vectors, and the
+speed of this machine), `vectors.py` (the number formats of a vector), `maps.py` (attention weights of one text), `model.py` (a served
+encoder).
 """

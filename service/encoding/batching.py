@@ -85,13 +85,13 @@ class BatchingQueue:
     run_cost_tokens: float
     bulk_delay_s: float
     bulk_turn_tokens: float = 0.0  # size of a client's turn in the bulk lane; 0: one input is one turn
-    lanes: tuple["_Lane", "_Lane"] = field(init=False)
-    bulk_began: float = -math.inf  # when the last bulk batch was taken
+    lanes: tuple["_LaneQueue", "_LaneQueue"] = field(init=False)
+    bulk_began: float = -math.inf  # time at which the last bulk input was taken
     drawn_since_bulk: int = 0  # interactive tokens taken since then
     max_unstarted_s: float = math.inf  # an interactive request is dropped if none of its inputs is taken within this time
 
     def __post_init__(self) -> None:
-        self.lanes = _Lane(), _Lane(self.bulk_turn_tokens)
+        self.lanes = _LaneQueue(), _LaneQueue(self.bulk_turn_tokens)
 
     def __len__(self) -> int:
         return sum(lane.size for lane in self.lanes)
@@ -153,7 +153,7 @@ class BatchingQueue:
         due = max(bulk.head().arrived, self.bulk_began) + self.bulk_delay_s
         return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
-    def _joining(self, lane: "_Lane", longest: int, count: int) -> int | None:
+    def _joining(self, lane: "_LaneQueue", longest: int, count: int) -> int | None:
         """Return the queued length that adds the least padding to `count` inputs padded to `longest`, or None if none should join."""
         best, best_padding = None, self.run_cost_tokens
         for length in lane.around(longest):
@@ -163,7 +163,7 @@ class BatchingQueue:
         return best
 
 
-class _Lane:
+class _LaneQueue:
     """The queued inputs of one lane, ordered both by turn and by length."""
 
     def __init__(self, turn_tokens: float = 0.0) -> None:
@@ -173,8 +173,8 @@ class _Lane:
         self.by_client: dict[str, int] = {}  # queued tokens; items without a client have the key ""
         self._order = FairOrder(turn_tokens)
         self._numbers = itertools.count()
-        self._by_turn: list[_Turn] = []  # a heap; an input that was taken by its length stays in it until it is first
-        self._by_length: dict[int, list[_Turn]] = {}  # heaps
+        self._by_turn: list[_Turn] = []  # a heap; an input that is taken by its length is removed from this heap only when it comes first
+        self._by_length: dict[int, list[_Turn]] = {}  # length -> heap of the inputs of this length
         self._lengths: list[int] = []  # the keys of _by_length, sorted
 
     def put(self, item: QueuedInput) -> None:

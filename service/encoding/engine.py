@@ -64,9 +64,9 @@ class EncoderEngine:
         self._closed = False
         self._device_lost = False
         self._threads: list[threading.Thread] = []
-        self._in_flight: dict[bytes, QueuedInput] = {}  # by cache key: inputs that are queued or computed; event loop only
+        self._in_flight: dict[bytes, QueuedInput] = {}  # cache key -> the input that is queued or running; used on the event loop only
         self._last_run_failed = False
-        self._began: dict[int, float] = {}  # by thread: when its current runtime call began
+        self._began: dict[int, float] = {}  # thread id -> time at which its current runtime call began
         metrics.queue_size.set_function(lambda: len(self._queue))
         metrics.queue_tokens.set_function(lambda: self._queue.tokens)
         metrics.rate.set_function(lambda: self.tokens_per_s)
@@ -107,7 +107,7 @@ class EncoderEngine:
 
     @property
     def queued_tokens(self) -> int:
-        """Queued or running."""
+        """The number of tokens that are queued or running."""
         return self._queue.tokens + self._queue.running_tokens
 
     @property
@@ -244,7 +244,7 @@ class EncoderEngine:
             if alive:
                 again = dataclasses.replace(item, waiters=alive, taken=False)
                 with self._changed:
-                    closed = self._closed  # if so, `_close` has already emptied the queue
+                    closed = self._closed  # true after `_close`, which has already emptied the queue
                     if not closed:
                         self._queue.put(again)
                         self._changed.notify()
@@ -274,7 +274,7 @@ class EncoderEngine:
                 with self._changed:
                     self._queue.ended(draw, elapsed, answered=any(not isinstance(row, ServiceError) for row in rows))
                 self._post(self._complete, batch, rows, started, elapsed)
-            if self._device_lost:  # end this thread: `alive` becomes false, so the process is replaced
+            if self._device_lost:  # the thread ends, so `alive` becomes false and the process is replaced
                 self._post(self._close)
                 return
 
@@ -288,10 +288,11 @@ class EncoderEngine:
             lengths = [len(item.ids) for item in batch]
             fit = {name: _may_be_sent(name, array, lengths) for name, array in arrays.items()}
             rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
-        except BaseException as error:  # also SystemExit, because without this thread queued inputs would wait forever
+        except BaseException as error:  # catches SystemExit too: if the thread ended, queued inputs would wait forever
             self._last_run_failed = True
             self._device_lost |= device_lost(error)
-            traced = traces(each.task.traceparent for item in batch for each, _ in list(item.waiters))  # the event loop may add waiters
+            # A copy of the list, because the event loop may add waiters.
+            traced = traces(each.task.traceparent for item in batch for each, _ in list(item.waiters))
             log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch), **traced})
             # Each input gets its own exception object, because raising an exception changes its traceback.
             return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}; the log says why") for _ in batch]
@@ -307,7 +308,7 @@ class EncoderEngine:
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # raised if the loop is closed, and then no caller waits
+        with contextlib.suppress(RuntimeError):  # raised if the event loop is closed; then no caller waits for the result
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
@@ -328,7 +329,7 @@ def _expire(done: "asyncio.Future[None]") -> None:
 def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
     """Return for each row, (B,) bool, whether it may be sent: no NaN or Inf, no vector of length 0, and length 1 if normalised."""
     flat = array.reshape(len(array), -1)
-    squares: Array = np.einsum("bd,bd->b", flat, flat)  # a NaN or Inf shows in the sum
+    squares: Array = np.einsum("bd,bd->b", flat, flat)  # if a number is NaN or Inf, so is this sum
     if output == contract.EMBEDDING:
         fit: NDArray[np.bool_] = np.abs(squares - 1) < 1e-2
     else:

@@ -17,7 +17,7 @@ from service.runtime.onnx import Array, in_a_line, shrinking
 
 log = logging.getLogger("attnserve")
 
-_MOST_WAITING = 8  # waiting texts of all models together; each takes milliseconds
+_MOST_WAITING = 8  # most waiting texts, over all models; each takes milliseconds
 _RETRY_AFTER_S = 1.0
 
 
@@ -34,13 +34,15 @@ class AttentionMaps:
     ) -> list[Array]:
         """Return the attention weights (H, N, N) of each of these layers. Raises Overloaded, DeadlineExceeded, RuntimeFailed."""
         if self._waiting >= _MOST_WAITING:
-            raise Overloaded(f"{self._waiting} texts wait for their attention already, which is the most", retry_after_s=_RETRY_AFTER_S)
+            raise Overloaded(
+                f"{self._waiting} texts already wait for their attention weights, which is the most", retry_after_s=_RETRY_AFTER_S
+            )
         self._waiting += 1
         try:
             async with asyncio.timeout(None if deadline == NO_DEADLINE else max(deadline - time.monotonic(), 0)):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, bundle, manifest, ids, layers)
         except TimeoutError:
-            raise DeadlineExceeded("the request's deadline passed before its attention was there") from None
+            raise DeadlineExceeded("the request's deadline passed before its attention weights were computed") from None
         finally:
             self._waiting -= 1
 
@@ -86,7 +88,7 @@ def _opened(bundle: Path, manifest: contract.Manifest, *, optimised: bool = True
 
     assert manifest.attention_graph is not None
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # leaves the other cores to the engines
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # one thread, so that the engines can use the other cores
     options.log_severity_level = 3
     if not optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

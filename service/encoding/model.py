@@ -45,7 +45,7 @@ class Model:
     """A loaded model that computes vectors or scores. Every route computes them by `answer`."""
 
     engine: Encoder
-    provider: str  # of ONNX Runtime
+    provider: str  # ONNX Runtime's execution provider
     selftest: SelfTest
     chat_prompts = None
 
@@ -107,7 +107,7 @@ class Model:
         self.check_size(len(inputs))
         lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
         call.bulk |= lane == Lane.BULK
-        self.engine.check(lane, call.client)  # before tokenising, which costs time
+        self.engine.check(lane, call.client)  # checked before tokenising, which takes time
         encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         rows: list[RowOrError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
@@ -134,7 +134,7 @@ class Model:
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
             rows[at] = row
-        if on_row:  # last, so that a request is admitted or refused before its first line is sent
+        if on_row:  # after the run, so that a refused request is answered with an error status and not with a first line
             for at, item in enumerate(encoded):
                 if isinstance(item, ServiceError):
                     on_row(at, item)
@@ -197,7 +197,7 @@ class Model:
             size, limit = size_of(item), self.settings.max_input_characters
             if size > limit:
                 raise InputTooLong(f"input {at} has {size} characters and the most is {limit}: send it in parts", param="input")
-            if characters and characters + size > LONG_CHARACTERS:  # a long text is a piece of its own
+            if characters and characters + size > LONG_CHARACTERS:  # begin a new piece, so that a long text is alone in its piece
                 yield first, inputs[first:at]
                 first, characters = at, 0
             characters += size

@@ -17,10 +17,11 @@ from service.runtime.offered import Offered
 # The size of a client's turn in the bulk lane, as a share of the tokens that are computed in `max_bulk_wait_s`. A request that fits
 # into one turn is computed completely before the next request.
 _BULK_TURN = 1 / 8
-_SHORT_QUEUE = 0.25  # of `max_batch_tokens`: keeps every thread busy, and fits into one short run
-_SHORT_RUN = 0.5  # of `max_batch_tokens`: a run under overload, so that an admitted request waits for one short run and for its own
-_UNSTARTED_QUEUES = 3.0  # short queues: a request that waits longer was queued before the bound was so low, and is dropped
-_SMALL = 1 / 8  # of `max_batch_tokens`: queued tokens of one client beyond this do not delay a new client
+_SHORT_QUEUE = 0.25  # length of the short queue, as a share of `max_batch_tokens`: it keeps every thread busy and fits into one short run
+# Length of a run under overload, as a share of `max_batch_tokens`, so that an admitted request waits for one short run and its own.
+_SHORT_RUN = 0.5
+_UNSTARTED_QUEUES = 3.0  # under overload a request is dropped if it waits longer than this many short queues
+_SMALL = 1 / 8  # share of `max_batch_tokens`: queued tokens of one client above it do not delay a new client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +60,17 @@ class EncoderQueue(BatchingQueue):
         super().__init__(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s, turn_tokens)
         self._limits = limits
         self._offered = offered or Offered()
-        self.tokens_per_s = limits.tokens_per_s  # of all concurrent runs, moving average
-        self.running = self.running_tokens = 0  # runs, and their tokens
-        self._bounds = QueueBound(limits.max_wait_s), QueueBound(limits.max_bulk_wait_s)  # by lane
-        self._request_tokens = [0.0, 0.0]  # of a request, by lane, moving average
-        # Bulk work gets what interactive work leaves: seconds between two of its tokens, moving average, and when the last one was drawn.
+        self.tokens_per_s = limits.tokens_per_s  # throughput of all concurrent runs together, a moving average
+        self.running = self.running_tokens = 0  # number of runs in progress, and of their tokens
+        self._bounds = QueueBound(limits.max_wait_s), QueueBound(limits.max_bulk_wait_s)  # one for each lane
+        self._request_tokens = [0.0, 0.0]  # tokens of a request in each lane, a moving average
+        # Seconds from one bulk token to the next (a moving average), and the time of the last bulk token. Interactive work goes first.
         self._bulk_token_s = 0.0
         self._bulk_drawn = 0.0
 
     @property
     def short_queue_s(self) -> float:
-        """The bound of a queue under overload."""
+        """The bound of a queue under overload, in seconds of work."""
         return _SHORT_QUEUE * self._limits.max_batch_tokens / self.tokens_per_s
 
     def check(self, lane: Lane, now: float, client: str) -> None:
@@ -107,9 +108,11 @@ class EncoderQueue(BatchingQueue):
         return draw
 
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
-        """The run of this batch took so long. Unless `answered`, the rate stays as it is: a run that fails may end at once."""
+        """Record that the run of this batch took `seconds`. The measured rate changes only if `answered`, because a failed run may end at
+        once."""
         rate = self.running * draw.tokens / seconds
-        if answered and (draw.leaves_some or rate > self.tokens_per_s):  # a run that is short by chance can raise the rate but not lower it
+        # A run that did not fill its batch may raise the rate, but not lower it.
+        if answered and (draw.leaves_some or rate > self.tokens_per_s):
             self.tokens_per_s = averaged(self.tokens_per_s, rate)
         self.running -= 1
         self.running_tokens -= draw.tokens
@@ -132,13 +135,14 @@ class EncoderQueue(BatchingQueue):
             self._bulk_token_s, self._bulk_drawn = 1 / self.tokens_per_s, now
 
     def _check_wait(self, lane: Lane, now: float, client: str, tokens: int, *, arriving: float) -> None:
-        """QueueTooLong for a request of so many tokens. If every client is refused, `arriving` tokens count as arrived."""
+        """Raise QueueTooLong if a request of `tokens` would wait too long. If every client is refused, count `arriving` tokens as
+        arrived."""
         bound, queue = self._bounds[lane], self.lanes[lane]
         before = self.tokens_before(lane)
         queue_s = before / self.tokens_per_s
         if lane == Lane.BULK:
             queue_s = max(queue_s, queue.tokens * self._bulk_pace_s(now))
-        if queue_s <= bound.bound_s(now, self.short_queue_s):  # the clients need not be compared
+        if queue_s <= bound.bound_s(now, self.short_queue_s):  # short enough for every client, so clients need not be compared
             return
         if client:
             ahead = queue.ahead(client, tokens)
@@ -154,12 +158,13 @@ class EncoderQueue(BatchingQueue):
             raise
 
     def _too_long_for_all(self, lane: Lane, now: float) -> bool:
-        """Whether a small request of a new client would wait too long as well. Otherwise only a few clients ask for too much."""
+        """Return whether a small request of a new client would also wait too long. If not, only the clients with many tokens are
+        refused."""
         waits_s = self.lanes[lane].capped(_SMALL * self._limits.max_batch_tokens) / self.tokens_per_s
         return waits_s > self._bounds[lane].bound_s(now, self.short_queue_s)
 
     def _check_room(self, tokens: int, lane: Lane, left_s: float) -> None:
-        """Overloaded if there is no room for so many tokens, or not enough time."""
+        """Raise Overloaded if the queue has no room for `tokens`, or if they cannot be computed within `left_s`."""
         limit, queued = self._limits.max_queue_tokens, self.tokens
         if (excess := queued + tokens - limit) > 0:
             raise Overloaded(
@@ -173,13 +178,13 @@ class EncoderQueue(BatchingQueue):
             )
 
     def _bulk_pace_s(self, now: float) -> float:
-        """Seconds per queued token of bulk work: as measured, and under an overload of interactive work no less than by the
-        guaranteed share, since the measured pace follows an overload only slowly."""
+        """Return the seconds per queued token of bulk work, as measured. Under an overload of interactive work it is at least the pace of
+        the guaranteed share, because the measured value changes slowly."""
         least = BULK_SHARE / self.tokens_per_s if self._bounds[Lane.INTERACTIVE].overloaded(now) else 0.0
         return max(self._bulk_token_s, least)
 
     def _count_arrival(self, lane: Lane, now: float, tokens: float) -> None:
-        if lane == Lane.INTERACTIVE:  # bulk work may arrive far faster than it is done: its long queue is meant for that
+        if lane == Lane.INTERACTIVE:  # not for bulk work, whose long queue may fill faster than it empties
             self._bounds[lane].arrivals.arrived(now, tokens / self.tokens_per_s)
 
     def _count_refusal(self, tokens: float) -> None:

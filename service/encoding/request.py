@@ -29,7 +29,7 @@ class EncodeRequest:
     prompt: str | None = None  # put before each text; None: the model's default
     row_width: int | None = None  # how many numbers of each row are sent; None: all
     number_bytes: float = NUMBER_BYTES  # size of a number in the answer
-    padded: bool = False  # each row is padded to the longest
+    padded: bool = False  # whether each row is padded to the longest row
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,11 +42,11 @@ class EncodeTask:
     inputs: Sequence[Encoded]
     output: str
     lane: Lane = Lane.INTERACTIVE
-    deadline: float = NO_DEADLINE  # in `time.monotonic()` seconds
-    client: str = ""  # gets a fair share of the queue; "": no share of its own; its tokens count in full
-    traceparent: str | None = None  # None: not traced
+    deadline: float = NO_DEADLINE  # time limit, in seconds of `time.monotonic()`
+    client: str = ""  # clients get equal shares of the queue; "": no client, whose tokens count in full
+    traceparent: str | None = None  # trace context of the request; None: not traced
     use_cache: bool = True
-    spent: Spent = field(default_factory=Spent)  # added to
+    spent: Spent = field(default_factory=Spent)  # the engine adds its times to this
     on_row: OnRow | None = None
 
     @property

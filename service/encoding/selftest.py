@@ -14,7 +14,8 @@ from service.tokenization.texts import Cut, TextEncoder
 
 _SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short input and of a long input, and inputs in a batch
 _ANY_TOKEN = 0
-_LONGEST, _BEGIN_S = 2_048, 0.05  # a too long input fails at once, so the run is stopped after 0.05 s
+# Tokens of the longest tested input, and seconds after which its run is stopped: a graph that cannot run it fails at once.
+_LONGEST, _BEGIN_S = 2_048, 0.05
 _LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # runs per measurement, and seconds after which no more runs are made
 
 

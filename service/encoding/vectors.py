@@ -23,7 +23,7 @@ def cut(row: Array, dimensions: int | None, *, normalize: bool) -> Array:
     part = row[:dimensions]
     length = float(np.linalg.norm(part))
     if length == 0:
-        raise RuntimeFailed(f"the first {dimensions} dimensions of this vector are all zero; it was withheld")
+        raise RuntimeFailed(f"the first {dimensions} dimensions of this vector are all zero, so it was withheld: request more dimensions")
     return part / np.float32(length) if normalize else part
 
 
@@ -34,7 +34,7 @@ def check_dimensions(dimensions: int | None, width: int, param: str = "dimension
 
 def check_bits(form: Form, dimensions: int) -> None:
     if form in ("binary", "ubinary") and dimensions % 8:
-        raise InvalidRequest(f"{form} packs 8 dimensions in a byte and {dimensions} is not a multiple of 8", param="dimensions")
+        raise InvalidRequest(f"{form} packs 8 dimensions in a byte, but {dimensions} is not a multiple of 8", param="dimensions")
 
 
 def _int8(row: Array) -> Array:

@@ -33,9 +33,9 @@ _TRIED = 8  # number of waiting requests that are tried when a slot must be free
 class QueueLimits:
     """Limits of one engine and its queue."""
 
-    slots: int = 32  # sequences computed at the same time; a search with K beams needs K
-    max_waiting: int = 256  # waiting jobs of requests that have not started
-    max_waiting_tokens: float = math.inf  # tokens of the prompts of these jobs
+    slots: int = 32  # most sequences computed at the same time; a search with K beams needs K slots
+    max_waiting: int = 256  # most waiting jobs of requests that have not started
+    max_waiting_tokens: float = math.inf  # most tokens in the prompts of these jobs
     max_wait_s: float = 1.0  # longest wait of an interactive request for its first slots
     max_bulk_wait_s: float = 30.0
     bulk_delay_s: float = 2.0  # how long interactive requests are preferred to a waiting bulk request
@@ -191,7 +191,7 @@ class Admission(Generic[J]):
 
     def cancelled(self) -> set[Run]:
         """Return the runs that were cancelled since the last call."""
-        if not self._cancelled:  # read without the lock; a cancellation that is missed now is seen at the next step
+        if not self._cancelled:  # read without the lock: a cancellation that is missed now is found at the next step
             return set()
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()

@@ -7,6 +7,7 @@ Speculative decoding would belong in `_step`: the graph gives logits at any posi
 
 import asyncio
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import InputTooLong, InvalidRequest, ServiceError
+from service.errors import InputTooLong, InvalidRequest, NotReady, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
 from service.generation.keeper import StateKeeper
 from service.generation.prefill import Prefill, Prompt
+from service.generation.prefix_cache import PrefixCache, Salt
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run
 from service.generation.running import Running
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from service.telemetry.tracing import Tracer
 
 _QUANTUM = (4, 128)  # least and most tokens for which a run keeps its slot while others wait
+_MOST_CACHED = 32_768  # tokens: hashing more would delay the next step
 _QUANTA = 4  # number of quanta in `max_wait_s`, within these limits
 
 
@@ -49,9 +52,10 @@ class GeneratorLimits(QueueLimits):
 
     max_waiting_tokens: float = 262_144
     max_prompt_tokens: int = 131_072
+    prefix_cache_bytes: int = 0
     unread_s: float = 60.0
-    max_aside: int = 256  # runs that gave back their slot and wait for another
-    max_aside_bytes: int = 256 * 2**20  # for the states of these runs; raised to the size of all slots' states
+    max_aside: int = 256  # most runs that were preempted and wait for a slot
+    max_aside_bytes: int = 256 * 2**20  # most bytes for the states of these runs; at least the size of all slots' states
 
 
 class GeneratorEngine(StepEngine[Sequence]):
@@ -88,6 +92,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._running = Running(session, limits.slots)
         self._prefill = Prefill(session)
         self._masks = Masks(session.vocab_size)
+        self._cache = PrefixCache(limits.prefix_cache_bytes)
         self._late: list[Sequence] = []  # runs with a slot that skip steps until their masks are ready
         self._step_s = 0.0
         self._drew = 0.0
@@ -148,7 +153,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         try:
             return await snapshot
         finally:
-            run.cancel()  # ends the run for its reader, and if this caller is cancelled also in the engine
+            run.cancel()  # ends the run for its reader; if this caller was cancelled, it also ends the run in the engine
 
     def _want(self, run: Run, *, ends: bool) -> "asyncio.Future[Snapshot]":
         assert self._loop is not None
@@ -217,6 +222,8 @@ class GeneratorEngine(StepEngine[Sequence]):
         if request.keep is not None:
             _ = self._states
         check_ids(request.known, self._session.vocab_size, "known")
+        if request.known and request.numerics not in ("", self.numerics):
+            raise NotReady("the run was begun by another arithmetic than this generator's: another one must go on with it")
         if state is None:
             return
         size, n_positions = len(request.prompt) + state.position, self._session.decoder.n_positions
@@ -306,7 +313,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         """Remove a run from the decode batch and keep its state."""
         sequence.state = self._state(sequence, *self._running.copy(sequence))
         self._running.remove(sequence)
-        if sequence in self._back:  # it has drawn no token since it got its slot back
+        if sequence in self._back:  # true if it has drawn no token since it got its slot back
             self._back.remove(sequence)
         elif sequence.run.usage.first_token is not None:
             sequence.drew = self._drew
@@ -342,6 +349,8 @@ class GeneratorEngine(StepEngine[Sequence]):
         """Give a run its slot: in the decode batch if its prompt is done, else in the prefill."""
         if sequence.mask is None:
             self._masks.begin(sequence)
+        if not sequence.fed and sequence not in self._prefill:
+            self._look_up(sequence)
         if not sequence.left_of_prompt:
             self._go_on(sequence)
         elif sequence in self._prefill:
@@ -349,6 +358,28 @@ class GeneratorEngine(StepEngine[Sequence]):
         else:
             self._prefill.add(sequence)
         sequence.placed_at = sequence.position
+
+    def _look_up(self, sequence: Sequence) -> None:
+        """Begin after the longest prefix of the run's prompt whose state is in the cache."""
+        request, salt = sequence.request, _salt(sequence)
+        if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # these need the logits of every token
+            return
+        state, miss = self._cache.find(salt, sequence.tokens, len(sequence.tokens) - (not request.max_tokens))
+        found = 0 if state is None else state.position - sequence.position
+        self.metrics.looked_up(len(sequence.tokens), found, miss)
+        if state is not None:
+            sequence.base = sequence.state = state
+            sequence.position, sequence.fed = state.position, found
+            sequence.run.usage.cached_tokens += found
+
+    def _remember(self, sequence: Sequence, fed: tuple[int, ...], copy: Callable[[], tuple[Several[Tensor], Logits]]) -> None:
+        """Put the state after the tokens `fed` of a run into the prefix cache. `copy` returns its tensors and logits."""
+        salt = _salt(sequence)
+        if salt is not None and len(fed) <= _MOST_CACHED and not self._cache.has(salt, fed):
+            tensors, logits = copy()
+            position = sequence.start + len(fed)
+            state = State(tensors=tuple(tensors), position=position, logits=logits, fingerprint=self._session.fingerprint)
+            self._cache.put(salt, fed, state)
 
     def _feed_some(self) -> None:
         """Feed pieces of prompts until the token budget before the next decode step is used up."""
@@ -363,11 +394,13 @@ class GeneratorEngine(StepEngine[Sequence]):
         before = sum(prompt.left for prompt in prompts)
         for fed in self._prefill.feed(prompts, size):
             copied = fed.states.slots.state(fed.states.at) if any(each.aside for each in fed.sequences) else []
+            first = fed.sequences[0]
+            self._remember(first, first.tokens, lambda fed=fed: (fed.states.slots.state(fed.states.at), fed.logits.copy()))  # type: ignore[misc]
             for sequence in fed.sequences:
-                if not sequence.request.max_tokens:
+                if sequence.over is not None:
                     self._admission.remove(sequence)
                     state = None if sequence.request.keep is None else fed.states.slots.state(fed.states.at)
-                    self._complete(sequence, Delta("", finish_reason="length"), state, fed.logits)
+                    self._complete(sequence, sequence.over, state, fed.logits)
                 elif sequence.aside:
                     sequence.state = self._state(sequence, copied, fed.logits)
                 else:
@@ -432,25 +465,27 @@ class GeneratorEngine(StepEngine[Sequence]):
                 self._masks.begin(sequence)
                 continue
             self._ended(sequence, now)
+            fed_tokens = sequence.request.prompt + tuple(sequence.completion[:-1])
+            self._remember(sequence, fed_tokens, partial(self._running.copy, sequence))
             if sequence.request.keep is None:
                 self._emit(sequence.run, made)
                 self._running.remove(sequence)
             else:
-                last = Delta("", finish_reason=made.finish_reason, stop_reason=made.stop_reason if isinstance(made, Delta) else None)
                 self._emit(sequence.run, made._replace(finish_reason=None))
-                ending.append((sequence, last))
-        for sequence in self._back:  # their last token was drawn before they gave their slots back
+                ending.append((sequence, made.last()))
+        for sequence in self._back:  # their last token was drawn before they were preempted
             self.metrics.between_tokens_s.observe(now - sequence.drew, 1)
             n_first += 1
         self._back.clear()
         n_drawn = len(sequences) - len(drawn.failures)
-        self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)  # the others drew at the last step too
+        # The other rows drew their last token at the last step.
+        self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)
         self.metrics.generation_tokens.inc(n_drawn)
         self._drew = now
         return ending
 
     def _hand_over(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
-        self._publish()  # first the tokens that the snapshot contains
+        self._publish()  # deliver the tokens that the snapshot contains first
         self._post(_settle, wanted.future, what)
 
     def _end(self) -> None:
@@ -458,6 +493,14 @@ class GeneratorEngine(StepEngine[Sequence]):
         super()._end()
         for each in self._admission.wanted().values():
             self._hand_over(each, stopping())
+
+
+def _salt(sequence: Sequence) -> Salt | None:
+    """Return who may find the states of this run, or None if the state that it began with has no name."""
+    request = sequence.request
+    if request.start is None:
+        return None if sequence.start else Salt(request.tenant, request.cache_salt, "")
+    return Salt(request.tenant, request.cache_salt, request.start.id)
 
 
 def _settle(future: "asyncio.Future[Snapshot]", what: Snapshot | ServiceError) -> None:

@@ -1,4 +1,4 @@
-"""A served decoder or encoder-decoder: its bundle, its tokenizer, its engine."""
+"""A served decoder or encoder-decoder, with its bundle, tokenizer and engine."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -23,7 +23,7 @@ from service.generation.slots import Row, Slots
 from service.generation.snapshot import State
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # least and most prompt tokens in one call
-_PIECE_STEPS = 1.0  # time of a piece, in decode steps, while other runs are decoding
+_PIECE_STEPS = 1.0  # how long a piece may take while other runs are decoding, as a multiple of a decode step
 _LEAST_WITH_LOGPROBS, _WITH_LOGPROBS = 4, 64  # least and most tokens of a piece with logits (V,) at every position
 
 
@@ -33,14 +33,13 @@ class Prompt:
 
     tokens: tuple[int, ...]
     client: str
-    order: int  # of arrival
-    base: State | None  # the state that it continues; None: the empty state
-    shared: bool  # it was fed from its beginning, so other runs with this prompt and base may join
-    position: int = 0  # number of tokens that its state was computed from
-    fed: int = 0  # number of `tokens` that were fed
+    order: int  # number in the order of arrival
+    base: State | None  # the state that it was fed from; None: the empty state
+    position: int = 0  # number of tokens fed to its state
+    fed: int = 0  # how many of `tokens` were fed
     sequences: list[Sequence] = field(default_factory=list)
-    slots: "Slots[Prompt] | None" = None  # one row with its state; None: nothing was fed yet, or it is set aside
-    resting: Several[Tensor] | None = None  # its state tensors, each without B, while none of its runs has a slot
+    slots: "Slots[Prompt] | None" = None  # the slots with one row, its state; None: nothing was fed yet, or its state was moved to the host
+    resting: Several[Tensor] | None = None  # its state tensors on the host, each without B, while none of its runs has a slot
     before: NDArray[np.float32] | None = None  # logits (V,) after the last token fed, if log-probabilities are requested
 
     @property
@@ -78,10 +77,10 @@ class Prefill:
         self._session = session
         self._prompts: list[Prompt] = []
         self._resting: list[Prompt] = []
-        self._fed: dict[str, int] = {}  # tokens fed for each client that has a prompt here
+        self._fed: dict[str, int] = {}  # client -> tokens fed, for each client with a prompt in prefill
         self._turn = 0
-        self.price = Price()  # time of a call
-        self._price_told = Price()  # time of a call that also computes log-probabilities of its tokens
+        self.price = Price()  # expected time of a call
+        self._price_told = Price()  # expected time of a call that also computes log-probabilities of its tokens
 
     def __len__(self) -> int:
         """Return the number of runs that have a slot."""
@@ -99,13 +98,12 @@ class Prefill:
         """Begin to feed the run's prompt, or continue it from the run's state."""
         request, state, before = sequence.request, sequence.state, sequence.before
         sequence.state = sequence.before = None
-        begun = sequence.fed > 0
-        if not begun and (found := self._under_way(sequence)) is not None:
+        if (found := self._under_way(sequence)) is not None:
             if request.prompt_logprobs is not None and found.scored is not None:
                 sequence.run.prompt_logprobs.extend(found.scored.run.prompt_logprobs)
             found.sequences.append(sequence)
+            sequence.run.usage.cached_tokens += found.fed - sequence.fed
             sequence.position, sequence.fed = found.position, found.fed
-            sequence.run.usage.cached_tokens += found.fed
             self._wake(found)
             return
         prompt = Prompt(
@@ -113,7 +111,6 @@ class Prefill:
             client=request.client,
             order=sequence.order,
             base=sequence.base,
-            shared=not begun,
             position=sequence.position,
             fed=sequence.fed,
             sequences=[sequence],
@@ -166,7 +163,8 @@ class Prefill:
                 prompt.slots, prompt.resting = slots, None
             self._resting.remove(prompt)
             self._prompts.append(prompt)
-            self._fed.setdefault(prompt.client, min(self._fed.values(), default=0))  # a client that returns begins with the least
+            # A client that returns begins with the smallest count of the others.
+            self._fed.setdefault(prompt.client, min(self._fed.values(), default=0))
 
     def _forget_fed(self) -> None:
         here = {prompt.client for prompt in self._prompts}
@@ -215,7 +213,7 @@ class Prefill:
         for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
             tokens[row, :length] = prompt.tokens[prompt.fed : prompt.fed + length]
         slots.check(prompts, [prompt.position for prompt in prompts])
-        every = prompts[0].n_top is not None  # logits at every position; such a prompt is fed alone
+        every = prompts[0].n_top is not None  # whether logits are needed at every position; such a prompt is fed alone
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
         logits = self._session.run(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets)
         slots.stepped(lengths)
@@ -243,9 +241,10 @@ class Prefill:
         speed."""
         asked = sequence.request
         for each in (*self._prompts, *self._resting):
-            scores = asked.prompt_logprobs in (None, each.n_top)  # else it needs log-probabilities that this prompt does not get
+            # If False, the run needs log-probabilities that this prompt does not compute.
+            scores = asked.prompt_logprobs in (None, each.n_top)
             alike = each.client == asked.client and each.base is sequence.base and each.tokens == sequence.tokens
-            if each.shared and scores and alike:
+            if scores and alike:
                 return each
         return None
 

@@ -2,11 +2,11 @@
 
 import math
 
-_MEMORY = 0.95  # weight of earlier calls, at each call
+_MEMORY = 0.95  # factor by which the weight of earlier calls decreases at each call
 _CALL_TOKENS = 16.0  # fixed cost in tokens that is assumed until calls of several sizes were measured
 _WEIGHT = 0.05  # weight of the assumed ratio, relative to one measured call
-_SPREAD = 0.25  # least relative spread of the calls' sizes for which the two costs can be separated
-_OUTLIER = 4.0  # a longer call than this many times the expected time was delayed by other work
+_SPREAD = 0.25  # smallest relative spread of the calls' sizes at which the two costs can be separated
+_OUTLIER = 4.0  # a call that takes more than this many times the expected time counts as delayed by other work
 
 
 class Price:
@@ -17,11 +17,11 @@ class Price:
 
     def __init__(self) -> None:
         self.call_s = self.token_s = 0.0
-        self._calls = self._tokens = self._seconds = self._squares = self._products = 0.0  # weighted sums
+        self._calls = self._tokens = self._seconds = self._squares = self._products = 0.0  # weighted sums over the calls, for least squares
         self._ratio = _CALL_TOKENS
 
     def of(self, tokens: float) -> float:
-        """Seconds."""
+        """Return the expected seconds of a call with `tokens` tokens."""
         return self.call_s + tokens * self.token_s
 
     @property

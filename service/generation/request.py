@@ -22,13 +22,13 @@ class Sampling:
     """
 
     seed: int
-    temperature: float = 1.0  # 0: the likeliest token
+    temperature: float = 1.0  # 0: always the likeliest token
     top_k: int = 0  # 0: all
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
-    repetition_penalty: float = 1.0  # counts prompt and completion (Keskar et al. 2019)
-    frequency_penalty: float = 0.0  # counts the completion only
+    repetition_penalty: float = 1.0  # for tokens in prompt and completion (Keskar et al. 2019)
+    frequency_penalty: float = 0.0  # for tokens in the completion only
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()  # (): all
@@ -50,27 +50,35 @@ class GenerationRequest:
     prompt: tuple[int, ...]  # at least one token, or none to draw on from a state that has logits
     sampling: Sampling
     max_tokens: int
-    min_tokens: int = 0  # fewer tokens than this are not ended by an end of text, stop token or stop string
+    min_tokens: int = 0  # a completion of fewer tokens is not ended by an end of text, stop token or stop string
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False  # leave the stop string in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    top_logprobs: int | None = None  # None: no log-probabilities; 0: of the drawn token alone
+    top_logprobs: int | None = None  # number of alternatives with log-probabilities; 0: only the drawn token's; None: no log-probabilities
     prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token but the first
     grammar: Grammar | None = None
     lane: Lane = Lane.INTERACTIVE
-    deadline: float = math.inf  # time.monotonic()
+    deadline: float = math.inf  # time limit, in seconds of time.monotonic()
     traceparent: str | None = None  # W3C traceparent of the API request; None: not traced
-    client: str = ""  # gets a share of the slots; equal prompts of one client are fed once
+    client: str = ""  # clients share the slots; equal prompts of one client are fed once
+    tenant: str = ""  # finds only its own states in the prefix cache
+    cache_salt: str = ""  # finds only states of requests with the same salt
     start: StateReference | None = None  # the state that the prompt continues; None: the empty state
-    keep: Keep | None = None  # keep the state after the last token, which is fed for that; None: do not
+    keep: Keep | None = None  # how to keep the state after the last token; None: it is not kept
     known: tuple[int, ...] = ()  # tokens that this run drew before, in another engine: they are fed again and not emitted again
+    numerics: str = ""  # of the engine that drew `known`: another arithmetic could go on with other tokens. "": any
 
     @property
     def slots(self) -> int:
         """The number of the engine's slots that the request needs."""
         return 1
+
+    @property
+    def takes_known(self) -> bool:
+        """Whether its engine can go on after `known` tokens. If not, a lost run begins again."""
+        return True
 
     @property
     def outputs(self) -> int:
@@ -99,6 +107,10 @@ class Delta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
+    def last(self) -> "Delta":
+        """The end of a run by itself, for a run whose last token was sent before its end."""
+        return Delta("", finish_reason=self.finish_reason, stop_reason=self.stop_reason)
+
 
 class Token(NamedTuple):
     """One token of a run. The engine does not need its text; the reader of the run converts it to text."""
@@ -106,6 +118,10 @@ class Token(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
+
+    def last(self) -> Delta:
+        """See `Delta.last`."""
+        return Delta("", finish_reason=self.finish_reason)
 
 
 class Attention(NamedTuple):

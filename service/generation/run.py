@@ -23,17 +23,18 @@ class Run:
         """`text` decodes the tokens that the engine sends as a `Token`, without text. None: the engine sends deltas with text."""
         self.request = request
         self.usage = usage
-        self.prompt_logprobs = PromptLogprobs()  # one for each prompt token, None for the first; complete with the first delta
-        self.attention: Attention | None = None  # if requested; complete with the last delta
+        self.prompt_logprobs = PromptLogprobs()  # an entry for each prompt token, None for the first; complete when the first delta arrives
+        self.attention: Attention | None = None  # attention weights if requested; complete when the last delta arrives
+        self.numerics = ""  # of the engine that draws its tokens, if that is in another process
         self.cancelled = False
-        self.unread_since: float | None = None  # when the first unread token was made
+        self.unread_since: float | None = None  # time at which the first unread token was generated
         self._cancel = cancel
         self._text = text
         self._waiting: list[Token | Delta] = []
         self._unread = 0  # number of tokens in `_waiting`
-        self.most_unread: float = math.inf  # tokens: the run fails if more are unread
+        self.most_unread: float = math.inf  # limit on unread tokens; above it the run fails
         self._error: ServiceError | None = None
-        self._ended = False  # nothing will follow what is in `_waiting`
+        self._ended = False  # True: no delta will follow those in `_waiting`
         self._something = asyncio.Event()
         self._tell: Callable[[bool], None] = lambda ended: self._something.set()
 
@@ -115,7 +116,7 @@ class Run:
             self._waiting, self._unread = [], 0
             return waiting
         size = number = 0
-        while size < most_tokens:  # fewer than are unread
+        while size < most_tokens:  # ends before all unread items are taken, because their size is above `most_tokens`
             made = waiting[number]
             size += len(made.token_ids) if isinstance(made, Delta) else 1
             number += 1

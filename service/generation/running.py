@@ -24,10 +24,10 @@ class Running:
         self._slots: Slots[Sequence] = Slots(session, size)
         self._batches = [min(session.batch(rows), size) for rows in range(size + 1)]  # batch size of a step, by number of rows in use
         self._sampler = Sampler(session.vocab_size, size)
-        self._logits = np.zeros((size, session.vocab_size), np.float32)  # for each row's next token
-        self._tokens: Ids = np.zeros((size, 1), np.int64)  # drawn but not yet fed to the model
+        self._logits = np.zeros((size, session.vocab_size), np.float32)  # logits of each row's next token
+        self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # by batch size and `Slots.flipped`
+        self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # (batch size, `Slots.flipped`) -> the function that runs the step
 
     def __len__(self) -> int:
         return len(self.sequences)

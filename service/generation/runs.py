@@ -1,12 +1,13 @@
 """Reads the runs of one request together: n choices for each of its prompts. The first error ends all of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from service.call import Call
-from service.errors import NotReady, ServiceError
+from service.errors import ServiceError
 from service.generation.model import Generator
+from service.generation.reopening import Reopening
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run, join
 from service.runtime.timer import ResettableTimer
@@ -17,7 +18,10 @@ _PIECE_TOKENS = 256  # most tokens per read: they are written in one piece, whic
 
 class Runs:
     """The runs of one request: all are submitted or none. Call `take` until `done`, and `close` at the end or earlier. Each `n` consecutive
-    runs share a prompt."""
+    runs share a prompt.
+
+    If the process that generates them is lost, they go on in another one; the reader sees a pause.
+    """
 
     @classmethod
     async def submit(
@@ -33,36 +37,29 @@ class Runs:
         if call.traceparent is not None:
             requests = [replace(request, traceparent=call.traceparent) for request in requests]
 
-        async def opened() -> Sequence[Run]:
-            return await model.engine.open(requests, call.session)
-
         try:
-            runs = await opened()
+            runs = await model.engine.open(requests, call.session)
         except ServiceError as error:
             if error.param == "prompt":
                 error.param = prompt_field
-            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # all requests share it
+            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # the grammar, which all requests share
                 error.param = grammar.param
             raise
-        made = cls(runs, call, n=n)
-        made._open_again = opened
-        return made
+        return cls(runs, call, n=n, reopening=Reopening(model.engine, requests, call.session))
 
-    def __init__(self, runs: Sequence[Run], call: Call, *, n: int) -> None:
-        """Wrap runs that are already queued. See `submit`."""
+    def __init__(self, runs: Sequence[Run], call: Call, *, n: int, reopening: Reopening | None = None) -> None:
+        """Wrap runs that are already queued. See `submit`. Without `reopening`, a lost run ends with its error."""
+        self.runs = list(runs)
         self._call = call
         self._n = n
         self._loop = asyncio.get_running_loop()
-        self._open_again: Callable[[], Awaitable[Sequence[Run]]] | None = None
-        self._listen_to(runs)
-
-    def _listen_to(self, runs: Sequence[Run]) -> None:
-        self.runs = runs
-        self._left = len(runs)  # runs that were not read to their end
+        self._reopening = reopening
+        self._opening: asyncio.Task[None] | None = None
+        self._left = len(runs)  # number of runs that were not read to their end
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._there = self._ending = False  # a run has unread deltas; one of these is its last
-        self._not_before = 0.0  # when deltas may be read next; a run's last delta is read at once
+        self._there = self._ending = False  # whether a run has unread deltas; whether one of them is the last of its run
+        self._not_before = 0.0  # time before which deltas are not read, except the last delta of a run
         self._later: asyncio.TimerHandle | None = None
         self._first = 0  # index of the run that is read first
         self._quiet = ResettableTimer(self._wake)
@@ -91,33 +88,21 @@ class Runs:
                 await asyncio.sleep(0)
             await self._something(timeout_s)
             taken = self._polled()
-        if not taken and self._error is not None:
+        if not taken and self._error is not None and not self._opened_again():
             self.close()
             raise self._error
         self._not_before = self._loop.time() + interval_s
         return taken
 
     async def read(self, begin: Callable[[], object], add: Callable[[int, Delta], object]) -> None:
-        """Read every run to its end: call `begin`, then `add` with the run's index for each delta.
-
-        If the replica of the runs is lost, restart them on another one, once only, because the request itself may have crashed it.
-        """
+        """Read every run to its end: call `begin`, then `add` with the run's index for each delta."""
         try:
-            try:
-                await self._read(begin, add)
-            except NotReady as error:
-                if not error.elsewhere or self._open_again is None:
-                    raise
-                self._listen_to(await self._open_again())
-                await self._read(begin, add)
+            begin()
+            while not self.done:
+                for index, delta in await self.take(interval_s=_UNHURRIED_S):
+                    add(index, delta)
         finally:
             self.close()
-
-    async def _read(self, begin: Callable[[], object], add: Callable[[int, Delta], object]) -> None:
-        begin()
-        while not self.done:
-            for index, delta in await self.take(interval_s=_UNHURRIED_S):
-                add(index, delta)
 
     async def all(self) -> list[Delta]:
         """Read every run to its end, and return one delta for each run."""
@@ -132,6 +117,8 @@ class Runs:
     def close(self) -> None:
         """Cancel unfinished runs, and record the tokens used so far in the call's accounting."""
         self._quiet.stop()
+        if self._opening is not None:
+            self._opening.cancel()
         if self._later is not None:
             self._later.cancel()
         for run in self.runs:
@@ -159,19 +146,46 @@ class Runs:
         for at in range(len(self.runs)):
             index = (self._first + at) % len(self.runs)
             try:
-                while left > 0 and (delta := self.runs[index].take(left)) is not None:  # a run raises its error after its deltas
+                while left > 0 and (delta := self._taken(index, left)) is not None:  # a run raises its error after its deltas
                     taken.append((index, delta))
                     left -= len(delta.token_ids)
                     self._left -= delta.finish_reason is not None
             except Exception as error:
                 self._error = self._error or error
-            if left <= 0:  # this run may have more
+            if left <= 0:  # stop here, because this run may have more deltas
                 self._first = (index + 1) % len(self.runs)
                 self._there = self._ending = True
                 break
         else:
             self._first = 0
         return taken
+
+    def _taken(self, index: int, most_tokens: int) -> Delta | None:
+        """Return what run `index` has made since the last call and its reader does not have, or None."""
+        while (delta := self.runs[index].take(most_tokens)) is not None:
+            if self._reopening is None or (delta := self._reopening.new(index, delta)) is not None:
+                return delta
+        return None
+
+    def _opened_again(self) -> bool:
+        """Start to open the unfinished runs again if they were lost. Returns whether they can still go on."""
+        if self._reopening is None or not self._reopening.may(self._error):
+            return False
+        self._error = None
+        self._opening = asyncio.create_task(self._open_again(self._reopening))
+        return True
+
+    async def _open_again(self, reopening: Reopening) -> None:
+        before = list(self.runs)
+        try:
+            await reopening.open(self.runs)
+        except Exception as error:
+            self._error = error
+        for run, old in zip(self.runs, before, strict=True):
+            if run is not old:
+                old.listen(lambda ended: None)
+                run.listen(self._told)
+        self._told(self._error is not None)
 
     async def _something(self, timeout_s: float | None) -> None:
         self._waiter = self._loop.create_future()

@@ -23,7 +23,7 @@ class Sequence:
     stops: TextStream | None  # decodes the text if a stop string may end it; None: the run's reader decodes it
     matcher: Matcher | None
     ends: frozenset[int]  # token ids that end the run
-    order: int  # of arrival
+    order: int  # number in the order of arrival
     submission: "Submission[Sequence]"
     n_positions: int | None = None  # maximum number of positions of the model; None: unlimited
     edits: Edits | None = None  # changes to its logits, or None
@@ -33,10 +33,12 @@ class Sequence:
     tokens: tuple[int, ...] = ()  # its prompt, and the tokens drawn before it was restored
     origin: State | None = None  # the state that its request continues; None: the empty state
     base: State | None = None  # the state that it was fed from in this engine: `origin`, or a snapshot's
+    over: Delta | None = None  # its last delta, if it draws no token and only its state is wanted
     placed_at: int = 0  # position when it got its slot
-    aside: bool = False  # it was preempted and waits for a slot
-    state: State | None = None  # while it has no row and is not being prefilled; None: the empty state
-    before: Logits | None = None  # (V,) for the next prompt token, if restored while prompt log-probabilities are due
+    aside: bool = False  # True: it was preempted and waits for a slot
+    state: State | None = None  # its state while it has no row and is not in prefill; None: the empty state
+    # (V,) logits of the next prompt token, set by a restore if the prompt's log-probabilities are not complete.
+    before: Logits | None = None
     mask: Future[Words] | None = None  # mask of the next token; None: no grammar, or no slot yet
     drew: float = 0.0  # time of its previous token, by the engine's clock
     completion: list[int] = field(default_factory=list)
@@ -46,6 +48,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.request = self.run.request
         self.tokens = self.request.prompt
+        if not self.request.max_tokens:
+            self.over = Delta("", finish_reason="length")
 
     @property
     def runs(self) -> tuple[Run]:
@@ -104,11 +108,15 @@ class Sequence:
         self.replay(snapshot.completion)
 
     def replay(self, completion: tuple[int, ...]) -> None:
-        """Take these tokens as drawn before. Those that its state has not seen are fed like a prompt. Raises InvalidRequest if the run
-        ended with one of them."""
-        for token_id in completion:
-            if self.accept(token_id, None).finish_reason is not None:
-                raise InvalidRequest("the run has ended: there is nothing to go on with")
+        """Take these tokens as drawn before. Those that its state has not seen are fed like a prompt.
+
+        Raises InvalidRequest if the run ended with one of them; but if it ended with the last one, its state may still have to be kept.
+        """
+        for at, token_id in enumerate(completion, 1):
+            if (made := self.accept(token_id, None)).finish_reason is not None:
+                if at < len(completion) or self.request.keep is None:
+                    raise InvalidRequest("the run has ended: there is nothing to go on with")
+                self.over = made.last()
         self.tokens = self.request.prompt + completion
         self.run.said(completion)
         self.run.usage.completion_tokens = len(completion)

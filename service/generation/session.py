@@ -23,7 +23,7 @@ Tensor = NDArray[Any]  # one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
-LEAST_ROWS = 4  # per core; with fewer rows, waking the cores costs more than it saves (docs/log.md, 2026-11-21)
+LEAST_ROWS = 4  # rows per core; with fewer, waking the cores takes longer than they save (docs/log.md, 2026-11-21)
 
 
 class States(Protocol):
@@ -50,8 +50,8 @@ class StepSession(Protocol[S]):
 
     decoder: contract.Decoder
     vocab_size: int
-    fingerprint: str  # of the bundle
-    provider: str  # of ONNX Runtime
+    fingerprint: str  # the bundle's fingerprint
+    provider: str  # ONNX Runtime's execution provider
 
     def states(self, rows: int) -> S:
         """Allocate states for this number of rows."""
@@ -72,7 +72,7 @@ class StepSession(Protocol[S]):
         ...
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S) -> Logits:
-        """The same, once."""
+        """Bind the arrays as `bind` does, run the step once, and return the logits."""
         ...
 
 

@@ -27,10 +27,10 @@ from service.states.validity import check_bundle, check_form, check_logits, chec
 class State:
     """The state of a decoder after the tokens of one sequence. The arrays may be shared and are never changed."""
 
-    tensors: tuple[Tensor, ...]  # each without B, in the order of the decoder's states
+    tensors: tuple[Tensor, ...]  # the state tensors, each without B, in the order of the decoder's states
     position: int  # number of tokens fed to it
-    logits: NDArray[np.float32] | None  # (V,) for the next token; None if they were not computed
-    fingerprint: str  # of the bundle: another bundle's states may have the same shapes
+    logits: NDArray[np.float32] | None  # (V,) logits of the next token; None if they were not computed
+    fingerprint: str  # the bundle's fingerprint, because another bundle's states may have the same shapes
     seen: NDArray[np.uint8] | None = None  # bit i of these little-endian bits: token i was fed. None in a state that no request continues
     recent: tuple[int, ...] = ()  # the last tokens fed, `MOST_RECENT` at most; () in a state that no request continues
 
@@ -49,8 +49,8 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A run between two steps. All else can be derived from it: penalties, random numbers (by seed and position), text that is held back,
-    and the position in a grammar."""
+    """A run between two steps. Everything else can be derived from it: penalties, random numbers (by seed and position), text that is held
+    back, and the position in a grammar."""
 
     request: GenerationRequest
     state: State

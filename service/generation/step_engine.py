@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("attnserve")
 
 _LOOK = 8  # steps between two checks whether a running job is preempted for a waiting one
-_LONG_PROMPT = 4096  # tokens: after checking more than this many, other tasks of the event loop run
+_LONG_PROMPT = 4096  # after checking more tokens than this, other tasks of the event loop run
 
 
 @dataclass
@@ -75,7 +75,7 @@ class StepEngine(ABC, Generic[J]):
         self.limits = limits
         self._admission = admission
         self._tracer = tracer
-        self._run_s = run_s  # moving average
+        self._run_s = run_s  # seconds that a job holds its slots, a moving average
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -264,18 +264,22 @@ class StepEngine(ABC, Generic[J]):
     def _work(self) -> None:
         try:
             while self._admission.wait(busy=self._held > 0):
-                self._steps += 1
-                self._sweep()
-                self._admit()
-                self._refuse_overdue()
-                self.offered.hold(time.monotonic(), self._held)
-                self._compute()
-                self.offered.hold(time.monotonic(), self._held)
-                self._publish()
-        except BaseException:  # a bug, or a lost device; `alive` is then False, so the replica is replaced
+                self._turn()
+        except BaseException:  # raised by a bug or a lost device; `alive` is then False, so the replica is replaced
             log.exception("the engine's thread has died")
             self._admission.close()
         self._end()
+
+    def _turn(self) -> None:
+        """Do all that is due between two waits. Simulations call this without a thread."""
+        self._steps += 1
+        self._sweep()
+        self._admit()
+        self._refuse_overdue()
+        self.offered.hold(time.monotonic(), self._held)
+        self._compute()
+        self.offered.hold(time.monotonic(), self._held)
+        self._publish()
 
     def _end(self) -> None:
         """Fail all runs, because the engine stops."""
@@ -288,14 +292,14 @@ class StepEngine(ABC, Generic[J]):
         self._began = time.monotonic()
         try:
             call()
-        except BaseException as error:  # even SystemExit, since callers would wait forever if the thread ended
+        except BaseException as error:  # catches SystemExit too, because callers would wait forever if the thread ended
             log.exception("step failed", extra={"runs": len(jobs), **traces(job.request.traceparent for job in jobs)})
             told = error if isinstance(error, RuntimeFailed) else RuntimeFailed("the runtime failed; the log says why")
             self._last_call_failed = told is not error  # a RuntimeFailed concerns only the logits
             self._fail(jobs, told)
             self._after_failure(jobs)
             if device_lost(error):
-                raise  # and end the thread: the process cannot compute any more
+                raise  # ends the thread, because the process cannot compute any more
         finally:
             self._began = None
 
@@ -354,7 +358,7 @@ class StepEngine(ABC, Generic[J]):
                 self._refused_here(submission)
                 self._fail(submission.fresh, refusal)
 
-    # What runs get ---------------------------------------------------------------------------------------------------------------------
+    # Delivery to the runs --------------------------------------------------------------------------------------------------------------
 
     def _fail(self, jobs: Iterable[J], error: ServiceError) -> None:
         """End the unfinished runs of these jobs with an error."""
@@ -392,7 +396,7 @@ class StepEngine(ABC, Generic[J]):
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop, from any thread."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits any more
+        with contextlib.suppress(RuntimeError):  # raised if the event loop is closed; then no caller waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 

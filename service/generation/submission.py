@@ -1,4 +1,4 @@
-"""The contents of an engine's queue: jobs, grouped by the API request that submitted them."""
+"""The items of an engine's queue: jobs, grouped by the API request that submitted them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from service.runtime.lanes import Lane
 class Job(Protocol):
     """Runs that are computed together and share their slots: one sequence, or all outputs of one source."""
 
-    aside: bool  # it was preempted and waits for slots
+    aside: bool  # True: it was preempted and waits for slots
 
     @property
     def request(self) -> GenerationRequest: ...
@@ -47,7 +47,7 @@ class Submission(Generic[J]):
 
     client: str
     lane: Lane
-    submitted: float  # time.monotonic()
+    submitted: float  # when it was submitted, in seconds of time.monotonic()
     since: float  # when it was submitted, or when one of its jobs last got or lost slots
     fresh: deque[J] = field(default_factory=deque)
     aside: deque[J] = field(default_factory=deque)

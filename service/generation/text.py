@@ -15,7 +15,7 @@ from export.contract import BundleError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "▁"
-_WIDEST = 21  # tokens: the most that one position has with its top log-probabilities
+_WIDEST = 21  # most tokens reported for one position: the drawn one and its top log-probabilities
 
 
 class Vocabulary:
@@ -34,7 +34,7 @@ class Vocabulary:
         bytes_of = _reader(described.get("decoder"), tokenizer_file.name)
         self._bytes: dict[int, bytes] = {}
         vocabulary: Any = described["model"]["vocab"]
-        if isinstance(vocabulary, list):  # Unigram: pieces with their scores, in order of id
+        if isinstance(vocabulary, list):  # true for Unigram, which has a list of pieces with their scores, in order of id
             vocabulary = {piece: token_id for token_id, (piece, _) in enumerate(vocabulary)}
         added = {token["id"]: token for token in described.get("added_tokens", ())}
         for token, token_id in vocabulary.items():
@@ -69,7 +69,7 @@ class TextStream:
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._in_character = False  # the decoder holds an incomplete character
+        self._in_character = False  # True: the decoder holds an incomplete character
         self._held = ""
         self.stopped: str | None = None
 
@@ -159,7 +159,7 @@ def _reader(decoder: Any, file: str) -> Callable[[str], bytes]:
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return partial(_letters_bytes, _byte_alphabet())
-    if kinds == {"Fuse"}:  # characters or words as they are
+    if kinds == {"Fuse"}:  # true for a decoder that only concatenates
         return str.encode
     metaspace = "Metaspace" in kinds or any(step["type"] == "Replace" and step["content"] == " " for step in steps)
     if metaspace and kinds <= {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}:

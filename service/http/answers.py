@@ -49,7 +49,7 @@ class Text(Part):
             self._pieces.append(orjson.dumps(text)[1:-1])
 
     def copy(self) -> "Text":
-        """Return a copy with its own end. Both share the bytes that were appended before the copy."""
+        """Return a copy that grows independently. Both share the bytes that were appended before the copy."""
         copy = Text()
         copy._pieces = self._pieces.copy()
         return copy
@@ -184,7 +184,7 @@ class PiecesResponse(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for piece in self._made:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(0)  # `send` does not yield to other tasks while the socket's buffer has room
+            await asyncio.sleep(0)  # lets other tasks run, because `send` does not while the socket's buffer has room
         await send({"type": "http.response.body", "body": b""})
 
 

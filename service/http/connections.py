@@ -1,4 +1,4 @@
-"""uvicorn's HTTP server, with the limits on connections that a public port needs.
+"""Extends uvicorn's HTTP server by limits on connections, which a public port needs.
 
 The head of a request must arrive within `_HEAD_S`, the client must read its answer within `stream_stall_s`, the number of
 connections is bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers in plain text. If
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 _HEAD_S = 10.0
 _HEAD_BYTES = 65_536
 _SWEEP_S = 1.0
-_FILES = 512  # files that a process opens besides its connections
+_FILES = 512  # open files of a process other than connections, at most
 _MOST = 16_384
 _ACCEPTED_AT_ONCE = _FILES // 2  # limit on connections accepted before `most_connections` is checked
 
@@ -36,7 +36,7 @@ class Connection(HttpToolsProtocol):
     head_s: ClassVar[float] = _HEAD_S
     stall_s: ClassVar[float] = 60.0
     most: ClassVar[int] = 0  # 0: `most_connections()`
-    share: ClassVar[float] = 1.0  # fraction of `most` that one client address may have
+    share: ClassVar[float] = 1.0  # share of `most` that one client address may have
     _by_address: ClassVar[Counter[str]] = Counter()
     _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # state of the servers whose connections are checked
 
@@ -87,7 +87,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.close()  # an error cannot be sent in the middle of an answer
+            self.transport.close()  # closed without an error, which cannot be sent in the middle of an answer
         else:
             self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
 
@@ -103,7 +103,7 @@ class Connection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.is_closing() or not self.transport.get_write_buffer_size():
             super().timeout_keep_alive_handler()
-        else:  # the client is still reading the last answer
+        else:  # reached while the client is still reading the last answer
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     @classmethod
@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
     def _check(self, now: float) -> None:
         """Close the connection if its client has taken too long to send a request's head or to read an answer."""
         if self._head_since is not None and now - self._head_since > self.head_s and not self.transport.is_closing():
-            if self.scope is None:  # the client has sent no request on this connection
+            if self.scope is None:  # true until the client has sent a request on this connection
                 self.transport.close()
             else:
                 self.refuse(408, f"the request's head did not come whole in {self.head_s:g} s: send it faster")
@@ -165,7 +165,7 @@ class Server(uvicorn.Server):
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = listener.accept()
-            except OSError:  # BlockingIOError: none is waiting. After other errors the loop calls again
+            except OSError:  # BlockingIOError: no connection is waiting. After other errors the event loop calls again
                 return
             accepted.setblocking(False)
             task = loop.create_task(loop.connect_accepted_socket(self._connection, accepted))

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from service.errors import MalformedBody, UnsupportedEncoding
 
 ACCEPTED = "gzip, deflate"
-_PIECE_BYTES = 1024 * 1024  # content decompressed per call: a few ms
-_INLINE_BYTES = 64 * 1024  # decompressing this much is faster than switching to another thread
-_INPUT_BYTES = 256 * 1024  # input per zlib call, because zlib copies all unread input
-_MOST_MEMBERS = 100  # limit per gzip body: an empty member is slow to decompress for its size
+_PIECE_BYTES = 1024 * 1024  # bytes decompressed in one call, which takes a few milliseconds
+_INLINE_BYTES = 64 * 1024  # up to this size, decompressing is faster than switching to another thread
+_INPUT_BYTES = 256 * 1024  # most input bytes of one zlib call, because zlib copies all unread input
+_MOST_MEMBERS = 100  # most members in a gzip body, because an empty member takes long to decompress for its size
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
@@ -76,7 +76,7 @@ class _Inflater:
         if self._at == len(self._body):
             self.done = True
         elif self._wbits != _GZIP:
-            raise zlib.error("there is more after its end")
+            raise zlib.error("there are bytes after its end")
         elif self._members == _MOST_MEMBERS:
             raise zlib.error(f"it has more than {_MOST_MEMBERS} members")
         else:

@@ -40,6 +40,7 @@ EXPOSED = (
     "x-ratelimit-reset-tokens",
     "x-request-id",
     "x-should-retry",
+    "x-state-exact",
     "x-tokenization-time",
     "x-total-time",
     "x-truncated-inputs",

@@ -44,17 +44,17 @@ Send = Callable[[Message], Awaitable[None]]
 
 log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-# These paths need no key: probes, and pages that a browser opens, which contain nothing specific to this installation.
+# These paths need no key. They are probes, and pages for browsers that contain nothing specific to this installation.
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
 USAGE_PATH = "/v1/usage"
 INTERNAL_ERROR = "internal error; the log has it under this request's id"
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _MOST_DIGITS = 18  # limit on digits of a content-length: `int` raises another error for thousands
-_LARGE_BODY, _PIECE = 262_144, 65_536  # bytes: larger answer bodies are sent in pieces
+_LARGE_BODY, _PIECE = 262_144, 65_536  # an answer body of more bytes is sent in pieces, and the bytes of a piece
 _TURN_BYTES = 32_768  # larger bodies are parsed one per iteration of the event loop
-_LEAST_DELAY_S = 0.05  # shorter delays of a refusal are skipped
-_UNWATCHED_S = 0.1  # disconnects are watched for only after this time
+_LEAST_DELAY_S = 0.05  # a refusal whose delay would be shorter is sent at once
+_UNWATCHED_S = 0.1  # the edge begins to watch for a disconnect after this time
 
 
 class ClientGone(Exception):
@@ -107,7 +107,7 @@ class Edge:
             if headers.get("content-encoding", "identity") != "identity":
                 body = await self._inflated(headers["content-encoding"], body, call)
             if len(body) > _TURN_BYTES:
-                async with self._reading:  # one per iteration, so that several bodies together do not block it
+                async with self._reading:  # one body per iteration of the event loop, so that several bodies together do not block it
                     await asyncio.sleep(0)
             with leaving_with(receive):
                 if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
@@ -146,7 +146,8 @@ class Edge:
         if self.catalog.draining:
             raise NotReady("the service is shutting down: send the request to another replica")
         call.client, call.host = self._connection(scope, headers)
-        if self.keys.needed and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):  # `pages.root`
+        # The page at / for browsers (`pages.root`) needs no key.
+        if self.keys.needed and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):
             tenant = self.keys.identify(headers.get("authorization", ""), call)
             if scope["path"] != USAGE_PATH:  # a tenant over its limits may still read its usage
                 tenant.admit()
@@ -308,7 +309,7 @@ class _TrackedSend:
         if len(body) <= _LARGE_BODY:
             await self._send(message)
             return
-        for at in range(0, len(body), _PIECE):  # in pieces, or the server buffers all of it until the client has read it
+        for at in range(0, len(body), _PIECE):  # in pieces, because the server would buffer the whole body until the client has read it
             part = {"type": "http.response.body", "body": body[at : at + _PIECE]}
             await self._send({**part, "more_body": at + _PIECE < len(body) or bool(message.get("more_body"))})
             await asyncio.sleep(0)

@@ -23,7 +23,7 @@ NOT_SUPPORTED, UNKNOWN = "not_supported", "extra_forbidden"
 
 @dataclass(frozen=True)
 class Other:
-    """A field without use in the service. `accepts`: non-empty values without an effect. `because`: why others are rejected."""
+    """A field that the service does not use. `accepts`: non-empty values without an effect. `because`: why other values are rejected."""
 
     because: str
     accepts: tuple[Any, ...] = ()

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from service.call import Call
 from service.errors import Unauthorized
-from service.http.tenants import Limits, Rate, Tenant
+from service.http.tenants import Rate, Tenant, TenantLimits
 from service.settings import Settings, SettingsError
 from service.telemetry.metrics import Metrics
 
@@ -32,14 +32,14 @@ log = logging.getLogger("attnserve.keys")
 
 MOST_BYTES = 8 * 1024 * 1024  # limit on the file's size: about 40,000 keys; a Kubernetes Secret has at most 1 MiB
 MOST_LABELLED = 100  # limit on tenants with separate metrics
-OTHERS = "other"  # the label in metrics for all further tenants
+OTHERS = "other"  # the label in metrics that all tenants beyond these share
 _CHECKED_EVERY_S = 1.0
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
 Most = Annotated[int, Field(ge=1, le=10**12)]
 
 
-class Entry(BaseModel):
+class KeyEntry(BaseModel):
     """One key in the file. The limits are those of the tenant, so all keys of a tenant have the same ones. null: no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -54,13 +54,13 @@ class Entry(BaseModel):
     streams: Most | None = None
 
     @property
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> TenantLimits:
+        return TenantLimits(
             _rate(self.requests_per_second, self.requests_per_minute), _rate(self.tokens_per_second, self.tokens_per_minute), self.streams
         )
 
 
-_ENTRIES = TypeAdapter(Annotated[list[Entry], Field(fail_fast=True)])
+_ENTRIES = TypeAdapter(Annotated[list[KeyEntry], Field(fail_fast=True)])
 
 
 def _rate(a_second: int | None, a_minute: int | None) -> Rate | None:
@@ -69,7 +69,7 @@ def _rate(a_second: int | None, a_minute: int | None) -> Rate | None:
     return None if a_minute is None else Rate(a_minute, 60.0)
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path) -> list[KeyEntry]:
     """Read a file of keys. Raises SettingsError with the position and the reason, but without any content of the file."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -79,7 +79,7 @@ def read(path: Path) -> list[Entry]:
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror or type(error).__name__}: api_keys_file names a JSON file") from None
     if len(content) > MOST_BYTES:
-        raise SettingsError(f"{path} has more than {MOST_BYTES} bytes, the most of a file of keys")
+        raise SettingsError(f"{path} has more than {MOST_BYTES} bytes, the limit for a file of keys")
     try:
         entries = _ENTRIES.validate_json(content)
     except ValidationError as error:
@@ -88,15 +88,15 @@ def read(path: Path) -> list[Entry]:
     return entries
 
 
-def _check(entries: Iterable[Entry], path: Path) -> None:
+def _check(entries: Iterable[KeyEntry], path: Path) -> None:
     """Raise SettingsError if an entry is invalid or conflicts with another one, such as two keys with the same name."""
-    hashes: dict[str, Entry] = {}
+    hashes: dict[str, KeyEntry] = {}
     names: set[tuple[str, str]] = set()
-    limits: dict[str, Entry] = {}
+    limits: dict[str, KeyEntry] = {}
     for entry in entries:
         said = f"key {entry.name} of tenant {entry.tenant}"
         if entry.tenant == OTHERS:
-            raise SettingsError(f"{path}: {said}: the name {OTHERS} is taken by the series of tenants that have none: choose another")
+            raise SettingsError(f"{path}: {said}: the name {OTHERS} is reserved for the metrics of further tenants: choose another")
         for what in ("requests", "tokens"):
             if None not in (getattr(entry, f"{what}_per_second"), getattr(entry, f"{what}_per_minute")):
                 raise SettingsError(f"{path}: {said} has {what}_per_second and {what}_per_minute: give one of the two")
@@ -118,7 +118,7 @@ def _sentence(error: ValidationError) -> str:
         return 'not a list of keys: write [{"name": "ci", "sha256": "..", "tenant": "acme"}]'
     where = f"entry {first['loc'][0]}, counted from 0"
     if first["type"] == "extra_forbidden":
-        return f"{where}, has a field that is not known. Fields: {', '.join(Entry.model_fields)}"
+        return f"{where}, has a field that is not known. Fields: {', '.join(KeyEntry.model_fields)}"
     return f"{where}{''.join(f', `{part}`' for part in first['loc'][1:])}: {first['msg']}"
 
 
@@ -170,10 +170,10 @@ class Keys:
                     log.info("api keys were read again", extra={"keys": len(entries), "tenants": len(self._tenants)})
             except SettingsError as error:
                 log.error("api keys stay as they were", extra={"error": str(error)})
-            except Exception as error:  # do not log the text, which may contain a key
+            except Exception as error:  # the text of the error is not logged, because it may contain a key
                 log.error("api keys stay as they were", extra={"error": type(error).__name__})
 
-    def _read(self) -> list[Entry] | None:
+    def _read(self) -> list[KeyEntry] | None:
         """Return the file's entries if the file has changed since the last call, else None. Blocks the thread."""
         if self._file is None:
             return None
@@ -183,7 +183,7 @@ class Keys:
         self._mark = mark  # set before reading, to notice a change during the read
         return read(self._file)
 
-    def _install(self, entries: list[Entry]) -> None:
+    def _install(self, entries: list[KeyEntry]) -> None:
         """Use these entries from the next request on. Running requests continue even if their key was removed."""
         tenants: dict[str, Tenant] = {}
         found = dict(self._own)
@@ -193,7 +193,8 @@ class Keys:
                 tenant = tenants[entry.tenant] = self._tenants.get(entry.tenant) or Tenant(entry.tenant, clock=self._clock)
                 tenant.limit(entry.limits)
             found[bytes.fromhex(entry.sha256)] = tenant, entry.name
-        labelled = set(list(tenants)[:MOST_LABELLED])  # in file order, so that all gateways label the same tenants
+        # The first tenants in the order of the file, so that all gateways label the same ones.
+        labelled = set(list(tenants)[:MOST_LABELLED])
         for name in self._labelled - labelled:
             self._metrics.forget_tenant(name)
         for name, tenant in tenants.items():
@@ -210,12 +211,12 @@ def _mark(path: Path) -> object:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
-def make(name: str, tenant: str, limits: dict[str, int | None]) -> tuple[str, Entry]:
+def make(name: str, tenant: str, limits: dict[str, int | None]) -> tuple[str, KeyEntry]:
     """Generate a random key, and return it with its entry for the file. Raises SettingsError for an invalid name or limit."""
     key = f"sk-{secrets.token_urlsafe(32)}"
     fields: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "tenant": tenant, **limits}
     try:
-        entry = Entry.model_validate(fields)
+        entry = KeyEntry.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise SettingsError(f"{first['loc'][0]}={first['input']!r} is not accepted: {first['msg']}") from None
@@ -223,19 +224,19 @@ def make(name: str, tenant: str, limits: dict[str, int | None]) -> tuple[str, En
     return key, entry
 
 
-def add(entry: Entry, path: Path) -> None:
+def add(entry: KeyEntry, path: Path) -> None:
     """Add the entry to the file of keys, or create the file. The change is atomic, because a new file replaces the old one."""
     entries = [*(read(path) if path.exists() else []), entry]
     _check(entries, path)
-    lines = ",\n ".join(written(each) for each in entries)
+    lines = ",\n ".join(entry_json(each) for each in entries)
     target = path.resolve()
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:  # mode 0600
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:  # the file has mode 0600
         file.write(f"[{lines}]\n")
     if target.exists():
         Path(file.name).chmod(target.stat().st_mode)
     Path(file.name).replace(target)
 
 
-def written(entry: Entry) -> str:
+def entry_json(entry: KeyEntry) -> str:
     """Return the entry as JSON, without the limits that are not set."""
     return json.dumps(entry.model_dump(exclude_none=True))

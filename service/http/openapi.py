@@ -127,7 +127,7 @@ def _mend(node: Any) -> None:
 
 
 def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
-    schema.pop("title", None)  # pydantic's title repeats the field's name, so several schemas have the same one
+    schema.pop("title", None)  # pydantic's title repeats the field's name, so several schemas have the same title
     if "default" in schema:  # move it to the text: generators require such a field, or always send it
         default = schema.pop("default")
         if default not in (None, [], {}):

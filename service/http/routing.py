@@ -41,7 +41,7 @@ _VALUE_NS, _LIST_NS, _KEY_NS, _STRING_NS, _BYTE_NS = 125, 850, 900, 120, 1.5
 _LONG_DIGITS, _LONG_NS = 256, 2000  # cost of each run of 256 digits: parse time is quadratic in a number's length
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _MOST_NS = 80e6
-_LARGE_BYTES = 250_000  # shorter bodies are fast to parse whatever their content, so not checked
+_LARGE_BYTES = 250_000  # shorter bodies are not checked, because they are fast to parse whatever their content
 _ASIDE_BYTES = 1_000_000  # the cost of larger bodies is estimated on a thread
 _MOST_ESCAPES = 2_000_000  # with more backslashes in a body, finding the ends of strings is too slow
 _SHORT = reprlib.Repr()  # shortens invalid values in error messages
@@ -206,7 +206,7 @@ class _ParsingCost(NamedTuple):
     lists: int
     values: int
     keys: int
-    digits: int  # in very long numbers
+    digits: int  # digits of very long numbers
     ns: float
 
     @classmethod

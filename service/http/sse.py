@@ -88,7 +88,7 @@ async def stream(source: PieceSource[Piece], script: Script[Piece], call: Call, 
     """Return a response that streams `source`. Waits for the first piece or heartbeat. Raises an error that occurs before."""
     try:
         first = await source.take(settings.stream_heartbeat_s, settings.stream_interval_s)
-    except BaseException:  # also CancelledError, if the client disconnects
+    except BaseException:  # catches CancelledError too, which is raised if the client disconnects
         source.close()
         raise
     return EventStream(source, script, first, call, settings)
@@ -126,13 +126,13 @@ class EventStream(Response):
         try:
             opening, first = self._script.opening(), self._script.pieces(self._first)
             events: Written = opening + first or PING if isinstance(first, bytes) else chain((opening,), first)
-            async for chunk in _gathered(events):
+            async for chunk in _joined_chunks(events):
                 yield chunk
             while not self._source.done:
                 pieces = await self._source.take(self._settings.stream_heartbeat_s, self._settings.stream_interval_s)
-                async for chunk in _gathered(self._script.pieces(pieces) if pieces else PING):
+                async for chunk in _joined_chunks(self._script.pieces(pieces) if pieces else PING):
                     yield chunk
-            async for chunk in _gathered(self._script.closing()):
+            async for chunk in _joined_chunks(self._script.closing()):
                 yield chunk
             return
         except ServiceError as error:
@@ -143,7 +143,7 @@ class EventStream(Response):
         yield last
 
 
-async def _gathered(events: Written) -> AsyncGenerator[bytes, None]:
+async def _joined_chunks(events: Written) -> AsyncGenerator[bytes, None]:
     """Join bytes to chunks of about `PIECE_BYTES`, and let other tasks run in between."""
     if isinstance(events, bytes):
         if events:

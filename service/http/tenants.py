@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from service.call import Call
     from service.telemetry.metrics import TenantMetrics
 
-_ALMOST = 1e-9  # a smaller part of a request or token is a rounding error
+_ALMOST = 1e-9  # a difference of fewer requests or tokens is a rounding error
 _STREAM_RETRY_S = 1.0  # a guess, since the end of a stream cannot be predicted
 
 
@@ -32,7 +32,7 @@ class Rate(NamedTuple):
         return f"{self.most} a {'minute' if self.period_s == 60 else 'second'}"
 
 
-class Limits(NamedTuple):
+class TenantLimits(NamedTuple):
     """The limits of one tenant. None means no limit."""
 
     requests: Rate | None = None
@@ -84,15 +84,15 @@ class Tenant:
         self.name = name
         self.client = client or f"tenant:{name}"  # the name under which it shares queues, slots and memory
         self.since_s = int(time.time())
-        self.usage: dict[str, UsageCounts] = {}  # by model
+        self.usage: dict[str, UsageCounts] = {}  # model -> counts
         self.streams = 0
         self.metrics: TenantMetrics | None = None
-        self.limits = Limits()
+        self.limits = TenantLimits()
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self._clock = clock
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: TenantLimits) -> None:
         """Replace the tenant's limits."""
         if limits != self.limits:
             now = self._clock()
@@ -140,7 +140,7 @@ class Tenant:
 
     @property
     def total(self) -> UsageCounts:
-        """Of all models."""
+        """The usage summed over all models."""
         each = self.usage.values()
         return UsageCounts(sum(u.requests for u in each), sum(u.prompt_tokens for u in each), sum(u.completion_tokens for u in each))
 

@@ -1,8 +1,8 @@
 """Divides the memory for bodies, or for large answers, among clients. Sizes are in bytes.
 
-A request gets more bytes if all bytes of its client, plus those of the request (which so count twice), are at most what then stays free. So
-there is always room for another client, and for a small request of the same client. A request that holds bytes alone may use the whole
-limit. (Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
+A client may hold at most as many bytes as remain free, where the bytes of the present request count twice. So there is always room for
+another client, and for a small request of the same client. If only one request holds bytes, it may use the whole limit. (Choudhury and
+Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
 """
 
 from collections.abc import Callable

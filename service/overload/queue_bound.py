@@ -21,8 +21,8 @@ class ArrivalRate:
 
     def __init__(self) -> None:
         self._since = -math.inf  # start of the current window
-        self._requests, self._arrived_s, self._started_s = 0, 0.0, 0.0  # in it
-        self._excessive_windows = 0  # consecutive ones before the current window
+        self._requests, self._arrived_s, self._started_s = 0, 0.0, 0.0  # requests, arrived work and started work in the window
+        self._excessive_windows = 0  # consecutive windows with excessive arrivals, before the current window
 
     def arrived(self, now: float, work_s: float) -> None:
         """Count a request that arrived, admitted or refused. Its work takes the runtime `work_s` seconds."""
@@ -70,9 +70,10 @@ class QueueBound:
         """
         bound_s = self.bound_s(now, short_queue_s)
         if queue_s > bound_s:
-            if for_all and not self.arrivals.excessive(now):  # a sustained overload ends only when arrivals fall
+            if for_all and not self.arrivals.excessive(now):  # not under a sustained overload, which ends only when fewer requests arrive
                 self._refused = now
             raise QueueTooLong(
                 f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s",
-                retry_after_s=max(queue_s, _CALM_S) if self.overloaded(now) else queue_s,  # an earlier retry would prolong the overload
+                # At least _CALM_S under overload, because an earlier retry would prolong it.
+                retry_after_s=max(queue_s, _CALM_S) if self.overloaded(now) else queue_s,
             )

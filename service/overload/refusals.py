@@ -6,11 +6,12 @@ from service.errors import Overloaded, QueueTooLong
 from service.runtime.lanes import Lane
 
 _UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # refusals per second that are delayed by one second; the longest delay
-_REPEATED_S = 0.05  # seconds that a gateway repeats a refusal; the replicas' queues last longer
+_REPEATED_S = 0.05  # seconds for which a gateway repeats a pool's refusal; the pool's queues are longer than that
 
 
 class ReadDelay:
-    """Refuses requests that waited too long before this process read them, if all recent requests did. A short pause delays only a few."""
+    """Refuses requests that waited too long before this process read them, if all recent requests did. After a short pause of the process
+    only a few requests have waited long, and these are not refused."""
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s

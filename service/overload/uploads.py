@@ -20,7 +20,7 @@ class Uploads:
     """The bodies that one event loop receives. One timer checks all, so a body that arrives with its headers costs one dictionary entry."""
 
     def __init__(self) -> None:
-        self._open: dict[Upload, None] = {}  # in the order of their last bytes, oldest first
+        self._open: dict[Upload, None] = {}  # in the order in which bytes last arrived, oldest first
         self._sweeping = False
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Uploads:
             self._sweep_at(time.monotonic() + _SWEEP_S)
 
     def again(self, upload: "Upload") -> None:
-        """Move a body of which bytes arrived to the end of the order."""
+        """Move a body to the end of the order, because bytes of it have arrived."""
         if self._open.pop(upload, 0) is None:
             self._open[upload] = None
 

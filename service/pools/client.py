@@ -2,7 +2,7 @@
 
 If a replica is lost, work that it had not accepted is sent to another one. Accepted encodings are sent again too, since they have no
 side effects. This happens once only, because the request itself may have crashed the replica. An accepted generation ends with an
-error.
+error, after which `generation/reopening.py` opens it again on another replica.
 
 If a replica rejects work, another one is tried once before the client gets an error: the others may have capacity. Work that all
 replicas reject is counted and reported to one of them, because it counts for the autoscaling of the pool.
@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from export import contract
 from service.encoding.queue import EncoderLimits
@@ -27,7 +27,7 @@ from service.generation.run import Run
 from service.overload.refusals import PoolRefusals
 from service.pools import wire
 from service.pools.limits import PART_BYTES
-from service.pools.messages import Failed, Receiver, named
+from service.pools.messages import Accepted, Failed, Receiver, named
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
 from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
@@ -38,8 +38,8 @@ from service.tokenization.texts import Encoded
 
 log = logging.getLogger("attnserve")
 
-_PART_INPUTS, _PART_TOKENS = 64, 8192  # per call of a replica, so that a bulk request is spread over the pool
-_ADMISSION_S = 30.0  # limit for a replica to accept a request, including a grammar's compilation
+_PART_INPUTS, _PART_TOKENS = 64, 8192  # most inputs and tokens in one call of a replica, so that a bulk request is spread over the pool
+_ADMISSION_S = 30.0  # longest time in which a replica must accept a request, including a grammar's compilation
 
 
 class _PoolEngine:
@@ -62,7 +62,7 @@ class _PoolEngine:
 
     @property
     def alive(self) -> bool:
-        return True  # there is no thread that could end
+        return True  # always, because this engine has no thread that could end
 
     @property
     def stuck_s(self) -> float:
@@ -70,7 +70,7 @@ class _PoolEngine:
 
     @property
     def offered(self) -> Offered:
-        """The replicas count."""
+        """Not available here, because the replicas count their load."""
         return Offered()
 
     @property
@@ -108,17 +108,17 @@ class _Tries:
 
 
 class PoolEncoder(_PoolEngine):
-    """An `EncoderEngine` elsewhere."""
+    """The client of the `EncoderEngine`s on replicas."""
 
     def __init__(
         self, replicas: Replicas, name: str, fingerprint: str, limits: EncoderLimits, row_bytes: Mapping[str, tuple[int, int]]
     ) -> None:
         """`row_bytes`: for each output, the fixed bytes of a row, and the bytes that each token of its input adds."""
         super().__init__(replicas, name, fingerprint)
-        self.limits = limits  # of one replica
+        self.limits = limits  # the limits of one replica
         self._row_bytes = row_bytes
         self._refusals = PoolRefusals()
-        self._request_tokens: dict[Lane, float] = {}  # moving average
+        self._request_tokens: dict[Lane, float] = {}  # tokens of a request in each lane, a moving average
 
     def check(self, lane: Lane, client: str = "") -> None:
         """Like `EncoderEngine.check`. Right after a replica has rejected work, requests are rejected here, before they are
@@ -142,7 +142,7 @@ class PoolEncoder(_PoolEngine):
             missing = set(range(part.first, part.last))
 
             def take(at: int, row: RowOrError) -> None:
-                if part.first + at in missing:  # else it arrived before its replica was lost
+                if part.first + at in missing:  # if not missing, it arrived before its replica was lost
                     missing.remove(part.first + at)
                     rows[part.first + at] = row
                     if on_row:
@@ -178,7 +178,7 @@ class PoolEncoder(_PoolEngine):
                 if not answered:
                     self.refused(tokens)
                     raise refusal
-                await asyncio.sleep(refusal.retry_after_s)  # work that has begun is completed
+                await asyncio.sleep(refusal.retry_after_s)  # while waiting, other parts that have begun are completed
         return rows
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
@@ -258,7 +258,7 @@ class PoolGenerator(_PoolEngine):
         ""."""
         tries, slots = _Tries(self._replicas, self._key), sum(request.slots for request in requests)
         try:
-            replica, messages = await self._accepted(requests, key, tries, slots)
+            accepted = await self._accepted(requests, key, tries, slots)
         except Overloaded:
             self.refused(slots)
             raise
@@ -271,7 +271,7 @@ class PoolGenerator(_PoolEngine):
         def running(replica: Replica) -> contextlib.AbstractContextManager[None]:
             return replica.running(self._key, slots)
 
-        return _Stream(requests, replica, messages, running, elsewhere, lambda: self.refused(slots)).runs
+        return _Stream(requests, accepted, running, elsewhere, lambda: self.refused(slots)).runs
 
     async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: _Tries, slots: int) -> "_Accepted":
         """Find a replica that queues all runs. Returns it with the stream of its further messages."""
@@ -295,7 +295,7 @@ class PoolGenerator(_PoolEngine):
                 if isinstance(first, Failed):
                     await messages.aclose()
                     raise wire.unpack_error(first.error)
-                return replica, messages
+                return _Accepted(replica, messages, cast(Accepted, first).numerics)
             except ServiceError as error:
                 if not tries.again(replica, error):
                     raise
@@ -324,7 +324,12 @@ async def ask_attention(
     return [maps[at] for at in range(len(layers))]
 
 
-_Accepted = tuple[Replica, AsyncGenerator[Any, None]]
+class _Accepted(NamedTuple):
+    """A replica that has queued the runs of a request, its further messages, and the arithmetic of its engine."""
+
+    replica: Replica
+    messages: AsyncGenerator[Any, None]
+    numerics: str
 
 
 class _Stream:
@@ -336,8 +341,7 @@ class _Stream:
     def __init__(
         self,
         requests: Sequence[GenerationRequest],
-        replica: Replica,
-        messages: AsyncGenerator[Any, None],
+        accepted: _Accepted,
         running: Callable[[Replica], contextlib.AbstractContextManager[None]],
         elsewhere: Callable[[Replica, Overloaded], Awaitable[_Accepted]],
         refused: Callable[[], None],
@@ -349,10 +353,9 @@ class _Stream:
             for _ in range(request.outputs)
         ]
         self._wanted = len(self.runs)
-        self._replica = replica
-        self._messages = messages
+        self._accepted = accepted
         self._running, self._elsewhere, self._refused = running, elsewhere, refused
-        self._begun = False  # a run has made a token
+        self._begun = False  # True once a run has generated a token
         self._following = asyncio.create_task(self._follow())
 
     def _leave(self, run: Run) -> None:
@@ -362,8 +365,10 @@ class _Stream:
 
     async def _read(self) -> None:
         receiver = Receiver(self.runs)
-        with self._running(self._replica):
-            async with self._replica.asked(), contextlib.aclosing(self._messages) as messages:
+        for run in self.runs:
+            run.numerics = self._accepted.numerics
+        with self._running(self._accepted.replica):
+            async with self._accepted.replica.asked(), contextlib.aclosing(self._accepted.messages) as messages:
                 async for packed in messages:
                     if isinstance(message := named(packed), Failed):
                         raise wire.unpack_error(message.error)
@@ -377,7 +382,7 @@ class _Stream:
             except Overloaded as refusal:
                 if self._begun:
                     raise
-                self._replica, self._messages = await self._elsewhere(self._replica, refusal)
+                self._accepted = await self._elsewhere(self._accepted.replica, refusal)
                 await self._read()
         except Overloaded as refusal:
             self._refused()

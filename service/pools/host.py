@@ -1,4 +1,4 @@
-"""The replica's side: serves the models of a pool to gateways through `wire`. Errors for the caller are returned, never raised."""
+"""The replica's side of a pool: serves models to gateways through `wire`. Errors for the caller are returned, never raised."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ class Host:
         """Load, test and time every bundle. Raises the error of the first bundle that fails."""
         await asyncio.to_thread(self.catalog.load)
         for model in self.catalog.models.values():
-            model.engine.offered.counts_refusals = False  # gateways do
+            model.engine.offered.counts_refusals = False  # because the gateways count refusals
         self.catalog.start()
 
     async def describe(self) -> dict[str, dict[str, Any]]:
@@ -111,7 +111,7 @@ class Host:
             if not waits and model.engine.full:
                 raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
             runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt", stream=False)
-            yield plain(messages.Accepted())
+            yield plain(messages.Accepted(model.engine.numerics))
             untold = {at for at, request in enumerate(asked) if request.prompt_logprobs is not None}
             while not runs.done:
                 taken = await runs.take(interval_s=self.catalog.settings.stream_interval_s)

@@ -2,4 +2,4 @@
 
 MESSAGE_BYTES = 32 * 1024 * 1024  # larger messages are rejected unread
 PART_BYTES = 8 * 1024 * 1024  # array bytes per message, with ample room for its other fields; larger arrays are sent in pieces
-ASKED_BYTES = MESSAGE_BYTES - 1024 * 1024  # a request for text, sent in one message
+ASKED_BYTES = MESSAGE_BYTES - 1024 * 1024  # largest request for text, which is sent in one message

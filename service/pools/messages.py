@@ -15,13 +15,15 @@ from service.pools.limits import PART_BYTES
 from service.pools.wire import Piece, Pieces, pieces_of
 from service.telemetry.usage import Usage
 
-_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # entries per message: one takes less than 64 bytes pickled
+_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # most entries in a message: an entry takes less than 64 bytes pickled
 
 PlainLogprob = tuple[Any, ...]  # the fields of a TokenLogprob
 
 
 class Accepted(NamedTuple):
-    """All runs are queued."""
+    """All runs are queued, in an engine with this arithmetic."""
+
+    numerics: str = ""
 
 
 class RunDelta(NamedTuple):

@@ -22,7 +22,7 @@ from service.errors import DeadlineExceeded, NotReady
 log = logging.getLogger("attnserve")
 
 HEARTBEAT_S = 1.0
-# Longer than any request blocks an event loop. With a second attempt it is well under ten seconds.
+# Longer than any request blocks an event loop, and so short that a client waits less than ten seconds for a second attempt.
 SILENCE_S = 5.0
 _FRESH_S = 2.5  # a replica that missed two heartbeats gets no new calls if there are others
 _RETRY_AFTER_S = 5.0  # about the time that Serve takes to replace a replica
@@ -57,14 +57,15 @@ class Replica:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.heard = time.monotonic()  # initially now: Serve lists a replica once it has passed its first health check
+        # Time of the last heartbeat's answer; at first now, because Serve lists a replica after its first health check.
+        self.heard = time.monotonic()
         self.lost = False
-        self.load = 0  # tokens of this gateway's pending calls
-        self.runs: Counter[Key] = Counter()  # this gateway's runs, by model
-        self.others: Mapping[Key, int] = {}  # runs of other gateways, from the last heartbeat
+        self.load = 0  # number of tokens in this gateway's pending calls
+        self.runs: Counter[Key] = Counter()  # model -> number of this gateway's runs
+        self.others: Mapping[Key, int] = {}  # model -> number of runs of other gateways, from the last heartbeat
         self.models: Mapping[Key, bool] | None = None  # whether each model is healthy, from the last heartbeat
         self.beating: asyncio.Task[None] | None = None
-        self._calls: set[asyncio.Timeout] = set()
+        self._calls: dict[asyncio.Timeout, None] = {}  # in the order in which they began, so that a simulation can be replayed
 
     def fits(self, key: Key) -> bool:
         """Whether the replica serves this model and the model is healthy. True before the first heartbeat."""
@@ -109,11 +110,11 @@ class Replica:
         call = asyncio.timeout(None if left_s == math.inf else max(left_s, 0))
         try:
             async with call:
-                self._calls.add(call)
+                self._calls[call] = None
                 try:
                     yield
                 finally:
-                    self._calls.discard(call)
+                    del self._calls[call]
         except TimeoutError:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded("the request's deadline passed before its answer was there") from None
@@ -131,7 +132,7 @@ class Replicas:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.described: Mapping[str, dict[str, Any]] = {}
-        self.refused: Counter[str] = Counter()  # by model, tokens or runs that no replica accepted since the last heartbeat
+        self.refused: Counter[str] = Counter()  # model -> tokens or runs that no replica accepted since the last heartbeat
         self._names: tuple[str, ...] = ()
         self._replicas: dict[str, Replica] = {}
         self._beating: asyncio.Task[None] | None = None
@@ -158,7 +159,7 @@ class Replicas:
             if replica.beating is not None:
                 replica.beating.cancel()
 
-    # Which replica is asked ------------------------------------------------------------------------------------------------------------
+    # Choice of a replica ---------------------------------------------------------------------------------------------------------------
 
     def least(self, key: Key | None, without: Collection[Replica] = ()) -> Replica:
         """Return the replica with the fewest tokens of this gateway's calls, if possible outside `without`. Raises NotReady if there
@@ -166,9 +167,9 @@ class Replicas:
         return min(self._able(key, without), key=lambda replica: (replica.load, random.random()))
 
     def freest(self, key: Key, without: Collection[Replica] = ()) -> Replica:
-        """Return the one with fewer runs of two random replicas. Other gateways' runs are known from the last heartbeat only, so if
-        each gateway took the least busy replica, all would take the same. (Mitzenmacher, The power of two choices in randomized load
-        balancing, 2001.)"""
+        """Choose two random replicas, and return the one with fewer runs. The runs of other gateways are known only from the last
+        heartbeat, so if each gateway took the least busy replica, all would take the same one. (Mitzenmacher, The power of two choices in
+        randomized load balancing, 2001.)"""
         able = self._able(key, without)
         return min(random.sample(able, min(len(able), 2)), key=lambda replica: replica.pending(key))
 
@@ -212,7 +213,7 @@ class Replicas:
         self._replicas = {name: self._replicas.get(name) or Replica(name) for name in names}
         self._names = names
 
-    # Whether they answer ---------------------------------------------------------------------------------------------------------------
+    # Heartbeats ------------------------------------------------------------------------------------------------------------------------
 
     def healthy(self, key: Key) -> bool:
         """Whether at least one replica has reported this model as healthy."""
@@ -231,7 +232,8 @@ class Replicas:
             now = time.monotonic()
             self._living()
             for replica in self._replicas.values():
-                replica.heard += max(now - expected - HEARTBEAT_S, 0)  # while this process was stopped, it could receive nothing
+                # The time in which this process was stopped does not count, because it could not receive answers.
+                replica.heard += max(now - expected - HEARTBEAT_S, 0)
                 if now - replica.heard > SILENCE_S:
                     if not replica.lost:
                         log.warning("a replica is silent", extra={"replica": replica.name, "seconds": round(now - replica.heard, 1)})
@@ -252,12 +254,13 @@ class Replicas:
             async with asyncio.timeout(2 * SILENCE_S):
                 said = await self.pool.call(replica.name, "heartbeat", dict(refused))
         except BaseException as error:
-            self.refused.update(refused)  # to be sent with the next heartbeat
+            self.refused.update(refused)  # counted again, so that the next heartbeat sends them
             if isinstance(error, ReplicaLost):
                 replica.lost = True
             elif not isinstance(error, Exception):
                 raise
-            elif not isinstance(error, TimeoutError):  # a TimeoutError is the replica's silence, which is logged elsewhere
+            # Not for a TimeoutError, which means that the replica is silent; that is logged elsewhere.
+            elif not isinstance(error, TimeoutError):
                 log.exception("a replica could not be asked")
             return
         replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy, _ in said}

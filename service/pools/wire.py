@@ -22,13 +22,14 @@ from service.pools.limits import ASKED_BYTES, PART_BYTES
 from service.runtime.lanes import Lane
 from service.runtime.onnx import Array
 from service.seq2seq.request import WritingRequest
+from service.states.record import Keep
 from service.tokenization.texts import Encoded
 
 _KINDS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ServiceError)}
 
 
 class Refusal(NamedTuple):
-    """A `ServiceError`."""
+    """The fields of a `ServiceError`."""
 
     kind: str
     message: str
@@ -94,7 +95,7 @@ def unpack_error(packed: Sequence[Any]) -> ServiceError:
 
 
 def pack_inputs(inputs: Sequence[Encoded]) -> list[tuple[Any, Any]]:
-    """As in `EncodeMessage`."""
+    """Pack inputs for the field `inputs` of `EncodeMessage`."""
     return [(np.array(each.ids, np.int32), None if each.type_ids is None else np.array(each.type_ids, np.uint8)) for each in inputs]
 
 
@@ -180,28 +181,37 @@ def rows_in_messages(rows: Sequence[tuple[int, RowOrError]]) -> Iterator[tuple[A
 # Requests for text ---------------------------------------------------------------------------------------------------------------------
 
 
+class Variant(NamedTuple):
+    """In what the runs of one prompt differ."""
+
+    seed: int
+    known: tuple[int, ...]
+    keep: Keep | None
+
+
 class TextRequest(BaseModel):
-    """One API request for a decoder or an encoder-decoder. Runs that differ only by their seeds are sent as one with many seeds, so
-    that 128 runs of a long prompt contain it once. Each `deadline` is the remaining time in seconds."""
+    """One API request for a decoder or an encoder-decoder. Runs that are alike but for their variants are sent as one with many variants,
+    so that 128 runs of a long prompt contain it once. Each `deadline` is the remaining time in seconds."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
-    generations: tuple[tuple[GenerationRequest, tuple[int, ...]], ...] = ()
-    writings: tuple[tuple[WritingRequest, tuple[int, ...]], ...] = ()
+    generations: tuple[tuple[GenerationRequest, tuple[Variant, ...]], ...] = ()
+    writings: tuple[tuple[WritingRequest, tuple[Variant, ...]], ...] = ()
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
     """Pack the runs of one API request. Raises NeverFits if they are larger than a message may be."""
-    groups: list[tuple[GenerationRequest, list[int]]] = []
+    groups: list[tuple[GenerationRequest, list[Variant]]] = []
     for request in requests:
-        alike = replace(request, sampling=replace(request.sampling, seed=0))
+        variant = Variant(request.sampling.seed, request.known, request.keep)
+        alike = replace(request, sampling=replace(request.sampling, seed=0), known=(), keep=None)
         if groups and groups[-1][0] == alike:
-            groups[-1][1].append(request.sampling.seed)
+            groups[-1][1].append(variant)
         else:
-            groups.append((alike, [request.sampling.seed]))
-    asked = [(replace(request, deadline=seconds_left(request.deadline)), tuple(seeds)) for request, seeds in groups]
-    writings = tuple((request, seeds) for request, seeds in asked if isinstance(request, WritingRequest))
-    generations = tuple((request, seeds) for request, seeds in asked if not isinstance(request, WritingRequest))
+            groups.append((alike, [variant]))
+    asked = [(replace(request, deadline=seconds_left(request.deadline)), tuple(variants)) for request, variants in groups]
+    writings = tuple((request, variants) for request, variants in asked if isinstance(request, WritingRequest))
+    generations = tuple((request, variants) for request, variants in asked if not isinstance(request, WritingRequest))
     packed = TextRequest(generations=generations, writings=writings).model_dump_json().encode()
     if len(packed) > ASKED_BYTES:
         raise NeverFits(
@@ -213,7 +223,8 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
 def unpack_requests(packed: bytes) -> list[GenerationRequest]:
     asked = TextRequest.model_validate_json(packed)
     requests = []
-    for request, seeds in (*asked.generations, *asked.writings):
+    for request, variants in (*asked.generations, *asked.writings):
         here = replace(request, deadline=deadline_in(request.deadline))
-        requests += [replace(here, sampling=replace(here.sampling, seed=seed)) for seed in seeds]
+        for seed, known, keep in variants:
+            requests.append(replace(here, sampling=replace(here.sampling, seed=seed), known=known, keep=keep))
     return requests

@@ -1,4 +1,4 @@
-"""How many CPUs this process may use, and how they are divided among its threads."""
+"""Finds the number of CPUs that this process may use, and divides them among its threads."""
 
 import os
 from contextlib import suppress

@@ -20,7 +20,7 @@ class FairOrder:
         """`turn`: tags are rounded up to multiples of it. It has the unit of `tag`'s sizes. 0: tags are not rounded."""
         self._turn = turn
         self._now = 0.0
-        self._ends: dict[str, float] = {}  # by client: its last tag, before rounding, before rounding
+        self._ends: dict[str, float] = {}  # client -> its last tag, before rounding
         self._prune_at = _MOST_REMEMBERED
 
     def tag(self, client: str, size: float) -> float:
@@ -31,6 +31,6 @@ class FairOrder:
     def served(self, tag: float) -> None:
         """Record that the work with this tag is being served."""
         self._now = max(self._now, tag)
-        if len(self._ends) > self._prune_at:  # a client without waiting work needs no entry
+        if len(self._ends) > self._prune_at:  # remove the entries of clients without waiting work, which are not needed
             self._ends = {client: end for client, end in self._ends.items() if end > self._now}
             self._prune_at = max(_MOST_REMEMBERED, 2 * len(self._ends))

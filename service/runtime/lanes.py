@@ -13,7 +13,7 @@ class Lane(IntEnum):
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds that the inputs of one request were queued and computed, summed over the inputs. Cached inputs add none."""
+    """The seconds for which the inputs of one request were queued and were computed, summed over the inputs. Cached inputs count as 0."""
 
     queue_s: float = 0.0
     inference_s: float = 0.0

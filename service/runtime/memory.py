@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048  # releases follow when bodies and answers hold more bytes, or one request has more tokens
+# Freed memory is released after a request if the bodies and answers in progress had more bytes together, or if it had more tokens.
+LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048
 _LEAST_S = 5.0  # seconds between two releases: each takes milliseconds, and released pages may have to be allocated again
 
 

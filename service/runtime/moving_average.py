@@ -1,6 +1,6 @@
 """A moving average of recent measurements."""
 
-_MEMORY = 0.9  # weight of the previous average
+_MEMORY = 0.9  # weight of the previous average; the new value has the rest
 
 
 def averaged(average: float, value: float) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from service.errors import Overloaded
 
-_MEMORY = 0.99  # weight of earlier runs in the mean time that a run holds its slot; applied when a run begins
+_MEMORY = 0.99  # weight of the earlier runs in the average time that a run holds its slot
 
 
 class Offered:

@@ -25,7 +25,7 @@ Opened = TypeVar("Opened")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEVICES = {CPU: "cpu", CUDA: "cuda"}  # ONNX Runtime's name of each provider's device
 
-_USUAL_TOKENS = 1024  # tokens of a run, padding included; only one long text has more
+_USUAL_TOKENS = 1024  # most tokens of an ordinary run, padding included; only a single long text has more
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
 # Values of cudaError_t after which, by CUDA's documentation, the process must be terminated: memory, hardware or launch errors.
@@ -103,7 +103,7 @@ def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, 
     for way, found, wanted in (("input", session.get_inputs(), promised.inputs), ("output", session.get_outputs(), promised.outputs)):
         if (names := [node.name for node in found]) != (told := [tensor.name for tensor in wanted]):
             raise contract.BundleError(
-                f"{graph}: the {way}s are {names!s:.300}, and the manifest says {told!s:.300}. Export the bundle again."
+                f"{graph}: the {way}s are {names!s:.300}, but the manifest has {told!s:.300}. Export the bundle again."
             )
         for node, tensor in zip(found, wanted, strict=True):
             same = len(node.shape) == len(tensor.shape) and all(
@@ -111,7 +111,7 @@ def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, 
             )
             if not same or _TYPES.get(node.type) != tensor.dtype:
                 raise contract.BundleError(
-                    f"{graph}: the {way} {node.name} is {node.type} {tuple(node.shape)}, and the manifest says {tensor.dtype} "
+                    f"{graph}: the {way} {node.name} is {node.type} {tuple(node.shape)}, but the manifest has {tensor.dtype} "
                     f"{tensor.shape}. Export the bundle again."
                 )
 
@@ -244,7 +244,7 @@ def choose_provider(wanted: str, available: Sequence[str]) -> str:
 
 
 def check_install(wanted: str) -> None:
-    """Raise SettingsConflict if `provider` cannot be used, as far as that is known before a graph is opened."""
+    """Raise SettingsConflict if the setting `provider` cannot be used. Some reasons are found only later, when a graph is opened."""
     one_runtime()
     if wanted == "cuda":  # otherwise onnxruntime, which is slow to import, is not needed here
         import onnxruntime as ort

@@ -15,7 +15,8 @@ class ResettableTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, after_s: float) -> None:
-        """Fire after so many seconds, unless reset or cleared before. It may fire late if it was set to a later time before."""
+        """Call `callback` after `after_s` seconds, unless the timer is set again or stopped before. If it was set to a later time before,
+        the call may be late."""
         self._at = self._loop.time() + after_s
         if self._timer is None:
             self._timer = self._loop.call_at(self._at, self._check)

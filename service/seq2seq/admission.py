@@ -1,4 +1,4 @@
-"""Estimates how long a source waits for its rows, and words the error of a full queue. All else is as for decoders."""
+"""Admission to the queue of an encoder-decoder: it estimates how long a source waits for its rows. The rest is shared with decoders."""
 
 from collections import Counter
 

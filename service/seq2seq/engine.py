@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class WritingEngine(StepEngine[Source]):
     """Generates the outputs of sources. A slot is a row of the step."""
 
-    sweep_s = 0.0  # check at every step, which takes much longer than the check
+    sweep_s = 0.0  # deadlines are checked at every step, because a step takes much longer than the check
     kind_of_request = WritingRequest
 
     def __init__(
@@ -76,7 +76,7 @@ class WritingEngine(StepEngine[Source]):
         check_ids(request.prompt, self._session.vocab_size, "prompt")
         if not 1 <= request.n <= request.beams <= self.limits.slots:
             raise InvalidRequest(
-                f"n={request.n} outputs of {request.beams} beams: n is at most num_beams, and that is at most {self.limits.slots}",
+                f"n={request.n} outputs of num_beams={request.beams}: n is at most num_beams, and num_beams at most {self.limits.slots}",
                 param="num_beams",
             )
         search = Search(
@@ -149,6 +149,6 @@ class WritingEngine(StepEngine[Source]):
             if path.finish_reason is not None:
                 new[-1] = new[-1]._replace(finish_reason=path.finish_reason)
                 if source.request.attention:
-                    run.attention = Attention(path.tokens, np.stack(path.weights))  # before the reader gets the last token
+                    run.attention = Attention(path.tokens, np.stack(path.weights))  # set before the reader gets the last token
             for token in new:
                 self._emit(run, token)

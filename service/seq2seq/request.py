@@ -22,5 +22,9 @@ class WritingRequest(GenerationRequest):
         return self.beams
 
     @property
+    def takes_known(self) -> bool:
+        return False
+
+    @property
     def outputs(self) -> int:
         return self.n

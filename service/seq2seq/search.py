@@ -1,4 +1,4 @@
-"""Searches the most likely outputs of one source: greedy search for one beam, else beam search.
+"""Searches for the most likely outputs of one source, by greedy search if there is one beam, else by beam search.
 
 Outputs are ranked by log p / length, the mean log-probability of a token, end token included. A finished output is kept until K others
 are better. The search ends when no output is unfinished. The algorithm is that of `models/encoder_decoder/search.py`.

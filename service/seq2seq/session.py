@@ -39,7 +39,7 @@ class Step:
 class WritingSession(Protocol):
     """The interface that the engine needs of a runtime. Call it from one thread only."""
 
-    both: contract.EncoderDecoder
+    both: contract.EncoderDecoderFields
     vocab_size: int
     max_source: int
 

@@ -1,10 +1,11 @@
-"""The portable form of one state: a safetensors file that holds all that a run needs to continue, and that is checked before it is used.
+"""The portable form of one state: a safetensors file with everything that a run needs to continue. It is checked before it is used.
 
   8 bytes   N, the length of the header (little-endian)
   N bytes   the header, JSON: `__metadata__` with the fields of `_FIELDS` as text; for each tensor its dtype, shape and place in the data
   the rest  the data of the tensors, one after the other
 
-The tensors are the manifest's states, each without B, `logits`, `seen` and `recent`. Equal states give equal bytes, so a hash names one.
+The tensors are the manifest's states, each without B, `logits`, `seen` and `recent`. Equal states give equal bytes, so a hash
+identifies a state.
 """
 
 import json
@@ -23,16 +24,16 @@ from service.states.record import ID
 from service.states.validity import AGAIN, check_bundle, check_form, check_logits, check_numbers, check_position
 
 FORMAT = "attnserve-state-1"
-MOST_RECENT = 64  # token ids: enough for a character that is not whole, and for the end of a turn of a chat template
-PREFIX_BYTES = 8  # the length of the header
-MOST_HEADER_BYTES = 2**18  # about 2,000 tensors
+MOST_RECENT = 64  # most token ids in `recent`: enough for an incomplete character and for the end of a turn in a chat template
+PREFIX_BYTES = 8  # bytes of the header's length
+MOST_HEADER_BYTES = 2**18  # enough for about 2,000 tensors
 MOST_BYTES = contract.MOST_STATE_BYTES + 2**27  # the logits of the largest vocabulary have 2**26 bytes
 
 _METADATA = "__metadata__"
 _LOGITS, _SEEN, _RECENT = "logits", "seen", "recent"
 _DTYPES: dict[str, np.dtype[Any]] = {"I64": np.dtype("<i8"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_FIELDS = {  # of the metadata, with the form of each; `parent` may be absent
+_FIELDS = {  # Field of the metadata -> its pattern. `parent` may be absent.
     "created": re.compile(r"[0-9]{1,15}\.[0-9]{1,18}"),
     "fingerprint": re.compile(r"[!-~]{1,128}"),
     "format": re.compile(re.escape(FORMAT)),
@@ -42,21 +43,21 @@ _FIELDS = {  # of the metadata, with the form of each; `parent` may be absent
     "parent": ID,
     "position": re.compile(r"[1-9][0-9]{0,17}"),
 }
-_DEPTH = 3  # of the header: the whole, a tensor, its shape
+_DEPTH = 3  # nesting depth of the header: the object, a tensor, its shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """A state after the tokens of one sequence, and where it comes from. The arrays are never changed."""
+    """A state after the tokens of one sequence, with its origin. The arrays are never changed."""
 
-    tensors: tuple[NDArray[Any], ...]  # each without B, in the order of the decoder's states
-    logits: NDArray[np.float32]  # (V,) for the next token
-    seen: NDArray[np.uint8]  # ((V + 7) // 8,), bit i % 8 of byte i // 8: the token i was fed
+    tensors: tuple[NDArray[Any], ...]  # the state tensors, each without B, in the order of the decoder's states
+    logits: NDArray[np.float32]  # (V,) logits of the next token
+    seen: NDArray[np.uint8]  # ((V + 7) // 8,): bit i % 8 of byte i // 8 is 1 if the token i was fed
     recent: tuple[int, ...]  # the last tokens fed, at most MOST_RECENT, the newest last
     position: int  # number of tokens fed
     model: str
-    fingerprint: str  # of the bundle
-    numerics: str  # of the machine that made it; see `numerics.py`
+    fingerprint: str  # the bundle's fingerprint
+    numerics: str  # fingerprint of the machine's arithmetic that computed it; see `numerics.py`
     id: str
     parent: str | None
     created: float  # seconds since 1970
@@ -73,16 +74,16 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a blob, consistent in itself; `check` compares it with a model."""
+    """The header of a blob. Its fields are consistent with each other; `check` compares them with a model."""
 
     entries: dict[str, _Entry]
     metadata: dict[str, str]
-    begin: int  # of the data, in bytes from the start of the blob
-    size: int  # of the whole blob, bytes
+    begin: int  # position of the data, in bytes from the start of the blob
+    size: int  # bytes of the whole blob
 
     @property
     def model(self) -> str:
-        """The name of the model that the state is of."""
+        """The name of the model to which the state belongs."""
         return self.metadata["model"]
 
     @property
@@ -126,7 +127,8 @@ def pack(blob: Blob, names: Sequence[str]) -> bytes:
         }
     }
     parts, at = [], 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):  # so that each is aligned
+    # The largest items first, so that each tensor is aligned.
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         little = (tensor + 0.0 if tensor.dtype.kind == "f" else tensor).astype(tensor.dtype.newbyteorder("<"), copy=False)
         parts.append(little.tobytes())
         header[name] = {"dtype": _NAMES[little.dtype], "shape": little.shape, "data_offsets": (at, at := at + len(parts[-1]))}
@@ -175,7 +177,7 @@ def unpack(data: bytes | memoryview, decoder: contract.Decoder, vocab_size: int,
 
 
 def check_header(first_bytes: bytes | memoryview) -> int:
-    """Return the size in bytes of the blob that begins so, of which at least the header is given. Raises what `read_header` raises."""
+    """Return the size in bytes of the blob with these first bytes, which contain at least the header. Raises what `read_header` raises."""
     return read_header(first_bytes).size
 
 
@@ -190,7 +192,7 @@ def header_end(first_bytes: bytes | memoryview) -> int:
 
 
 def read_header(first_bytes: bytes | memoryview) -> Header:
-    """Read a header from the first bytes of a blob, of which any number may follow.
+    """Read a header from the first bytes of a blob. More bytes of the blob may follow.
 
     Raises InvalidRequest if it is cut off, too long, no JSON, nested, has unknown or repeated keys or values of another form, or if its
     tensors overlap or leave gaps.
@@ -223,13 +225,13 @@ def _json(text: bytes) -> dict[str, Any]:
     if not text.startswith(b"{"):
         raise _refused(f"has a header that begins with {text[:1]!r}", "it is a JSON object")
     depth = 0
-    for byte in text.translate(None, _NO_BRACKETS):  # also those in strings, which need none
+    for byte in text.translate(None, _NO_BRACKETS):  # counts brackets in strings too, because a valid header has none there
         depth += 1 if byte in b"[{" else -1
         if depth > _DEPTH:
             raise _refused(f"has a header nested {depth} deep", f"{_DEPTH} is the most")
     try:
         content: dict[str, Any] = json.loads(text.decode(), object_pairs_hook=_once, parse_float=_no_number, parse_constant=_no_number)
-    except ValueError as error:  # and its subclasses, for JSON, UTF-8 and integers of too many digits
+    except ValueError as error:  # raised for invalid JSON, invalid UTF-8 and integers of too many digits
         raise _refused(f"has a header that cannot be read ({error!s:.120})", "it is JSON") from error
     return content
 
@@ -262,7 +264,7 @@ def _metadata(content: Any) -> dict[str, str]:
 
 
 def _entry(name: str, content: Any) -> _Entry:
-    """The description of a tensor whose place has as many bytes as its shape needs."""
+    """Return the description of a tensor. Raises InvalidRequest unless its place has as many bytes as its shape needs."""
     if not (isinstance(content, dict) and set(content) == {"dtype", "shape", "data_offsets"}):
         raise _refused(f"describes {name!r:.80} otherwise", "a tensor has dtype, shape, data_offsets")
     dtype, shape, offsets = content["dtype"], content["shape"], content["data_offsets"]

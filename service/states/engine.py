@@ -1,7 +1,7 @@
-"""What a store of states can do. Every engine has the same behaviour, which tests/service/states/test_contract.py checks.
+"""The interface of a store of states. Every engine has the same behaviour, which tests/service/states/test_contract.py checks.
 
-All calls block. Each is atomic, and durable when it has returned, as far as the engine's docstring promises. No call shows one tenant
-anything of another: a foreign id is a missing id.
+All calls block. Each call is atomic, and its changes are durable when it returns, within the limits that the engine's docstring states. No
+call reveals the data of another tenant: another tenant's id is treated as unknown.
 """
 
 from typing import Protocol
@@ -10,7 +10,7 @@ from service.states.record import Ancestor, Document, Filter, IdempotencyKey, Na
 
 
 class StateEngine(Protocol):
-    """A store on one thread."""
+    """A store of states. Use it on one thread."""
 
     def put(
         self,
@@ -30,87 +30,90 @@ class StateEngine(Protocol):
         ...
 
     def get(self, tenant: str, state: str) -> StateRecord:
-        """Raises StateNotFound, or StateGone with the reason."""
+        """Return the record of a state. Raises StateNotFound, or StateGone with the reason."""
         ...
 
     def use(self, tenant: str, state: str) -> StateRecord:
-        """As `get`, and note that the state was used now, so that others are evicted before it."""
+        """Return what `get` returns, and record that the state was used now, so that others are evicted before it."""
         ...
 
     def blob(self, tenant: str, state: str) -> bytes:
-        """The bytes of a state, checked against their hash. Raises as `get`; damaged bytes are set apart, and the state is gone."""
+        """Return the bytes of a state, after checking their hash. Raises what `get` raises. If the bytes are damaged, the state becomes
+        gone."""
         ...
 
     def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
-        """States that are ready, newest first."""
+        """Return the states that are ready, newest first."""
         ...
 
     def change(self, tenant: str, state: str, patch: Patch) -> StateRecord:
-        """Raises as `get`, and QuotaExceeded if pinning it leaves no room."""
+        """Change a state. Raises what `get` raises, and QuotaExceeded if the quota does not allow to pin it."""
         ...
 
     def delete(self, tenant: str, state: str) -> None:
-        """Forget a state and the names that point to it. States made from it stay. Raises as `get`."""
+        """Delete a state and the names that point to it. States made from it stay. Raises what `get` raises."""
         ...
 
     def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
-        """The state, its parent, and so on to the first one; at most `most` of them. Those that are gone are listed with their status."""
+        """Return the state, its parent, and so on to the first ancestor, at most `most` of them. Ancestors that are gone are listed with
+        their status."""
         ...
 
     def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:
-        """States made from this one that are ready, newest first."""
+        """Return the states made from this one that are ready, newest first."""
         ...
 
     def name(self, tenant: str, name: str) -> Name:
-        """Raises StateNotFound."""
+        """Return a name and its state. Raises StateNotFound."""
         ...
 
     def names(self, tenant: str, state: str) -> list[Name]:
-        """The names that point to a state."""
+        """Return the names that point to a state."""
         ...
 
     def move(self, tenant: str, change: NameChange, state: str) -> Name:
-        """Point a name to a state. Raises as `get`, and NameMoved."""
+        """Point a name to a state. Raises what `get` raises, and NameMoved."""
         ...
 
     def unname(self, tenant: str, change: NameChange) -> None:
-        """Forget a name. Raises StateNotFound or NameMoved."""
+        """Delete a name. Raises StateNotFound or NameMoved."""
         ...
 
     def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
-        """The state of an earlier request with this key. Raises KeyReused if that was another request."""
+        """Return the state of an earlier request with this key, or None. Raises KeyReused if that request had other content."""
         ...
 
     def usage(self, tenant: str) -> Usage: ...
 
     def write(self, document: Document, expected: int | None, quota: Quota) -> int:
-        """Keep a document if its version is `expected`; 0: it must be new, None: any. Returns its new version.
+        """Write a document if its stored version is `expected`; 0: it must be new, None: any. Returns its new version.
 
         `document.version` is ignored. A document that grows evicts states as `put` does. Raises DocumentMoved or QuotaExceeded.
         """
         ...
 
     def read(self, tenant: str, kind: str, id: str) -> Document:
-        """Raises StateNotFound, also after the document has expired."""
+        """Return a document. Raises StateNotFound, also after the document has expired."""
         ...
 
     def erase(self, tenant: str, kind: str, id: str, expected: int | None) -> None:
-        """Forget a document. Raises StateNotFound or DocumentMoved."""
+        """Delete a document. Raises StateNotFound or DocumentMoved."""
         ...
 
     def documents(self, tenant: str, kind: str, after: str | None, limit: int) -> list[Document]:
-        """Documents of one kind, in the reverse order of their first write. `after`: the last id of the page before.
+        """Return documents of one kind, the newest first, by the time of the first write. `after`: the last id of the previous page.
 
         Raises StateNotFound if there is no document `after`.
         """
         ...
 
     def due(self, kind: str, now: float, limit: int) -> list[Document]:
-        """Documents of all tenants whose `due` is at most `now`, oldest due first. For the service's own sweeps, not for tenants."""
+        """Return the documents of all tenants whose `due` is at most `now`, oldest due first. Only the service's own sweeps may call
+        this."""
         ...
 
     def sweep(self) -> int:
-        """Expire states and documents, and forget what nothing refers to; returns how many states have expired."""
+        """Expire states and documents, and delete rows and bytes without references. Returns how many states have expired."""
         ...
 
     def close(self) -> None: ...

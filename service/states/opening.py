@@ -1,13 +1,25 @@
 """Opens the store that the settings name."""
 
+import os
 from pathlib import Path
 
+from service.errors import StoreFailed
+from service.settings import IN_MEMORY, STATES_PASSWORD
 from service.states.sqlite import SqliteEngine
-from service.states.store import Store
-
-MEMORY = "memory"
+from service.states.store import GroupingEngine, Store
 
 
 def open_store(location: str) -> Store:
-    """Open the store at `location`: `memory`, or a directory. Raises StoreFailed if it cannot be opened."""
-    return Store(SqliteEngine(None if location == MEMORY else Path(location).expanduser()))
+    """Open the store at `location`: `memory`, a directory, or a URL of Redis. Raises StoreFailed if it cannot be opened."""
+    return Store(open_engine(location))
+
+
+def open_engine(location: str) -> GroupingEngine:
+    """The engine of `open_store`, for one thread."""
+    if location.startswith(("redis://", "rediss://")):
+        try:
+            from service.states.redis import RedisEngine
+        except ModuleNotFoundError:
+            raise StoreFailed("a store in Redis needs redis-py: pip install 'attnserve[redis]'") from None
+        return RedisEngine(location, password=os.environ.get(STATES_PASSWORD))
+    return SqliteEngine(None if location == IN_MEMORY else Path(location).expanduser())

@@ -1,4 +1,4 @@
-"""What a store keeps of a state, and what callers ask of it."""
+"""The data that a store keeps about states, and the arguments of its calls."""
 
 import re
 import secrets
@@ -13,7 +13,7 @@ ID = re.compile(r"state_[0-9a-f]{32}")
 
 
 def new_state_id() -> str:
-    """128 random bits, so that an id cannot be guessed."""
+    """Return an id of 128 random bits, which cannot be guessed."""
     return f"state_{secrets.token_hex(16)}"
 
 
@@ -24,9 +24,9 @@ class StateRecord:
     id: str
     tenant: str  # "" if no keys are set
     model: str
-    fingerprint: str  # of the bundle
-    numerics: str  # of the machine's arithmetic: equal values promise equal bits
-    position: int  # tokens that the state has seen
+    fingerprint: str  # the bundle's fingerprint
+    numerics: str  # identifies the machine's arithmetic: with equal values, a run computes equal bits
+    position: int  # number of tokens that were fed to the state
     parent: str | None  # the state from which it was made
     origin: Origin
     created: float  # seconds since 1970, as all times here
@@ -35,9 +35,9 @@ class StateRecord:
     pinned: bool = False  # never evicted
     metadata: dict[str, str] = field(default_factory=dict)
     turn: Turn = ""  # whose message of a conversation it ends with; "generated": the model's own; "": it ends with plain text
-    sha256: str = ""  # of its blob
+    sha256: str = ""  # hash of its blob
     size: int = 0  # bytes of its blob
-    shared_by: int = 1  # states with the same blob
+    shared_by: int = 1  # number of states with the same blob
     status: Status = "ready"
 
 
@@ -64,14 +64,14 @@ class IdempotencyKey(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """The most that one tenant may keep. Bytes of a blob that several states share count once; bytes of documents count too."""
+    """The limits of one tenant. The bytes of a blob that several states share count once; bytes of documents count too."""
 
     states: int
     size: int
 
 
 class Usage(NamedTuple):
-    """What a tenant keeps. `size`: bytes of its blobs and documents."""
+    """The amount that a tenant keeps. `size`: bytes of its blobs and documents."""
 
     states: int = 0
     size: int = 0
@@ -79,7 +79,7 @@ class Usage(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which states of a tenant to list, newest first. `after`: the id of the last state of the page before."""
+    """The selection of a tenant's states for a list, newest first. `after`: the id of the last state of the previous page."""
 
     name: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()
@@ -129,6 +129,6 @@ class Document:
     id: str
     tenant: str
     body: bytes
-    version: int = 0  # counts its writes, from 1; 0: not written yet
-    due: float | None = None  # when a sweep should look at it, such as the end of a lease; None: never
+    version: int = 0  # number of its writes; 0: not written yet
+    due: float | None = None  # time at which a sweep should handle it, such as the end of a lease; None: never
     expires: float | None = None  # None: never

@@ -1,4 +1,4 @@
-"""The errors of all engines of states, so that every engine answers in the same words."""
+"""Creates the errors of all engines of states, so that every engine has the same messages."""
 
 from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
 from service.states.record import IdempotencyKey, NameChange, Quota, Status, Usage
@@ -45,7 +45,7 @@ def key_reused(key: IdempotencyKey) -> KeyReused:
 
 
 def over_quota(usage: Usage, quota: Quota) -> QuotaExceeded:
-    """`usage`: what the tenant would keep after all evictions that are possible."""
+    """Return the error for a tenant over its quota. `usage`: the tenant's usage after all possible evictions."""
     return QuotaExceeded(
         f"the tenant would keep {usage.states} states of {usage.size} bytes, documents included and all other states pinned, and may keep "
         f"{quota.states} of {quota.size} bytes: delete or unpin some"

@@ -40,9 +40,9 @@ from service.states.refusals import gone, key_reused, name_moved, no_name, no_pa
 from service.states.sqlite_schema import SCHEMA, VERSION
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
-TOMBSTONE_S = 86_400.0  # how long a state that is gone is answered with its reason
-KEY_S = 86_400.0  # how long an idempotency key is remembered
-_BUSY_MS = 10_000  # wait for another process's transaction
+TOMBSTONE_S = 86_400.0  # seconds for which requests for a state that is gone are answered with the reason
+KEY_S = 86_400.0  # seconds for which an idempotency key is kept
+_BUSY_MS = 10_000  # longest wait for another process's transaction, in milliseconds
 
 _FIELDS = (
     "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
@@ -53,26 +53,27 @@ _FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
 
 
 class SqliteEngine:
-    """See `StateEngine`. Used on one thread."""
+    """The `StateEngine` in SQLite. Use it on one thread."""
+
+    group_size = 64  # calls that share a sync
+    failures: tuple[type[Exception], ...] = (apsw.Error, OSError)
 
     def __init__(self, folder: Path | None, *, vfs: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """Raises StoreFailed if the folder cannot be used."""
         self._folder = folder
         self._clock = clock
-        self._touched: dict[str, float] = {}  # read since the last write
-        self._unused: set[str] = set()  # hashes of files that may have no row
+        self._touched: dict[str, float] = {}  # state -> time of its last read, not yet written to the database
+        self._unused: set[str] = set()  # hashes of the files that may have no row
         try:
             if folder is not None:
                 (folder / "blobs").mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = apsw.Connection(":memory:" if folder is None else str(folder / "states.sqlite3"), vfs=vfs)
             self._db.set_busy_timeout(_BUSY_MS)
-            self._db.transaction_mode = "IMMEDIATE"
-            self._db.pragma(
-                "synchronous", "extra"
-            )  # else power loss can bring back the journal of the change to WAL, and empty the database
+            # Otherwise power loss can bring back the journal of the change to WAL, which empties the database.
+            self._db.pragma("synchronous", "extra")
             self._db.pragma("journal_mode", "wal")
             self._db.pragma("foreign_keys", True)
-            with self._db:
+            with self._transaction():
                 version = self._db.pragma("user_version")
                 if not version:
                     self._db.execute(SCHEMA)
@@ -85,9 +86,9 @@ class SqliteEngine:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """All calls inside become durable together, or none: one sync for many writes. Raises StoreFailed if they do not."""
+        """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails."""
         try:
-            with self._db:
+            with self._transaction():
                 yield
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
@@ -96,9 +97,25 @@ class SqliteEngine:
 
     @contextmanager
     def _atomic(self) -> Iterator[None]:
-        """A call that changes all or nothing, by itself or in a group."""
-        with self.group(), self._db:
+        """A context whose changes are made completely or not at all, in a transaction of its own or within a group."""
+        if not self._db.in_transaction:
+            with self.group():
+                yield
+            return
+        with self._db:  # a savepoint
             yield
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """`with self._db` would hold the GIL while it waits for another process or for the disk; `execute` releases it."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # some errors have ended it
+                self._db.execute("ROLLBACK")
+            raise
 
     def close(self) -> None:
         self._db.close()
@@ -266,7 +283,7 @@ class SqliteEngine:
                 f"DELETE FROM states WHERE status != 'ready' AND (used <= ? OR status = 'deleted') AND {alone} RETURNING 1",
                 (now - TOMBSTONE_S,),
             ).fetchall():
-                pass  # their parents may be without children now
+                pass  # repeat, because their parents may be without children now
             for tenant, size in documents.expire(self._db, now).items():
                 self._count(tenant, size=-size)
             return len(ended)
@@ -300,7 +317,7 @@ class SqliteEngine:
         return record.expires is not None and record.expires <= self._clock()
 
     def _expected(self, tenant: str, change: NameChange) -> int:
-        """The name's version, 0 if it is new. Raises NameMoved."""
+        """Return the name's version, 0 if it is new. Raises NameMoved if the change expects another version."""
         found = self._db.execute("SELECT version FROM names WHERE tenant = ? AND name = ?", (tenant, change.name)).get
         version = 0 if found is None else int(found)
         if change.version is not None and change.version != version:
@@ -308,18 +325,18 @@ class SqliteEngine:
         return version
 
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
-        """The blob of the parent."""
+        """Return the blob of the parent: id, hash and size."""
         parent = self.get(record.tenant, record.parent or "")
         self._touched[parent.id] = self._clock()  # so that it does not give way to its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 
     def _kept(self, tenant: str, blob: bytes) -> tuple[int, str, int]:
-        """Keep the bytes, with no state that refers to them yet."""
+        """Store the bytes, to which no state refers yet. Returns the blob's id, hash and size."""
         sha256, size = hashlib.sha256(blob).hexdigest(), len(blob)
         inline = size <= INLINE_BYTES or self._folder is None
         if not inline:
-            self._unused.add(sha256)  # if this transaction fails
+            self._unused.add(sha256)  # the file has no row if this transaction fails
             self._write_file(sha256, blob)
         found = self._db.execute("SELECT id FROM blobs WHERE tenant = ? AND sha256 = ?", (tenant, sha256)).get
         if found is None:
@@ -328,7 +345,7 @@ class SqliteEngine:
         return int(found), sha256, size
 
     def _refer(self, blob_id: int, by: int, pins: int = 0) -> None:
-        """Change how many states refer to a blob, and what its tenant uses with it."""
+        """Change the number of states that refer to a blob, and its tenant's usage accordingly."""
         tenant, sha256, size, content, refs, pinned = self._db.execute(
             "SELECT tenant, sha256, size, content IS NULL, refs, pins FROM blobs WHERE id = ?", (blob_id,)
         ).get
@@ -355,7 +372,7 @@ class SqliteEngine:
             self._refer(blob_id, 0, 1 if pinned else -1)
 
     def _drop(self, tenant: str, state: str, status: Status) -> None:
-        """Release the blob of a state and its names. The row stays while others need its ids, or may ask why it is gone."""
+        """Release the blob and the names of a state. Its row stays as long as other states need its ids or requests get the reason."""
         self._pin(tenant, state, pinned=False)
         blob_id = self._db.execute("SELECT blob FROM states WHERE id = ?", (state,)).get
         self._db.execute("UPDATE states SET status = ?, blob = NULL, used = ? WHERE id = ?", (status, self._clock(), state))
@@ -383,7 +400,7 @@ class SqliteEngine:
         self._db.executemany("UPDATE states SET used = ? WHERE id = ? AND status = 'ready'", [(at, state) for state, at in touched.items()])
 
     def _quarantine(self, blob_id: int, record: StateRecord) -> None:
-        """Set damaged bytes apart: all states that share them are gone, and a file is kept for whoever looks into it."""
+        """Mark all states that share damaged bytes as gone, and keep the bytes in a file for analysis."""
         with self._atomic():
             sharing = list(self._db.execute("SELECT tenant, id FROM states WHERE blob = ?", (blob_id,)))
             for tenant, state in sharing:
@@ -423,7 +440,7 @@ class SqliteEngine:
             return
         unused, self._unused = self._unused, set()
         try:
-            with self._db:
+            with self._transaction():
                 for sha256 in unused:
                     if self._db.execute("SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1", (sha256,)).get is None:
                         self._file(sha256).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Documents in SQLite: rows with a version, and the times at which they are due and at which they expire.
 
-The functions are called in a transaction of `SqliteEngine`, which counts the bytes. A document that has expired is a missing one.
+The functions are called in a transaction of `SqliteEngine`, which counts the bytes. An expired document counts as missing.
 """
 
 from collections import Counter
@@ -66,7 +66,7 @@ def page(db: apsw.Connection, tenant: str, kind: str, after: str | None, limit: 
 
 
 def due(db: apsw.Connection, kind: str, until: float, limit: int, now: float) -> list[Document]:
-    """Documents of all tenants, oldest due first."""
+    """Return documents of all tenants that are due, oldest due first."""
     return _select(db, f"kind = ? AND due <= ? AND {_ALIVE} ORDER BY due, seq LIMIT ?", kind, until, now, limit)
 
 
@@ -76,7 +76,7 @@ def expire(db: apsw.Connection, now: float) -> Counter[str]:
 
 
 def _check(kind: str, id: str, version: int, expected: int | None) -> None:
-    """Raises DocumentMoved."""
+    """Raise DocumentMoved unless the version is the expected one."""
     if expected is not None and expected != version:
         raise document_moved(kind, id, version, expected)
 

@@ -1,7 +1,7 @@
-"""A store on a thread of its own, for callers on any thread or event loop.
+"""A store on its own thread, for callers on any thread or event loop.
 
-Calls wait in a bounded queue. The thread takes all that wait, up to `_GROUP`, into one group of the engine: they share one sync. A call
-that fails leaves the others of its group as they are.
+Calls wait in a bounded queue. The thread takes those that wait, up to the engine's `group_size`, into one group: they share one sync. A
+call that fails leaves the others of its group as they are.
 """
 
 import asyncio
@@ -17,13 +17,16 @@ from service.states.engine import StateEngine
 
 T = TypeVar("T")
 
-_GROUP = 64  # calls that share a sync
 _WAITING = 4096  # calls
 _RETRY_S = 1.0
 
 
 class GroupingEngine(StateEngine, Protocol):
-    """An engine whose calls can become durable together."""
+    """An engine whose calls can become durable together, up to `group_size` of them. `failures`: errors of a call that `group` turns into
+    StoreFailed."""
+
+    group_size: int
+    failures: tuple[type[Exception], ...]
 
     def group(self) -> AbstractContextManager[None]: ...
 
@@ -51,11 +54,12 @@ class Store:
         return future
 
     async def call(self, call: Callable[[GroupingEngine], T]) -> T:
-        """The result of a call of the engine, on the event loop. The call is carried out even if the caller is cancelled."""
+        """Return the result of a call of the engine, for a caller on the event loop. The call is carried out even if the caller is
+        cancelled."""
         return await asyncio.shield(asyncio.wrap_future(self.submit(call)))
 
     def close(self) -> None:
-        """Carry out the calls that wait, then close the engine."""
+        """Carry out the waiting calls, then close the engine."""
         if not self._closed:
             self._closed = True
             self._calls.put(None)
@@ -63,33 +67,37 @@ class Store:
 
     def _work(self) -> None:
         for group in self._groups():
-            results: list[tuple[Future[Any], Any, BaseException | None]] = []
-            try:
-                with self._engine.group():
-                    for call, future in group:
-                        results.append(self._one(call, future))
-            except BaseException as error:  # nothing of this group is durable
-                results = [(future, None, error) for _, future in group]
-            for future, result, failure in results:
-                if failure is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(failure)
+            self._carry_out(group)
         self._engine.close()
+
+    def _carry_out(self, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
+        """Carry out calls that become durable together, then settle their futures. Simulations call this without a thread."""
+        results: list[tuple[Future[Any], Any, BaseException | None]] = []
+        try:
+            with self._engine.group():
+                for call, future in group:
+                    results.append(self._one(call, future))
+        except BaseException as error:  # nothing of this group is durable
+            results = [(future, None, error) for _, future in group]
+        for future, result, failure in results:
+            if failure is None:
+                future.set_result(result)
+            else:
+                future.set_exception(failure)
 
     def _one(self, call: Callable[[GroupingEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
         """Carry out one call. A failure of the store itself ends the group."""
         try:
             return future, call(self._engine), None
-        except StoreFailed:
-            raise
         except Exception as error:
+            if isinstance(error, (StoreFailed, *self._engine.failures)):
+                raise
             return future, None, error
 
     def _groups(self) -> Iterator[list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]]:
         while (first := self._calls.get()) is not None:
             group = [first]
-            while len(group) < _GROUP and not self._calls.empty():
+            while len(group) < self._engine.group_size and not self._calls.empty():
                 if (following := self._calls.get()) is None:
                     yield group
                     return

@@ -1,4 +1,4 @@
-"""What makes tensors a valid state of a model. Runs that move between engines and blobs of clients have the same checks."""
+"""Checks that tensors are a valid state of a model. The same checks apply to runs that move between engines and to blobs of clients."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ AGAIN = "send the request without the state, or upload the state again, unchange
 
 
 def check_bundle(found: str, fingerprint: str) -> None:
-    """Raise InvalidRequest if a state of the bundle `found` is none of the bundle `fingerprint`."""
+    """Raise InvalidRequest if `found`, the bundle of a state, is not the bundle `fingerprint`."""
     if found != fingerprint:
         raise InvalidRequest(
             f"the state is of the bundle with fingerprint {found[:12]!r} and this model's is {fingerprint[:12]!r}: "
@@ -31,22 +31,32 @@ def check_position(position: int, decoder: contract.Decoder, *, least: int = 0) 
 def check_form(spec: contract.StateTensor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """Raise InvalidRequest if a state tensor, without B, has another shape or dtype than the manifest's."""
     if shape != spec.shape:
-        raise InvalidRequest(f"the state is not of this model: {spec.name} has the shape {shape}, not {spec.shape}")
+        raise InvalidRequest(f"the state is not of this model: {spec.name} has the shape {shape}, not {spec.shape}; {AGAIN}")
     if dtype != np.dtype(spec.dtype):
-        raise InvalidRequest(f"the state is not of this model: {spec.name} has the dtype {dtype}, not {spec.dtype}")
+        raise InvalidRequest(f"the state is not of this model: {spec.name} has the dtype {dtype}, not {spec.dtype}; {AGAIN}")
 
 
 def check_numbers(spec: contract.StateTensor, tensor: NDArray[Any], position: int) -> None:
-    """Raise InvalidRequest if a state tensor has numbers that no sequence of `position` tokens gives: not finite, or no divisor."""
+    """Raise InvalidRequest if a state tensor has numbers that no sequence of `position` tokens gives: not finite, or contrary to
+    `spec.holds`."""
     if not np.isfinite(tensor).all():
         raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not finite; {AGAIN}")
-    if spec.name.endswith("_z") and position and not (tensor > 0).all():  # a sum of exponentials, used as a divisor
+    if not position:
+        return
+    holds = spec.holds or ("sums" if spec.name.endswith("_z") else None)  # bundles of earlier exports have names alone
+    if holds == "sums" and not (tensor > 0).all():
         raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not above 0; {AGAIN}")
+    if holds == "sums_in_last_column":
+        sums = tensor[..., -1]  # (H, D)
+        if not ((sums >= 0).all() and (sums > 0).any(axis=-1).all()):
+            raise InvalidRequest(f"the state is broken: the sums in the last column of {spec.name} are not above 0; {AGAIN}")
+    if holds == "count" and not ((tensor >= 1) & (tensor <= position) & (tensor == np.floor(tensor))).all():
+        raise InvalidRequest(f"the state is broken: {spec.name} counts other tokens than its position, {position}; {AGAIN}")
 
 
 def check_logits(name: str, logits: NDArray[np.float32], vocab_size: int) -> None:
     """Raise InvalidRequest if these are not logits of the vocabulary. A token that the model excludes has -inf."""
     if not (logits.shape == (vocab_size,) and logits.dtype == np.float32):
-        raise InvalidRequest(f"the state is not of this model: {name} has not {vocab_size} numbers in float32")
+        raise InvalidRequest(f"the state is not of this model: {name} has not {vocab_size} numbers in float32; {AGAIN}")
     if not np.isfinite(logits.max()):
         raise InvalidRequest(f"the state is broken: {name} has numbers that are not finite; {AGAIN}")

@@ -5,7 +5,7 @@ Metrics of encoders are named as in text-embeddings-inference (`te_*`) and those
 """
 
 from functools import cache, partial
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
@@ -21,6 +21,8 @@ _STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # About half of vLLM's buckets, with finer buckets below, because a small decoder on a CPU takes about a millisecond per token.
+Miss = Literal["disabled", "short", "new", "boundary", "evicted", "tenant", "salt"]  # why no beginning of a prompt was in the prefix cache
+
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
 _BETWEEN_TOKENS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _REQUEST_S = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 30, 60, 120, 300, 960)
@@ -72,6 +74,9 @@ class Metrics:
         self.slots = gauge("attnserve_slots", "Sequences that a decoder continues at the same time, at most", ["model"])
         self.waiting = gauge("vllm:num_requests_waiting", "Runs that wait for a slot", named)
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens read", named)
+        self.prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", named)
+        self.prefix_hits = counter("vllm:prefix_cache_hits", "Of these, tokens found", named)
+        self.prefix_misses = counter("attnserve_prefix_cache_misses", "Prompts of which no beginning was found", ["model", "reason"])
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
         self.finished = counter("vllm:request_success", "Runs that ended: stop, length, abort or error", [*named, "finished_reason"])
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to first token", named, buckets=_FIRST_TOKEN_S)
@@ -173,12 +178,22 @@ class GeneratorMetrics:
         self.waiting = metrics.waiting.labels(model)
         self.offered = metrics.offered.labels(model)
         self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self._looked_up = metrics.prefix_queries.labels(model)
+        self._found = metrics.prefix_hits.labels(model)
+        self._missed = {reason: metrics.prefix_misses.labels(model, reason) for reason in get_args(Miss)}
         self.generation_tokens = metrics.generation_tokens.labels(model)
         self.first_token_s = metrics.first_token.labels(model)
         self.between_tokens_s = metrics.between_tokens.labels(model)
         self.queue_s = metrics.run_queueing.labels(model)
         self._run_s = metrics.run_time.labels(model)
         self._finished = {reason: metrics.finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
+
+    def looked_up(self, tokens: int, found: int, miss: Miss | None) -> None:
+        """Count a prompt that was looked up in the prefix cache, of which the first `found` tokens were there."""
+        self._looked_up.inc(tokens)
+        self._found.inc(found)
+        if miss is not None:
+            self._missed[miss].inc()
 
     def finished(self, reason: Literal["stop", "length", "abort", "error"], usage: Usage) -> None:
         """Count one finished run. The reason `abort` means that the client cancelled it. `usage.finished` must be set."""

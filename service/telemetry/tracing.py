@@ -69,7 +69,7 @@ def to_collector(endpoint: str) -> "Tracer":
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
         raise TracingUnavailable(
-            f"otlp_endpoint={endpoint} asks for traces, and what sends them is not installed: pip install 'attnserve[trace]'"
+            f"otlp_endpoint={endpoint} enables traces, but their exporter is not installed: pip install 'attnserve[trace]'"
         ) from None
     name = os.environ.get("OTEL_SERVICE_NAME", "attnserve")
     provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": version("attnserve")}))

@@ -11,6 +11,6 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0  # tokens of the prompt that were not computed because their state was cached
     submitted: float = 0.0
-    started: float | None = None  # when it left the queue
+    started: float | None = None  # time when the run left the queue
     first_token: float | None = None
     finished: float | None = None

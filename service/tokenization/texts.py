@@ -84,7 +84,8 @@ class TextEncoder:
         return self.prompts[name]
 
     def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "", first: int = 0) -> list[Encoded | ServiceError]:
-        """The ids of each input, or its error. Blocks in proportion to the length of the texts: long ones belong on a thread."""
+        """Return the ids of each input, or its error. The call takes time in proportion to the texts' length, so run long texts on a
+        thread."""
         limit = min(cut.max_tokens or self.max_tokens, self.max_tokens)
         return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs, first)]
 
@@ -110,13 +111,13 @@ class TextEncoder:
         if isinstance(item, str):
             if not item:
                 raise EmptyInput(f"input {index} cannot be empty", param="input")
-            (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # without offsets
+            (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # the fast form, which computes no offsets
         else:
             if not item[0] and not item[1]:
                 raise EmptyInput(f"input {index} cannot be empty", param="input")
             (encoding,) = self.tokenizer.encode_batch_fast([item])
         n_tokens = len(encoding)
-        if not n_tokens:  # white space, if the tokenizer adds no special tokens
+        if not n_tokens:  # true for white space if the tokenizer adds no special tokens
             raise EmptyInput(f"input {index} has no tokens", param="input")
         ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
         if n_tokens > limit:
@@ -172,7 +173,7 @@ class TextEncoder:
         """Return the order of special tokens (None) and texts: `(None, 0, None, 1, None)` is `[CLS] first [SEP] second [SEP]`."""
         n = len(self.tokenizer.encode("a", add_special_tokens=False))
         if not n:
-            raise ValueError("the tokenizer makes no token of 'a', so where its special tokens stand cannot be seen")
+            raise ValueError("the tokenizer makes no token of 'a', so the places of its special tokens cannot be determined")
         encoding = self.tokenizer.encode("a", "a" if pair else None)
         layout: list[int | None] = []
         seen = 0

@@ -16,7 +16,7 @@ from service.runtime.fairness import FairOrder
 
 Result = TypeVar("Result")
 
-LONG_CHARACTERS = 120_000  # larger work is long; several short texts in one call have fewer
+LONG_CHARACTERS = 120_000  # work with more characters counts as long; several short texts in one call have fewer
 _Work = tuple[float, int, Callable[[], Any], "Future[Any]"]
 
 

@@ -18,13 +18,13 @@ from export import contract
 from service.errors import TokenizationFailed
 from service.runtime.onnx import in_a_line
 
-MOST_OPEN = 3  # consecutive unbounded repetitions
-MOST_FAILING = 1  # unbounded repetitions before a part that may not match: each multiplies the cost by the text's length
-MOST_WAYS = 1_000  # ways to match at one position; all are tried if the rest of the pattern does not match
+MOST_OPEN = 3  # most unbounded repetitions in a row
+MOST_FAILING = 1  # most unbounded repetitions before a part that may not match: each multiplies the cost by the text's length
+MOST_WAYS = 1_000  # most ways to match at one position; all are tried if the rest of the pattern does not match
 LARGE_REPEAT = 32  # a repetition with a higher maximum counts as unbounded
 # The most characters that a part of the tokenizer may make from one. In a normalizer, the library keeps 17 bytes for each.
 MOST_GROWTH = {"normalizer": 16, "pre_tokenizer": 16, "post_processor": 16, "decoder": 4}
-MOST_ADDED = 1_000  # special tokens that a template may put around a text
+MOST_ADDED = 1_000  # most special tokens that a template may add to a text
 
 
 def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = False) -> Tokenizer:
@@ -36,7 +36,7 @@ def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = 
     try:
         described = json.loads(text)
         if (problem := next(_problems(described), None)) is not None:
-            raise contract.BundleError(f"{path} is refused: {problem}. Choose another checkpoint, or mend its tokenizer.")
+            raise contract.BundleError(f"{path} is refused: {problem}. Choose another checkpoint, or correct its tokenizer.")
         tokenizer: Tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -71,7 +71,7 @@ def check_form(file: Path) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(described, dict) and (problem := next(_problems(described), None)) is not None:
-        raise contract.BundleError(f"{file} is refused: {problem}. Choose another checkpoint, or mend its tokenizer.")
+        raise contract.BundleError(f"{file} is refused: {problem}. Choose another checkpoint, or correct its tokenizer.")
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -178,11 +178,11 @@ class _Group:
     """A group of a pattern, parsed up to the current position."""
 
     def __init__(self) -> None:
-        self.chooses = False  # whether it can match at one position in several ways
+        self.chooses = False  # whether the group can match at one position in several ways
         self.opened = 0  # unbounded repetitions in the current branch
-        self.most = 0  # the most unbounded repetitions of a branch
+        self.most = 0  # the largest number of unbounded repetitions in one branch
         self.failing = 0  # unbounded repetitions before a part that may not match (see MOST_FAILING)
-        self._others = 0  # ways to match at one position, of the earlier branches
+        self._others = 0  # ways to match at one position in the earlier branches
         self._ways = 1  # ways of this branch without its last part
         self._last = 1  # ways of the last part
 
@@ -253,7 +253,7 @@ def _problem(pattern: str) -> str | None:
                 groups[-1].repeat(least, most)
             groups[-1].chooses |= least != most
             at += length
-            if pattern[at : at + 1] in ("?", "+") and letter != "{":  # a lazy or possessive repetition
+            if pattern[at : at + 1] in ("?", "+") and letter != "{":  # skip the mark of a lazy or possessive repetition
                 at += 1
             elif _repetition(pattern, at) and most > 1:
                 return "repeats a repetition"
@@ -265,7 +265,7 @@ def _problem(pattern: str) -> str | None:
             groups[-1].part(needed=_is_needed(pattern, at + 1))
             last = None
         at += 1
-    while len(groups) > 1:  # unclosed groups, which the library refuses
+    while len(groups) > 1:  # there are unclosed groups, which the library refuses
         last = groups.pop()
         groups[-1].part(last.ways, last.failing, needed=True)
         groups[-1].open(last.most)

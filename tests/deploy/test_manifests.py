@@ -548,7 +548,7 @@ def test_fetch_with_urls_and_an_image_of_an_overlay(tmp_path: Path) -> None:
         (step,) = pod.spec["initContainers"]
         assert step["image"] == pod.container["image"] == "registry.example/attnserve:mine"
         (wanted,) = map(fetching.parse, environment(mine, pod, step)["BUNDLE_URLS"].split())
-        assert wanted == fetching.Wanted("s3://bucket/minilm/7", "all-MiniLM-L6-v2", "0" * 64)
+        assert wanted == fetching.BundleRequest("s3://bucket/minilm/7", "all-MiniLM-L6-v2", "0" * 64)
         assert step["envFrom"][0] != before.spec["initContainers"][0]["envFrom"][0], "a name with another hash"
 
 

@@ -47,7 +47,7 @@ def manifest_of(folder: Path) -> contract.Manifest:
             optimisation="none",
         ),
         limits=contract.Limits(max_tokens=8, vocab_size=10),
-        source=contract.Source(architecture="X", checkpoint="x", weights_sha256="0" * 64, attention="softmax", untrained=False),
+        source=contract.CheckpointSource(architecture="X", checkpoint="x", weights_sha256="0" * 64, attention="softmax", untrained=False),
         parity=contract.Parity(max_abs_error=1e-6, min_cosine=1.0, shapes=((1, 2),), tolerance=1e-5),
         width=2,
         prompts={"query": "Frage: ü"},
@@ -75,7 +75,7 @@ def test_one_changed_byte_anywhere_is_refused_with_the_name_of_its_file(bundle: 
 def test_a_longer_file_is_refused(bundle: Path) -> None:
     with (bundle / contract.GRAPH).open("ab") as stream:
         stream.write(b"x")
-    with pytest.raises(contract.BundleError, match=r"model\.onnx has 257 bytes where the manifest says 256"):
+    with pytest.raises(contract.BundleError, match=r"model\.onnx has 257 bytes, but the manifest has 256"):
         contract.verify(bundle)
 
 
@@ -147,6 +147,26 @@ def test_the_fingerprint_changes_with_any_file(bundle: Path) -> None:
     before = contract.verify(bundle).fingerprint
     (bundle / contract.GRAPH).write_bytes(b"another graph")
     assert manifest_of(bundle).fingerprint != before
+
+
+@pytest.mark.parametrize("holds", [(None, None), ("count", None), ("count", "sums")])
+def test_the_fingerprint_covers_what_states_hold_and_is_that_of_older_bundles_where_they_hold_nothing(
+    bundle: Path, holds: tuple[contract.Holds | None, ...]
+) -> None:
+    def described(holds: tuple[contract.Holds | None, ...]) -> contract.Manifest:
+        states = tuple(contract.StateTensor(name=f"state_0_{at}", shape=(2,), holds=each) for at, each in enumerate(holds))
+        decoder = contract.Decoder(states=states, takes_positions=False, exact=True)
+        return manifest_of(bundle).model_copy(update={"decoder": decoder})
+
+    manifest = described(holds)
+    states = json.loads(contract.dump(manifest))["decoder"]["states"]
+    assert [state.get("holds", "absent") for state in states] == [each or "absent" for each in holds]
+    assert (manifest.fingerprint == described((None, None)).fingerprint) == (holds == (None, None))
+
+
+def test_sums_in_a_last_column_need_columns() -> None:
+    with pytest.raises(ValidationError, match=r"state_0_S of shape \(4,\) has no columns"):
+        contract.StateTensor(name="state_0_S", shape=(4,), holds="sums_in_last_column")
 
 
 def test_reading_a_bundle_needs_nothing_heavy() -> None:

@@ -150,11 +150,11 @@ def test_the_commands(folder: Path, exported: Any, tmp_path: Path) -> None:
     for command in (["attention", "--text", TEXT], ["export", "--out", str(tmp_path / "x")]):
         assert CliRunner().invoke(app, command).exit_code == 2
     both = ["--checkpoint", str(folder), "--config", str(folder / "linear.yaml")]
-    assert "one of the two" in CliRunner().invoke(app, ["export", *both, "--out", str(tmp_path / "x")]).output
+    assert "not both" in CliRunner().invoke(app, ["export", *both, "--out", str(tmp_path / "x")]).output
 
 
 def test_maps_are_of_fp32_weights(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="maps are computed with the weights of an fp32 graph, and precision=int8; leave out one"):
+    with pytest.raises(ExportError, match="attention maps need an fp32 graph, but precision=int8; leave out --maps"):
         export_file(described(folder, "softmax"), tmp_path / "x", maps=True, precision="int8")
 
 

@@ -52,7 +52,7 @@ ENCODERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "layers that the weights have not": (lambda folder: edited(folder / "config.json", num_hidden_layers=99), "missing from the weights"),
     "a negative length": (lambda folder: edited(folder / "sentence_bert_config.json", max_seq_length=-5), "max_seq_length=-5"),
     "deep settings": (lambda folder: (folder / "config.json").write_text(DEEP), "config.json is nested too deeply"),
-    "a pipe of weights": (lambda folder: pipe(folder / "model.safetensors"), "model.safetensors is no regular file"),
+    "a pipe of weights": (lambda folder: pipe(folder / "model.safetensors"), "model.safetensors is not a regular file"),
     "a garbage tokenizer": (lambda folder: (folder / "tokenizer.json").write_text('{"model": 7}'), "tokenizer.json is not a tokenizer"),
     "a tokenizer of pure depth": (lambda folder: (folder / "tokenizer.json").write_text(DEEP), "tokenizer.json is not a tokenizer"),
     "a tokenizer whose pattern has no end": (
@@ -90,15 +90,15 @@ def test_a_decoder(tmp_path: Path, said: Callable[..., str]) -> None:
     folder = tiny_decoder(tmp_path / "decoder")
     config = json.loads((folder / "config.json").read_text())
     edited(folder / "config.json", attnserve_decoder=config["attnserve_decoder"] | {"n_layers": 10**9})
-    assert "n_layers=1000000000 is beyond" in said("export", "--checkpoint", folder, "--out", tmp_path / "out")
+    assert "n_layers=1000000000 is above the limit" in said("export", "--checkpoint", folder, "--out", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (DEEP, "neither YAML nor JSON"),
-        ("model: {d_model: 10000000, n_layers: 100, n_heads: 1, d_feedforward: 8, n_positions: 8}", "and this machine"),
-        ("model: {d_model: 16, n_layers: 100000, n_heads: 1, d_feedforward: 8, n_positions: 8}", "n_layers=100000 is beyond"),
+        ("model: {d_model: 10000000, n_layers: 100, n_heads: 1, d_feedforward: 8, n_positions: 8}", "but this machine"),
+        ("model: {d_model: 16, n_layers: 100000, n_heads: 1, d_feedforward: 8, n_positions: 8}", "n_layers=100000 is above the limit"),
     ],
 )
 def test_the_description_of_an_encoder(tmp_path: Path, said: Callable[..., str], text: str, sentence: str) -> None:
@@ -141,14 +141,14 @@ TRAINING: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "a deep config": (lambda config, tokens: config.write_text(DEEP), "is not YAML"),
     "a model beyond memory": (
         lambda config, tokens: config.write_text(yaml.safe_dump(CONFIG | {"model": CONFIG["model"] | {"d_model": 2**22}})),
-        "and this machine",
+        "but this machine",
     ),
     "layers without end": (
         lambda config, tokens: config.write_text(yaml.safe_dump(CONFIG | {"model": CONFIG["model"] | {"n_layers": 10**9}})),
-        "n_layers=1000000000 is beyond",
+        "n_layers=1000000000 is above the limit",
     ),
     "an index that is a list": (lambda config, tokens: (tokens / "index.json").write_text("[]"), "failed: TypeError"),
-    "a pipe of tokens": (lambda config, tokens: pipe(tokens / "train.bin"), "train.bin is missing, or no regular file"),
+    "a pipe of tokens": (lambda config, tokens: pipe(tokens / "train.bin"), "train.bin is missing or is not a regular file"),
     "tokens of another vocabulary": (
         lambda config, tokens: np.full(64, 999, np.uint16).tofile(tokens / "train.bin"),
         "train.bin has a token 999",

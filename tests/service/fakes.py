@@ -236,7 +236,7 @@ def fake_bundle(
         "files": tuple(contract.File(name=file, sha256=digest, size_bytes=size) for file, digest, size in digests),
         "graph": _graph(kind, n_labels, typed),
         "limits": contract.Limits(max_tokens=max_tokens, vocab_size=tokenizer.get_vocab_size()),
-        "source": contract.Source(
+        "source": contract.CheckpointSource(
             architecture="FakeModel", checkpoint="fake", weights_sha256="0" * 64, attention="softmax", untrained=False
         ),
         "parity": contract.Parity(max_abs_error=0.0, min_cosine=1.0, shapes=((1, 2),), tolerance=1e-5),

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
-from service.errors import ServiceError, WrongKind
+from service.errors import InvalidRequest, ServiceError, WrongKind
 from service.generation.chat.prompt import ChatPrompts
 from service.generation.chat.template import ChatTemplate
 from service.generation.request import Delta, GenerationRequest, Grammar, Token, TokenLogprob
@@ -69,6 +69,7 @@ class FakeEngine:
         self.refusal: BaseException | None = None  # raised by `submit`, by the one after `refuse_after`
         self.refuse_after = 0
         self.states: Store | None = None  # where it keeps states
+        self.numerics = "fake"
         self.failures: dict[int, tuple[int, BaseException]] = {}  # by number of the run: after so many tokens, what
         self.cached_tokens = 0
         self.runs: list[FakeRun] = []
@@ -76,6 +77,7 @@ class FakeEngine:
         self.stuck_s = 0.0
         self.pending = 0
         self.full = False
+        self.numerics = ""
         self.offered = OfferedSlots(4)
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
@@ -182,6 +184,8 @@ class FakeRun(Run):
         self._sequence = EngineSequence(self, text if request.stop else None, matcher=None, ends=ends, order=number, submission=submission)
         if request.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(logprob(token_id, request.prompt_logprobs) for token_id in request.prompt[1:])]
+        if request.known:
+            self._sequence.replay(request.known)
         self.ended = False
         self.number = number
         self._engine = engine
@@ -222,8 +226,10 @@ class FakeRun(Run):
             parent = None if start is None else engine.get(start.tenant, start.id)
             blob = b"" if start is None else engine.blob(start.tenant, start.id)
             position = len(ids) // 4 + (0 if parent is None else parent.position)
-            record = replace(keep.record, position=position, numerics="fake")
-            engine.put(record, blob + ids, ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
+            record = replace(keep.record, position=position, numerics=self._engine.numerics)
+            made = engine.put(record, blob + ids, ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
+            if made.id != record.id:
+                raise InvalidRequest("another request with this key was answered meanwhile")
 
         await self._engine.states.call(put)
 
@@ -308,7 +314,9 @@ def _manifest(name: str, kind: contract.Kind, vocab_size: int, bos: int | None) 
         files=(),
         graph=contract.Graph(file=contract.GRAPH, opset=20, inputs=(), outputs=(), operators={}, optimisation="none"),
         limits=contract.Limits(max_tokens=131_072, vocab_size=vocab_size),
-        source=contract.Source(architecture="Fake", checkpoint="fake", weights_sha256="0" * 64, attention="linear", untrained=False),
+        source=contract.CheckpointSource(
+            architecture="Fake", checkpoint="fake", weights_sha256="0" * 64, attention="linear", untrained=False
+        ),
         parity=contract.Parity(max_abs_error=0.0, min_cosine=1.0, shapes=((1, 2),), tolerance=1e-5),
         decoder=contract.Decoder(states=(state,), takes_positions=False, bos_token_id=bos, eos_token_ids=(EOS,), exact=True),
         width=8,

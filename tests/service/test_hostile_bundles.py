@@ -124,7 +124,7 @@ def test_what_is_no_file_of_the_bundle_is_neither_read_nor_waited_for(tmp_path: 
     put(bundle / name, tmp_path / "elsewhere")
     message = refusal(bundle)
     assert name in message
-    assert put is not outside or "is a link out of the bundle" in message
+    assert put is not outside or "is a link to a place outside the bundle" in message
 
 
 def test_a_link_within_the_bundle_is_fine_and_so_is_one_to_it(tmp_path: Path) -> None:

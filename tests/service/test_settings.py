@@ -105,7 +105,7 @@ def test_the_service_listens_on_loopback_unless_told_otherwise() -> None:
 
 
 def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
-    assert load({}, yaml(tmp_path, "")) == Settings()
+    assert load({}, yaml(tmp_path, "")) == load({})
 
 
 @pytest.mark.parametrize(
@@ -216,3 +216,29 @@ def test_a_name_of_nothing_stops_the_command_before_it_starts_a_process(tmp_path
 def test_our_own_refusals_are_told_in_our_words_alone() -> None:
     with pytest.raises(SettingsError, match="is not accepted: 'https://a/b' is not an origin"):
         load({"cors_origins": "https://a/b"})
+
+
+@pytest.mark.parametrize("url", [f"redis://:{SECRET}@host:6379/0", f"rediss://me:{SECRET}@host", f"redis://host?password={SECRET}"])
+def test_a_url_of_the_store_has_no_password(url: str) -> None:
+    with pytest.raises(SettingsError, match="put the password into ATTNSERVE_STATES_PASSWORD") as refused:
+        load({"states": url})
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("location", ["", "http://host", "redis://", "rediss:///0"])
+def test_a_store_that_cannot_be_is_refused_at_the_start(location: str) -> None:
+    with pytest.raises(SettingsError, match="states is not accepted"):
+        load({"states": location})
+
+
+def test_a_store_in_a_directory_has_an_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load({"states": "kept"}).states == str(tmp_path / "kept")
+    assert load({"states": "~/kept"}).states == str(Path("~/kept").expanduser())
+    assert load({"states": "memory"}).states == "memory"
+    assert load({"states": "rediss://me@host:1/2"}).states == "rediss://me@host:1/2"
+
+
+def test_the_password_of_the_store_is_no_unknown_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNSERVE_STATES_PASSWORD", SECRET)
+    assert SECRET not in freeze(load({}))

@@ -1,5 +1,5 @@
-"""`attnserve bench-generate`: the speed of text generation, and what it is compared with.
+"""`attnserve bench-generate`: compares the speed of text generation with other programs.
 
-`command.py` is the command, `contestants.py` has its options and exports what is compared, `measuring.py` takes the figures, `over_http.py`
-those over HTTP; `rows.py` judges them, `plots.py` draws them.
+`command.py` is the command, `contestants.py` has its options and exports the models to compare, `measuring.py` measures without HTTP and
+`over_http.py` over HTTP, `rows.py` compares the figures with required values, `plots.py` draws them.
 """

@@ -1,4 +1,4 @@
-"""The options of a run, the models that are built before its rounds begin, and the reasons why some could not be."""
+"""The options of a run, the models that are built before its rounds begin, and the reasons why some models could not be built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from export import contract
 from loadtest.in_process.shapes import ModelShape
 
-if TYPE_CHECKING:  # they import torch, which neither the service nor its load tests need
+if TYPE_CHECKING:  # these modules import torch, which neither the service nor its load tests need
     from loadtest.in_process.decoders import Pair
     from loadtest.in_process.gpt2 import Gpt2
 
@@ -43,7 +43,7 @@ class GenerationPlan:
 
 
 NEW_TOKENS = 256  # number of tokens of each text that transformers generates
-# The contestants built here that each part needs.
+# Part of the benchmark -> the contestants that it needs and that are built here.
 NEEDED: dict[GenerationPart, tuple[str, ...]] = {
     GenerationPart.flat: ("bundle's twin",),
     GenerationPart.transformers: ("transformers",),
@@ -57,14 +57,14 @@ NO_CHECKPOINT = "not measured without --checkpoint, the folder that the bundle w
 class Contestants:
     """The models to compare with the bundle."""
 
-    twin: Path | None = None  # graph of the bundle's decoder with softmax layers instead
+    twin: Path | None = None  # ONNX graph of the bundle's decoder with softmax layers in place of its own
     gpt2: "Gpt2 | None" = None
-    paper: dict[str, "Pair"] = field(default_factory=dict)  # shape's name -> models
+    paper: dict[str, "Pair"] = field(default_factory=dict)  # name of a shape in shapes.py -> the two models of this shape
     left_out: dict[str, str] = field(default_factory=dict)  # contestant's name -> reason
 
 
 def build(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Callable[[str], None]) -> Contestants:
-    """Build the models that the plan's parts need, in `folder`. Raises LoadtestError if the checkpoint is of another model."""
+    """Build the models that the plan's parts need, in `folder`. Raises LoadtestError if the checkpoint is not the bundle's model."""
     made = Contestants()
     asked = plan.parts & set(NEEDED)
     if absent := _absent("torch", "onnx", "onnxscript"):
@@ -83,7 +83,7 @@ def build(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Cal
 
 
 def _build_like(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Callable[[str], None], made: Contestants) -> None:
-    """Build the models that have the shape of the bundle's decoder."""
+    """Build the models that have the shape of the bundle's decoder, and write them into `made`."""
     if checkpoint is None:
         parts = plan.parts & {GenerationPart.flat, GenerationPart.transformers}
         made.left_out |= {name: NO_CHECKPOINT for part in parts for name in NEEDED[part]}
@@ -104,5 +104,5 @@ def _build_like(plan: GenerationPlan, checkpoint: Path | None, folder: Path, sho
 
 
 def _absent(*packages: str) -> str:
-    """Return the first package that is not installed."""
+    """Return the name of the first package that is not installed, or an empty text."""
     return next((package for package in packages if find_spec(package) is None), "")

@@ -1,11 +1,11 @@
-"""Measures the parts of a round. In each part the contestants take turns, so that a slow minute of the machine affects all of them."""
+"""Measures the parts of a round. In each part the contestants take turns, so that a slow minute of the machine slows all of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from loadtest.bench.generation import over_http
 from loadtest.bench.generation.contestants import NEW_TOKENS, Contestants, GenerationPart, GenerationPlan
-from loadtest.bench.runner import Contestant, Measurements, Step
+from loadtest.bench.runner import Contestant, Measurement, Measurements
 from loadtest.common.server import attnserve
 from loadtest.in_process import batches, engine, latency, steps
 from loadtest.in_process.shapes import POSITIONS
@@ -13,21 +13,21 @@ from loadtest.in_process.twin import STRETCH, Twin, long_sequences
 
 CHUNKS = (16, 64, 256, 1024)
 PROMPT_TOKENS = 16_384  # length of the prompt for the engine
-TURNS = 3  # turns per round, for ratios near their required value: the machine's speed varies within seconds
+TURNS = 3  # turns per round, where the ratio is near its required value: several turns average out that the machine's speed varies
 TEXTS = 8  # batch size of transformers and the engine
 
 
 class Measuring:
-    """Has a method for each part. Figures are in tokens per second (`per_s`), or in the unit at the end of their name."""
+    """Has one method per part. Figures are in tokens per second (`per_s`), or in the unit at the end of their name."""
 
     def __init__(self, plan: GenerationPlan, built: Contestants, measured: Measurements) -> None:
         self.plan, self.built, self.measured = plan, built, measured
 
     def turns(self) -> Sequence[Contestant]:
-        """Return all parts, which run in every round, then the long sequences, which run once."""
+        """Return the parts that run in every round, then the long sequences, which run once."""
         plan = self.plan
         parts = [part for part in GenerationPart if part in plan.parts - {GenerationPart.flat}]
-        rounds = Contestant(plan.model, [Step(part, getattr(self, part)) for part in parts])
+        rounds = Contestant(plan.model, [Measurement(part, getattr(self, part)) for part in parts])
         if GenerationPart.flat not in plan.parts:
             return [rounds]
         sequences = long_sequences(plan.bundle, plan.tokens, plan.threads, self.built.twin)
@@ -39,7 +39,7 @@ class Measuring:
                     self.measured.note("long sequence", contestant, **asdict(each))
 
         ends = (min(first + STRETCH, plan.tokens) for first in range(0, plan.tokens, STRETCH))
-        return [rounds, Contestant("one sequence", [Step(f"token {end:,} of {plan.tokens:,}", stretch) for end in ends], once=True)]
+        return [rounds, Contestant("one sequence", [Measurement(f"token {end:,} of {plan.tokens:,}", stretch) for end in ends], once=True)]
 
     def engine(self, _: object) -> None:
         plan, seconds, note = self.plan, self.plan.seconds / TURNS, self.measured.note
@@ -51,7 +51,7 @@ class Measuring:
             note(f"{rows} runs", "engine", per_s=engine.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
 
     def service(self, _: object) -> None:
-        """Measure the engine and the service in turns. The service is idle while the engine is measured."""
+        """Measure the engine in this process and the service in turns. The service is idle while the engine is measured."""
         plan, seconds, note = self.plan, self.plan.seconds / TURNS, self.measured.note
         with attnserve(plan.bundle, plan.model) as server:
             for _ in range(TURNS):

@@ -1,5 +1,5 @@
-"""Figures of the service over HTTP: tokens a second of many streams (read by wrk, counted by the service's own metric), and the time to the
-first token of one client, undisturbed and while an endless request of another client has every slot.
+"""Measures generation over HTTP: tokens per second of many streams, which wrk reads and the service's own metric counts, and the time to
+the first token of one client, alone and while an endless request of another client has every slot.
 """
 
 import json
@@ -13,36 +13,36 @@ from http.client import HTTPConnection
 from typing import Any
 
 from loadtest.common import wrk
-from loadtest.common.server import Server, metrics
+from loadtest.common.server import MeasuredServer, metrics
 from loadtest.errors import LoadtestError
 
 STREAM_TOKENS = 512
 _COUNTER = "vllm:generation_tokens_total"
 WARM = 5  # warm-up requests
-_TAKEN = 1 << 20  # bytes per read of answers that are ignored
+_TAKEN = 1 << 20  # most bytes per read of an answer whose content is ignored
 
 
-def tokens_per_s(server: Server, streams: int, seconds: float) -> float:
-    """Return tokens per second with `streams` connections, each of which requests one streamed text after the other."""
+def tokens_per_s(server: MeasuredServer, streams: int, seconds: float) -> float:
+    """Return tokens per second with `streams` connections. Each requests a streamed text, reads it, and requests the next."""
     bodies = [
         _body(server, prompt=f"text {seed}", seed=seed, max_tokens=STREAM_TOKENS, ignore_eos=True).decode() for seed in range(64 * streams)
     ]
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(wrk.run, server.url, bodies, connections=streams, seconds=2 * seconds + 2)
         time.sleep(1 + seconds / 2)
-        before, started = drawn(server), time.perf_counter()
+        before, started = sampled_tokens(server), time.perf_counter()
         time.sleep(seconds)
-        after, elapsed = drawn(server), time.perf_counter() - started
+        after, elapsed = sampled_tokens(server), time.perf_counter() - started
         loading.result()
     return (after - before) / elapsed
 
 
-def drawn(server: Server) -> float:
+def sampled_tokens(server: MeasuredServer) -> float:
     """Return the number of tokens that the service has sampled so far."""
     return sum(metrics(server.address, [_COUNTER]).values())
 
 
-def first_tokens_s(server: Server, seconds: float) -> tuple[float, ...]:
+def first_tokens_s(server: MeasuredServer, seconds: float) -> tuple[float, ...]:
     """Measure the seconds from request to first token. Requests follow one another, each on a new connection."""
     until, waits, number = time.perf_counter() + seconds, list[float](), 0
     while number < 2 * WARM or time.perf_counter() < until:
@@ -52,8 +52,8 @@ def first_tokens_s(server: Server, seconds: float) -> tuple[float, ...]:
 
 
 @contextmanager
-def all_slots_taken(server: Server, slots: int) -> Iterator[None]:
-    """Keep one streamed request for as many endless texts as there are slots. The answer is read as fast as it arrives."""
+def all_slots_taken(server: MeasuredServer, slots: int) -> Iterator[None]:
+    """Send one streamed request that occupies all slots: it asks for as many endless texts. The answer is read as fast as it arrives."""
     asked = _body(server, n=slots, max_tokens=1_000_000, ignore_eos=True, prompt="def endless(", seed=1)
     head = f"POST {server.path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(asked)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port))
@@ -72,7 +72,7 @@ def all_slots_taken(server: Server, slots: int) -> Iterator[None]:
     try:
         yield
         if ended.is_set():
-            raise LoadtestError("the request that should go on has ended")
+            raise LoadtestError("the request for endless texts has ended too early")
     finally:
         ended.set()
         connection.shutdown(socket.SHUT_RDWR)
@@ -80,7 +80,7 @@ def all_slots_taken(server: Server, slots: int) -> Iterator[None]:
         connection.close()
 
 
-def _first_token_s(server: Server, number: int) -> float:
+def _first_token_s(server: MeasuredServer, number: int) -> float:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         body, started = _body(server, max_tokens=8, prompt=f"def f{number}(", seed=number), time.perf_counter()
@@ -96,5 +96,5 @@ def _first_token_s(server: Server, number: int) -> float:
         connection.close()
 
 
-def _body(server: Server, **fields: Any) -> bytes:
+def _body(server: MeasuredServer, **fields: Any) -> bytes:
     return json.dumps({"model": server.model, "stream": True, **fields}).encode()

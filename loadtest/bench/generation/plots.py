@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.generation.contestants import Contestants, GenerationPart, GenerationPlan
-from loadtest.bench.generation.rows import beside, best_batch, by_batch, stretches
+from loadtest.bench.generation.rows import best_batch, by_batch, measured_with_twin, stretches
 from loadtest.bench.runner import Measurements
 from loadtest.in_process import batches
 from loadtest.in_process.shapes import ModelShape
@@ -18,7 +18,7 @@ OURS, TWIN = "tab:blue", "tab:red"
 
 
 def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file: Path, hardware: str) -> None:
-    """Draw all pictures, and save them next to the JSON `file`."""
+    """Draw all plots, and save them next to the JSON `file`."""
     if ours := stretches(measured, "bundle"):
         price_of_a_token(
             ours,
@@ -36,8 +36,8 @@ def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file:
 def price_of_a_token(
     ours: Sequence[Stretch], twins: Sequence[Stretch], file: Path, title: str, *, state_bytes: int, twin_token_bytes: float
 ) -> None:
-    """Draw the time per token and the memory of past tokens along one sequence. The line fitted to the twin (the softmax model), if
-    there is one, is extended to the end of our sequence."""
+    """Draw the time per token, and the memory that past tokens take, along one sequence. If the twin (the softmax model) was measured, the
+    line fitted to its times is extended to the end of our sequence."""
     figure = _figure(8, 6)
     time, memory = figure.subplots(2, 1, sharex=True)
     positions = [stretch.middle for stretch in ours]
@@ -66,7 +66,7 @@ def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> No
     far = [end.middle, max(ours[-1].middle, end.middle)]
     axes.plot(far, [line.at(position) * 1000 for position in far], "--", color=TWIN, label="its line")
     axes.plot(end.middle, end.s_per_token * 1000, "o", color=TWIN, label=f"end of its measurement: {end.first + end.tokens:,}")
-    if position := crossover(beside(ours, twins), twins):
+    if position := crossover(measured_with_twin(ours, twins), twins):
         axes.axvline(position, color="gray", linewidth=0.8, label=f"ours is cheaper from {position:,.0f} on")
 
 

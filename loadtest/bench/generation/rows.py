@@ -7,25 +7,25 @@ from dataclasses import fields, replace
 from loadtest.bench.generation.contestants import GenerationPart, GenerationPlan
 from loadtest.bench.generation.measuring import CHUNKS, TEXTS
 from loadtest.bench.runner import Figure, Measurements, compare
-from loadtest.common.report import Bar, Row
+from loadtest.common.report import Bar, ReportRow
 from loadtest.in_process import latency
 from loadtest.in_process.shapes import POSITIONS, ModelShape
 from loadtest.in_process.steps import Stretch
 from loadtest.in_process.twin import crossover, fitted
 
-FLAT = 1.05  # largest ratio of the time of a token at the end to one of the first thousand
-DISTURBED = 3.0  # how many times longer a token may take while a prompt is prefilled
-SHARED = 4.0  # how many times longer a first token may take while one request has all slots
+FLAT = 1.05  # largest ratio of the time per token at the end to the time per token in the first thousand
+DISTURBED = 3.0  # largest ratio of the time between tokens while a prompt is prefilled to the time without prefill
+SHARED = 4.0  # largest ratio of the time to the first token while one request has all slots to the time without it
 PER_S, TIMES = "tokens/s", "times as long"
 MiB, GiB = 2**20, 2**30
 
 
-def rows(plan: GenerationPlan, measured: Measurements) -> list[Row]:
+def rows(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     """Return a row for each required value of the plan's parts, and rows to compare it with."""
     return [row for part, made in PARTS.items() if part in plan.parts for row in made(plan, measured)]
 
 
-def _engine(plan: GenerationPlan, measured: Measurements) -> list[Row]:
+def _engine(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     work, slots = f"{plan.slots} runs", plan.slots
     bar = Bar(at_least=0.9, reference="the bare step loop")
     return [
@@ -35,13 +35,13 @@ def _engine(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     ]
 
 
-def _service(plan: GenerationPlan, measured: Measurements) -> list[Row]:
+def _service(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     bar, work = Bar(at_least=0.8, reference="the engine alone"), f"the service, {plan.slots} streams over HTTP"
     return [compare(measured, work, PER_S, Figure("streams", "service"), Figure("streams", "engine"), bar)]
 
 
-def _prefill(_: GenerationPlan, measured: Measurements) -> list[Row]:
-    """Compare with the bare prefill at its best chunk length."""
+def _prefill(_: GenerationPlan, measured: Measurements) -> list[ReportRow]:
+    """Compare the engine's prefill with the bare runtime's prefill at its best chunk length."""
     bare = {chunk: Figure("prefill", f"bare, {chunk}") for chunk in CHUNKS}
     best = max(bare, key=lambda chunk: statistics.median(bare[chunk].of(measured)))
     bar = Bar(at_least=0.8, reference=f"bare prefill in chunks of {best}")
@@ -51,7 +51,7 @@ def _prefill(_: GenerationPlan, measured: Measurements) -> list[Row]:
     ]
 
 
-def _latency(_: GenerationPlan, measured: Measurements) -> list[Row]:
+def _latency(_: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     between = f"between two tokens of {latency.STREAMS} streams"
     beside = f"while a prompt of {latency.PROMPT_TOKENS:,} tokens is fed"
     ratio = Figure("latency", "engine", "disturbed_p99_s", over=Figure("latency", "engine", "p50_s"))
@@ -67,7 +67,7 @@ def _latency(_: GenerationPlan, measured: Measurements) -> list[Row]:
     ]
 
 
-def _sharing(plan: GenerationPlan, measured: Measurements) -> list[Row]:
+def _sharing(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     work, beside = "another client's first token", f"beside one request for {plan.slots} endless texts"
     ratio = Figure("first token", "disturbed", "p99_s", over=Figure("first token", "undisturbed", "p99_s"))
     return [
@@ -80,13 +80,13 @@ def _sharing(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     ]
 
 
-def _transformers(_: GenerationPlan, measured: Measurements) -> list[Row]:
+def _transformers(_: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     bar = Bar(at_least=3, reference="`generate` of transformers with a GPT-2 of this size")
     work = f"{TEXTS} texts at once through the engine"
     return [compare(measured, work, PER_S, Figure("texts", "engine"), Figure("texts", "transformers"), bar)]
 
 
-def _paper(plan: GenerationPlan, measured: Measurements) -> list[Row]:
+def _paper(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     made, bar = [], Bar(at_most_more=0, reference="the twin")
     for shape in plan.shapes:
         work = f"a token of the {shape.name} shape at batch 1"
@@ -97,14 +97,14 @@ def _paper(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     return made
 
 
-def _batches(plan: GenerationPlan, measured: Measurements) -> list[Row]:
-    """Compare both models, each at its own best batch size."""
+def _batches(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
+    """Compare the decoder with its softmax twin, each at its own best batch size."""
     made = []
     for shape in plan.shapes:
         ours, twins = (by_batch(measured, shape, who) for who in ("ours", "twin"))
         within = f"{plan.memory_bytes / GiB:g} GiB"
         work = f"{shape.name} shape, {shape.steps:,} steps, each at its best batch within {within}, against the twin"
-        row = Row(work=work, unit=PER_S, note=measured.absent.get("twin", ""))
+        row = ReportRow(work=work, unit=PER_S, note=measured.absent.get("twin", ""))
         if ours and twins:
             best, best_twin = best_batch(ours), best_batch(twins)
             note = f"batch {best:,} of {max(ours):,} that fit, twin {best_twin:,} of {max(twins):,}"
@@ -133,27 +133,27 @@ def stretches(measured: Measurements, contestant: str) -> list[Stretch]:
     return [Stretch(**{each.name: entry[each.name] for each in fields(Stretch)}) for entry in found]
 
 
-def _flat(_: GenerationPlan, measured: Measurements) -> list[Row]:
+def _flat(_: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     ours, twins = stretches(measured, "bundle"), stretches(measured, "bundle's twin")
     first, last = ours[0], ours[-1]
     work, ratio = f"a token at position {last.first:,} against one of the first thousand", last.s_per_token / first.s_per_token
     gained = (last.rss_bytes - first.rss_bytes) / MiB
     made = [
-        Row(work=work, unit=TIMES, figures=(ratio,), bar=Bar(at_most=FLAT)),
-        Row(work="resident memory gained on the way", unit="MiB", figures=(gained,)),
+        ReportRow(work=work, unit=TIMES, figures=(ratio,), bar=Bar(at_most=FLAT)),
+        ReportRow(work="resident memory gained on the way", unit="MiB", figures=(gained,)),
     ]
     cheaper, price = "a token is cheaper than the twin's from here on", "a token of the twin"
     if not twins:
         why = measured.absent.get("bundle's twin", "")
-        return [*made, Row(work=cheaper, unit="tokens", note=why), Row(work=price, unit="ms", note=why)]
-    position, line = crossover(beside(ours, twins), twins), fitted(twins)
+        return [*made, ReportRow(work=cheaper, unit="tokens", note=why), ReportRow(work=price, unit="ms", note=why)]
+    position, line = crossover(measured_with_twin(ours, twins), twins), fitted(twins)
     end = twins[-1].first + twins[-1].tokens
     return [
         *made,
-        Row(work=cheaper, unit="tokens", note="the twin's price does not grow")
+        ReportRow(work=cheaper, unit="tokens", note="the twin's price does not grow")
         if position is None
-        else Row(work=cheaper, unit="tokens", figures=(position,)),
-        Row(
+        else ReportRow(work=cheaper, unit="tokens", figures=(position,)),
+        ReportRow(
             work=f"{price} at position {end:,}",
             unit="ms",
             figures=(twins[-1].s_per_token * 1000,),
@@ -163,12 +163,12 @@ def _flat(_: GenerationPlan, measured: Measurements) -> list[Row]:
     ]
 
 
-def beside(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
-    """Return our stretches that were measured in turns with the twin's."""
+def measured_with_twin(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
+    """Return those of our stretches that were measured in turns with a stretch of the twin."""
     return [stretch for stretch in ours if stretch.first <= twins[-1].first]
 
 
-PARTS: dict[GenerationPart, Callable[[GenerationPlan, Measurements], list[Row]]] = {
+PARTS: dict[GenerationPart, Callable[[GenerationPlan, Measurements], list[ReportRow]]] = {
     GenerationPart.engine: _engine,
     GenerationPart.service: _service,
     GenerationPart.prefill: _prefill,

@@ -22,7 +22,7 @@ from models.attention.layers.causal import CausalLayer, State, at_least_float32,
 from models.attention.layers.recurrence import Execution, chunkwise
 from models.parts.positions import Rotation
 
-CLEARED = -1e4  # log-decay that clears a state: exp(-1e4) is 0 even in float64, and differences of it are not NaN as of -inf
+CLEARED = -1e4  # log-decay that clears a state: exp(-1e4) is 0 even in float64. It is not -inf, because -inf - (-inf) is NaN
 
 
 def attend_causal_in_groups(
@@ -51,7 +51,7 @@ def attend_causal_in_groups(
     if past is None:
         past = {name: v.new_zeros(len(v), *shape) for name, shape in shapes_of_past(quad_k.shape[-1], v.shape[-1], group).items()}
     quad_k, lin_k = zero_padding(quad_k, mask), zero_padding(lin_k, mask)
-    t = past["n"].long() + torch.arange(v.shape[2], device=v.device)  # (B, N): number of tokens before each
+    t = past["n"].long() + torch.arange(v.shape[2], device=v.device)  # (B, N): number of tokens before each token
     r = t % group
     place = F.one_hot(r, group).to(exact).unsqueeze(1)  # (B, 1, N, G)
     decay = zero_padding(torch.where(r == 0, CLEARED, 0.0).to(exact).unsqueeze(1), mask)  # (B, 1, N)
@@ -70,18 +70,19 @@ def attend_causal_in_groups(
 
 
 def shapes_of_past(s: int, e: int, group: int) -> dict[str, tuple[int, ...]]:
-    """Of one sequence."""
+    """Return the shapes of the state of one sequence."""
     return {"K": (1, s, group), "V": (1, group, e), "P": (1, s, e), "M": (1, s, e), "n": (1,)}
 
 
 class CausalMixedChunkAttention(MixedChunks, CausalLayer):
-    """The causal unit, whose relative bias is for the past only. Its state is K, V, P and M as above, and n, the tokens seen.
+    """The causal unit. Its relative bias covers past tokens only. Its state is K, V, P and M as above, and n, the number of past tokens.
 
     n is exact up to 2²⁴ tokens.
     """
 
     capabilities = Capabilities.of_recurrence(rotates=True, ordered=True, averages=False)
     examples = replace(MixedChunks.examples, varied=None)
+    holds = (("n", "count"),)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from models.attention.gated.gau import DistanceBias, GatedProjections
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
 from models.attention.layers.encoder import EncoderLayer
-from models.attention.layers.mechanism import Cost, Examples, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples
 from models.parts.positions import Rotation
 
 Divisor = Literal["tokens", "group"]
@@ -48,7 +48,7 @@ def attend_in_groups(
     quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
     seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(exact)  # (B, N)
     v = v * seen[:, None, :, None]  # a masked key adds 0 to both sums
-    C = torch.sym_min(group, N)  # a sequence shorter than a group is not padded to one
+    C = torch.sym_min(group, N)  # a sequence shorter than a group is not padded to a whole group
     quad_q, quad_k, lin_q, lin_k, v = (_in_groups(x, C) for x in (quad_q, quad_k, lin_q, lin_k, v))  # (B, 1, groups, C, ..)
     scores = quad_q @ quad_k.mT / (group if quad_divisor is None else quad_divisor)
     A = F.relu(scores if bias is None else scores + bias[:C, :C]).square()
@@ -67,15 +67,16 @@ def _in_groups(x: Tensor, group: int) -> Tensor:
 
 
 class MixedChunks(GatedProjections):
-    """The unit of FLASH without its norm and its residual, so that it stands where attention does. A rotation turns all four maps.
+    """The unit of FLASH without its norm and residual, so that it can replace an attention layer. A rotation is applied to all four maps.
 
-    relative_bias adds T5's, times sqrt(s), to the scores within a group. Raises ValueError for groups of less than 2 tokens.
+    relative_bias: T5's relative bias, times sqrt(s), is added to the scores within a group. Raises ValueError for groups of less than 2
+    tokens.
     """
 
-    cost = Cost(  # per token: G pairs, and two products with a matrix of s e numbers; e = 2 D
+    cost = Cost(  # A token takes part in G pairs, and in two products with a matrix of s e numbers, where e = 2 D.
         "O(N G D + N D s)",
         lambda N, s: N * s.group * (s.D_k + 2 * s.D) + 4 * N * s.D_k * s.D,
-        Row("FLASH group G", "O(1)", "O(N / G) causal"),
+        ComplexityRow("FLASH group G", "O(1)", "O(N / G) causal"),
     )
     examples = Examples({"group": 4}, {"group": 256}, {"group": 8}, ("group", (64, 128, 256, 512)))
 
@@ -93,13 +94,13 @@ class MixedChunks(GatedProjections):
     ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=4)
         if group < 2:
-            raise ValueError(f"group={group} must be at least 2 tokens: a token that is a group of its own needs no attention in it")
+            raise ValueError(f"group={group} must be at least 2 tokens, because a group of 1 token needs no attention")
         self.group = group
         self.divisor: Divisor = divisor
         self.bias = DistanceBias(scale=self.d_head**0.5, causal=self.capabilities.causal) if relative_bias else None
 
     def options(self, x: Tensor) -> dict[str, Any]:
-        """Arguments of both functions: group, bias (G, G) and divisor."""
+        """Return the keyword arguments of `attend_in_groups` and `attend_causal_in_groups`: group, bias (G, G) and divisor."""
         r = torch.arange(self.group, device=x.device)
         return {"group": self.group, "bias": None if self.bias is None else self.bias(r - r[:, None]), "divisor": self.divisor}
 

@@ -71,7 +71,7 @@ class DistanceBias(nn.Module):
     def __init__(self, *, scale: float, causal: bool, n_buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__()
         self.scale = scale
-        self.max_distance = max_distance  # longer distances share its bucket
+        self.max_distance = max_distance  # longer distances share one bucket
         self.weight = nn.Parameter(torch.zeros(n_buckets))
         distances = torch.arange(-max_distance, max_distance + 1)
         self.register_buffer("bucket_of", distance_buckets(distances, n_buckets, max_distance, causal=causal), persistent=False)
@@ -86,7 +86,7 @@ class GatedProjections(Mechanism):
     """Base of the gated units: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
 
     A unit has one head. s is d_head, or D / n_heads if d_head is None: n_heads sets only this width. e is expansion · D.
-    interleaved: which columns a rotation pairs, see `rotate`.
+    interleaved: which pairs of columns are rotated, see `rotate`.
     """
 
     gates = (("to_u", SILU_IS_1),)
@@ -113,7 +113,7 @@ class GatedProjections(Mechanism):
         v = F.silu(self.to_v(x)).unsqueeze(1).to(exact)
         z = F.silu(self.to_z(x)).unsqueeze(1)
         maps = z * self.gain[:, None, None] if self.offset is None else z * self.gain[:, None, None] + self.offset[:, None, None]
-        each = maps.to(exact).unbind(0)  # (B, 1, N, s) each
+        each = maps.to(exact).unbind(0)  # the affine maps, (B, 1, N, s) each
         return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation, interleaved=self.interleaved) for y in each]
 
     def enlarge(self) -> None:

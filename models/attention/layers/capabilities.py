@@ -1,4 +1,4 @@
-"""What a layer supports, as data. Tests read it to choose their checks, and models to choose the arguments that they pass."""
+"""The features that a layer supports, as data. Tests choose their checks by them, and models choose which arguments they pass."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,23 +8,26 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a class in `LAYERS` supports with its default options. A layer with other options has its own `capabilities` if needed.
+    """The features that a class in `LAYERS` supports with its default options. With other options a layer may have other `capabilities`.
 
     The defaults describe an encoder layer that depends on the content of tokens but not on their order.
     """
 
-    # "pairs": the layer computes a weight for every pair of tokens. "pattern": for the pairs of a pattern or hash. "sums": for few or
-    # no pairs, as it sums over tokens, landmarks or codes. Its matrix is then derived from these sums. "none": it has no attention.
+    # "pairs": the layer computes a weight for every pair of tokens. "pattern": for the pairs of a fixed pattern or hash. "sums": it sums
+    # over tokens, landmarks or codes, and its matrix of weights must be derived from these sums. "none": the layer is not attention.
     weights: Literal["pairs", "pattern", "sums", "none"] = "pairs"
-    causal: bool = False  # True: a token sees itself and its past, with the interface of `CausalLayer`. False: past and future
+    causal: bool = False  # True: a token attends to itself and earlier tokens (`CausalLayer`). False: also to later tokens
     cross: bool = True  # the mechanism's function accepts N_q queries of one sequence and N_k keys of another
-    state: Literal["none", "growing", "bounded", "constant"] = "none"  # size of a causal layer's state; bounded: fixed at N_max tokens
-    pads_to: str | None = None  # the option to a multiple of which N is padded; in causal layers the `chunk` of their recurrence
+    # Growth of a causal layer's state; bounded: it has room for N_max tokens.
+    state: Literal["none", "growing", "bounded", "constant"] = "none"
+    # Name of an option: N is padded to a multiple of its value. In causal layers this is the `chunk` of the recurrence.
+    pads_to: str | None = None
     rotates: bool = False  # accepts a rotation (rotary positions) of q and k
     pairs: bool = False  # accepts a pair mask and a pair bias, which change the scores of single pairs of tokens
-    ordered: bool = False  # depends on the order of tokens, even without positions; if not, permuting tokens permutes outputs
+    # True: outputs depend on the order of tokens, even without position encodings. False: permuting tokens permutes outputs.
+    ordered: bool = False
     straight_through: bool = False  # its gradient is a straight-through estimate, which differs from finite differences
-    averages: bool = True  # the weights of a query sum to 1: a constant added to all values is added to the output, before any gate
+    averages: bool = True  # the weights of a query sum to 1, so a constant added to all values is added to the output (before any gate)
 
     @classmethod
     def of_cache(cls, **more: Any) -> "Capabilities":
@@ -45,12 +48,14 @@ class Capabilities:
 
 
 def refuse_cross(name: str, **tensors: Tensor) -> None:
-    """Raise ValueError if these tensors (B, H, N, ..) differ in N, for a mechanism called `name` that works within one sequence."""
+    """Raise ValueError if these tensors (B, H, N, ..) differ in N, for the mechanism `name`, which attends only within one sequence."""
     (first, one), *others = tensors.items()
     for other, x in others:
         if x.shape[2] != one.shape[2]:
             told = f"{first} has {one.shape[2]} tokens and {other} has {x.shape[2]}"
-            raise ValueError(f"{name} is within one sequence, and {told}; give as many of both, or take softmax attention across sequences")
+            raise ValueError(
+                f"{name} attends within one sequence, but {told}; give equally many of both, or use softmax attention between sequences"
+            )
 
 
 def of_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:

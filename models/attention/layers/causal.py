@@ -1,4 +1,6 @@
-"""Base of the causal layers. A token sees itself and its past, and the past is a state that a caller can store and pass in again."""
+"""Base of the causal layers. A token attends to itself and to earlier tokens. These are kept as a state, which a caller can store and
+pass in again.
+"""
 
 from typing import Any
 
@@ -13,7 +15,7 @@ from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.layers.scaled_dot_product import scale_of
 from models.parts.positions import Rotation
 
-State = dict[str, Tensor]  # tensors by their names in the paper, batch axis first
+State = dict[str, Tensor]  # name of a tensor in the paper -> tensor, batch axis first
 
 
 class CausalLayer(Mechanism):
@@ -25,7 +27,7 @@ class CausalLayer(Mechanism):
 
     capabilities = Capabilities.of_recurrence()
     biased = False
-    recurrence = staticmethod(chunkwise)  # another execution of the same function, in recurrence.py, may take its place
+    recurrence = staticmethod(chunkwise)  # may be replaced by another function of recurrence.py, which computes the same
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -57,7 +59,7 @@ class CausalLayer(Mechanism):
         return self.advance(x, mask, self.new_state(x) if state is None else state, rotation)
 
     def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        """The forward of the layer, with a state always given."""
+        """Compute `forward` for a layer. The state is never None here."""
         raise NotImplementedError
 
     def __call__(self, x: Tensor, mask: Tensor | None = None, state: State | None = None, **options: Any) -> tuple[Tensor, State]:
@@ -73,7 +75,7 @@ class CausalLayer(Mechanism):
     def step(self, x_t: Tensor, state: State, *, rotation: Rotation | None = None) -> tuple[Tensor, State]:
         """Process one token x_t (B, 1, D) after those in `state`. Raises ValueError for any other number of tokens."""
         if x_t.shape[1] != 1:
-            raise ValueError(f"a step is of 1 token, not of {x_t.shape[1]}; give them to `prefill`")
+            raise ValueError(f"a step takes 1 token, not {x_t.shape[1]}; use `prefill` for several")
         return self(x_t, None, state, rotation=rotation)
 
 
@@ -82,7 +84,7 @@ class EqualHeadsLayer(EqualHeads, CausalLayer):
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """S of a recurrence, (H, D_k, D_v), unless the layer keeps something else."""
+        """The shape of S in a recurrence, (H, D_k, D_v). Layers with another state override this."""
         return {"S": (self.n_heads, self.d_head, self.d_head)}
 
 

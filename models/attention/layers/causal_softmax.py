@@ -1,4 +1,4 @@
-"""Causal softmax attention with a KV cache: the baseline, whose state grows with every token.
+"""Causal softmax attention with a KV cache: the baseline for other causal layers. Its state grows with every token.
 
 o_t = sum_j p_tj v_j,   p_t = softmax over j <= t of q_t . k_j / sqrt(D_k)
 Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.3. The t-th token costs O(t D_k), and the cache holds 2 t H D_k numbers.
@@ -9,6 +9,6 @@ from models.attention.layers.causal_scored import CausalScoredAttention
 
 
 class CausalSoftmaxAttention(CausalScoredAttention):
-    """Multi-head attention over all that came before."""
+    """Multi-head attention to the token itself and all earlier tokens."""
 
     attend = staticmethod(attend_to_past)

@@ -1,4 +1,4 @@
-"""Base classes of the layers that see past and future. They check the arguments of `forward`. Those of decoders are in causal.py."""
+"""Base classes of the layers of encoders. They check the arguments of `forward`. The base classes for decoders are in causal.py."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ class EncoderLayer(Mechanism):
         """Map (B, N, D), bool (B, N) to (B, N, D). Raises ValueError for a pair mask, a pair bias, or an unsupported rotation."""
         if pair_mask is not None or pair_bias is not None or (rotation is not None and not self.capabilities.rotates):
             name = type(self).__name__
-            raise ValueError(f"{name} has no form for a rotation, a pair mask or a pair bias; use softmax attention")
+            raise ValueError(f"{name} supports no rotation, pair mask or pair bias; use softmax attention")
         return self.mix(x, key_mask, rotation)
 
     def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
@@ -77,6 +77,6 @@ class PairLayer(Mechanism):
         key. pair_bias (1, H, N, N): added to the scores. Outputs at padding are undefined.
         """
         if rotation is not None and not self.capabilities.rotates:
-            raise ValueError(f"{type(self).__name__} has no form for a rotation; add positions to the embeddings")
+            raise ValueError(f"{type(self).__name__} supports no rotation; add positions to the embeddings")
         q, k, v = self.heads(x, rotation)
         return self.to_out(merge_heads(self.attend(q, k, v, mask=both_masks(key_mask, pair_mask), bias=pair_bias)))

@@ -44,7 +44,7 @@ class FusedBlock(nn.Module):
     def __init__(self, d_model: int, n_heads: int = 8, *, d_head: int | None = 64, dropout: float = 0.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} must be at least 0 and below 1, at which nothing is left")
+            raise ValueError(f"dropout={dropout} must be at least 0 and below 1")
         self.n_heads = n_heads
         self.d_head = head_width(d_model, n_heads, d_head)
         self.dropout = dropout
@@ -97,8 +97,11 @@ def from_separate(norm: nn.LayerNorm, attention: SoftmaxAttention) -> FusedBlock
         without_bias["to_out"] = attention.to_out
     for name, linear in without_bias.items():
         if linear.bias is not None and linear.bias.any():
-            raise ValueError(f"{name} has a bias of up to {linear.bias.abs().max():.3g}, and the fused block none; train it without")
+            raise ValueError(
+                f"{name} has a bias of up to {linear.bias.abs().max():.3g}, which the fused block cannot store; train it without"
+            )
     block.to_qkv.weight.copy_(fused(W_q, W_k, W_o @ W_v if isinstance(block.to_out, nn.Identity) else W_v))
-    block.norm.load_state_dict(norm.state_dict(), strict=False)  # a missing weight or bias keeps its initial 1 or 0
+    # Not strict: a weight or bias that the norm lacks keeps its initial value, 1 or 0.
+    block.norm.load_state_dict(norm.state_dict(), strict=False)
     block.to_out.load_state_dict(attention.to_out.state_dict(), strict=False)
     return block

@@ -1,4 +1,4 @@
-"""Modality fusion: P descriptions of one thing (text, picture, sound ..) are combined by attention with a learned query c.
+"""Modality fusion: P vectors of one object (from its text, its picture, its sound, ..) are combined by attention with a learned query c.
 
 alpha_p = cᵀ relu(W h_p + b),   beta = softmax over the modalities p that are present,   h = sum_p beta_p h_p
 The word attention of Yang et al. 2016, "Hierarchical attention networks", eqs. 5-7, with relu instead of tanh. O(P D A) time. c = 0

@@ -1,4 +1,4 @@
-"""The norm of a head: it divides by the root mean square of the columns, so that an unnormalised sum over a long past has size 1."""
+"""The norm of a head's output. It divides by the root mean square of the columns, because a sum over a long past can be large."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from models.attention.layers.causal import at_least_float32
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMS norm over the last axis of (B, H, N, D_v), with D_v weights that all heads share. In float32 at least, even in autocast."""
+    """RMS norm over the last axis of (B, H, N, D_v). All heads share its D_v weights. It computes in float32 at least, even in autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         exact = at_least_float32(x.dtype)

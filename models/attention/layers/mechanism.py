@@ -7,11 +7,15 @@ Every class or its base must define `capabilities` and `cost`. The other facts h
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from models.attention.layers.capabilities import Capabilities
+
+# What is true of a state tensor after a token. sums: each number is above 0. sums_in_last_column: in that column, none of a head is below 0
+# and one is above it. count: whole numbers from 1 to the number of tokens.
+Holds = Literal["sums", "sums_in_last_column", "count"]
 
 
 class Sizes(SimpleNamespace):
@@ -19,7 +23,7 @@ class Sizes(SimpleNamespace):
 
 
 @dataclass(frozen=True)
-class Row:
+class ComplexityRow:
     """A row of the complexity table: its name, the layers until every token can reach every other, and the sequential operations."""
 
     name: str
@@ -37,13 +41,13 @@ class Cost:
 
     words: str
     work: Callable[[int, Any], float]
-    row: Row | None = None
+    row: ComplexityRow | None = None
 
 
 ALL_PAIRS = Cost("O(N² D)", lambda N, s: 2 * N * N * s.D)  # q . k and the weighted sum of values, for every pair
 
 
-def cost_of_state(words: str, D_phi: Callable[[Any], float], row: Row | None = None) -> Cost:
+def cost_of_state(words: str, D_phi: Callable[[Any], float], row: ComplexityRow | None = None) -> Cost:
     """Return the cost of writing k vᵀ into S and reading S with q. S has `D_phi(sizes)` times D_v numbers a head."""
     return Cost(words, lambda N, s: 2 * N * D_phi(s) * s.D, row)
 
@@ -68,15 +72,18 @@ class Mechanism(nn.Module):
     capabilities: Capabilities
     cost: Cost
     examples = Examples()
-    biased: bool = True  # whether its projections have biases where `bias` is None
-    # Where to read A v, the heads' output before norms and gates: the input of this submodule (dotted name), or the output of "recurrence".
+    biased: bool = True  # whether the projections have biases if the option `bias` is None
+    # A v is the heads' output before norms and gates. It is the input of the submodule with this dotted name, or the output of
+    # `recurrence`.
     answers: str = "to_out"
     gates: tuple[tuple[str, float], ...] = ()  # names of gate projections, with the output at which the gate is 1
-    value_of_one: float = 1.0  # the output of `to_v` that becomes a value of 1
-    settles: tuple[str, ...] = ()  # state tensors that later tokens may leave unchanged, such as a count with a maximum
+    value_of_one: float = 1.0  # the output of `to_v` for which the layer's value is 1
+    holds: tuple[tuple[str, Holds], ...] = ()  # names of state tensors whose numbers a server can check, and what is true of them
+    settles: tuple[str, ...] = ()  # names of state tensors that stop changing after some tokens, such as a count with a maximum
 
     def begin(self) -> None:
         """Initialise the weights that differ from the model's rule. The model calls this after it has initialised all linear maps."""
 
     def enlarge(self) -> None:
-        """Redraw parameters that start near 0 with size 1, so that outputs have size 1 too. For measurements on untrained layers."""
+        """Redraw the parameters that are initialised near 0, with values of size 1. Measurements on untrained layers use this, because with
+        parameters near 0 outputs would be near 0 too."""

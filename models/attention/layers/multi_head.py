@@ -39,7 +39,7 @@ def both_masks(key_mask: Tensor | None, pair_mask: Tensor | None) -> Tensor | No
 def heads_of(
     x: Tensor, projections: Sequence[nn.Module], n_heads: int, rotation: Rotation | None = None, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the three projections, to q, k and v, make of x; the other arguments as in `EqualHeads.heads`."""
+    """Apply three projections to x and return q, k and v; the other arguments as in `EqualHeads.heads`."""
     q, k, v = (split_heads(to(x), n_heads) for to in projections)
     if dtype is not None:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)

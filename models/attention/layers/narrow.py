@@ -47,7 +47,7 @@ class PerHeadLinear(nn.Module):
 
     def __init__(self, n_heads: int, d_head: int, *, bias: bool) -> None:
         super().__init__()
-        bound = d_head**-0.5  # as in nn.Linear
+        bound = d_head**-0.5  # the bound that nn.Linear uses
         self.weight = nn.Parameter(torch.empty(n_heads, d_head, d_head).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(n_heads, d_head)) if bias else None
 

@@ -30,7 +30,7 @@ from models.attention.layers.capabilities import of_nothing, refuse_cross
 
 CHUNK = 64
 Execution = Callable[..., tuple[Tensor, Tensor]]  # one of the three functions below
-CHUNK_OF_ROWS = 8  # if every row of S has its own decay, since C² differences are then formed for each of D_k rows
+CHUNK_OF_ROWS = 8  # used if every row of S has its own decay: a chunk then needs C² differences of decays for each of the D_k rows
 
 
 def _in_full_precision(execution: Execution) -> Execution:
@@ -93,7 +93,7 @@ def chunkwise(
     beta: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the inside of all chunks at once, then S from chunk to chunk. chunk, in tokens: CHUNK or CHUNK_OF_ROWS unless given."""
+    """Compute the sums within all chunks together, then S from chunk to chunk. chunk: its tokens; None: CHUNK, or CHUNK_OF_ROWS."""
     N, per_row = q.shape[2], decay is not None and decay.shape[-1] == q.shape[-1]
     C = min(N, chunk or (CHUNK_OF_ROWS if per_row else CHUNK))
     in_chunks: list[Any] = [None if x is None else _in_chunks(x, C) for x in (q, k, v, decay, beta)]
@@ -114,12 +114,12 @@ def _in_chunks(x: Tensor, C: int) -> Tensor:
 class _Chunk(NamedTuple):
     """The parts of a chunk of C tokens that do not depend on the S before it. Leading axes are arbitrary."""
 
-    scores: Tensor  # (.., C, C), of token i and j <= i, with the decay between them
-    q: Tensor  # (.., C, D_k), times the decay since the chunk's start
-    k: Tensor  # (.., C, D_k), times the decay until the chunk's end
+    scores: Tensor  # (.., C, C), scores of tokens i and j <= i, times the decay between them
+    q: Tensor  # (.., C, D_k), queries times the decay since the chunk's start
+    k: Tensor  # (.., C, D_k), keys times the decay until the chunk's end
     kept: Tensor | None  # (.., D_k or 1, 1), the share of S left at the chunk's end; None: all
-    written: Tensor  # (.., C, D_v), w of every token if S were 0
-    erased: Tensor | None  # (.., C, D_k), whose product with S is subtracted from w; None without the delta rule
+    written: Tensor  # (.., C, D_v), the written value w of every token if S were 0
+    erased: Tensor | None  # (.., C, D_k), its product with S is subtracted from w; None without the delta rule
 
 
 def _within(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None) -> _Chunk:

@@ -1,4 +1,4 @@
-"""The running maximum, which keeps the exponentials of a causal sum within range although later, larger exponents are unknown.
+"""The running maximum, by which a causal sum of exponentials is scaled so that it cannot overflow.
 
 m_t = max(m_{t-1}, x_t). A sum of exp(x_j) is stored as the sum of exp(x_j - m_t). When m rises, the stored sum is multiplied by
 exp(m_{t-1} - m_t), which is the log-decay a_t = m_{t-1} - m_t <= 0 of models/attention/layers/recurrence.py. A maximum has no
@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 32  # tokens; a power of 2
+CHUNK = 32  # tokens in a chunk, a power of 2
 
 
 class RunningMax(NamedTuple):
     """Results of `running_max`. They have no gradient, because m scales a sum and its divisor alike and so cancels in the outputs."""
 
-    m: Tensor  # (B, H, N, D); the lowest finite number before a row's first token
-    decay: Tensor  # (B, H, N, D), a_t; 0 before the second token, and at padding
+    m: Tensor  # (B, H, N, D), the maxima; the lowest finite number before a row's first token
+    decay: Tensor  # (B, H, N, D), the log-decay a_t; 0 at the first token and at padding
     last: Tensor  # (B, H, D), the new state; `before` if the row has no token yet
 
 

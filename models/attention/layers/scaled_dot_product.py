@@ -34,10 +34,11 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the last axis, counting only what `mask` allows, all if it is None; a row that it forbids altogether is 0, never NaN.
+    """Return the softmax over the entries of the last axis where `mask` is True (None: all). A row without any True is 0, not NaN.
 
-    The finite minimum of the dtype stands in for -inf, since -inf - (-inf) is NaN, forwards and backwards.
+    Masked scores become the finite minimum of the dtype and not -inf, because -inf - (-inf) is NaN, also in the backward pass.
     """
     if mask is None:
         return torch.softmax(scores, dim=-1)
-    return torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1) * mask  # a fully masked row: 1/N_k * 0
+    # In a fully masked row every weight is 1/N_k before the product, and 0 after it.
+    return torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1) * mask

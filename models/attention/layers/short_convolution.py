@@ -33,7 +33,7 @@ class ShortConvolution(nn.Module):
     def __init__(self, channels: int, kernel: int) -> None:
         super().__init__()
         if kernel < 2:
-            raise ValueError(f"kernel={kernel} must be at least 2; with 1 there is no past to mix in")
+            raise ValueError(f"kernel={kernel} must be at least 2, because a kernel of 1 uses no past token")
         # Initialised like nn.Conv1d. An nn.Conv1d itself would pad on both sides.
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
 

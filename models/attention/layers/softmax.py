@@ -8,17 +8,17 @@ from dataclasses import replace
 
 from models.attention.layers import scaled_dot_product
 from models.attention.layers.encoder import PairLayer
-from models.attention.layers.mechanism import ALL_PAIRS, Row
+from models.attention.layers.mechanism import ALL_PAIRS, ComplexityRow
 from models.attention.layers.multi_head import EqualHeads
 
 
 class SoftmaxAttention(EqualHeads, PairLayer):
     """Standard multi-head self-attention."""
 
-    cost = replace(ALL_PAIRS, row=Row("self-attention", "O(1)"))
+    cost = replace(ALL_PAIRS, row=ComplexityRow("self-attention", "O(1)"))
     attend = staticmethod(scaled_dot_product.attend)
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The factor of the scores, D_k^-1/2."""
         return self.d_head**-0.5

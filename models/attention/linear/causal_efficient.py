@@ -71,6 +71,7 @@ class CausalEfficientAttention(EqualHeadsLayer):
     capabilities = Capabilities.of_recurrence(rotates=True)
     cost = cost_of_state("O(N D²)", lambda s: s.D_k)
     settles = ("m",)
+    holds = (("z", "sums"),)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,7 @@ class FeatureSums(NamedTuple):
     """The state of the causal Performer. It is zeros before the first token."""
 
     S: Tensor  # [S | z], (B, H, D_φ, D_v + 1), divided by exp(m)
-    m: Tensor  # (B, H, 1); 0 for the relu kernel
+    m: Tensor  # (B, H, 1), the largest exponent; 0 for the relu kernel
 
 
 def attend_causal_performer(
@@ -75,6 +75,7 @@ class CausalPerformerAttention(RandomFeatures, EqualHeadsLayer):
     cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features)
     examples = Examples(large={"n_features": 256})
     settles = ("m",)
+    holds = (("S", "sums_in_last_column"),)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -73,6 +73,7 @@ class CausalVectorQuantisedAttention(EqualHeadsLayer):
     capabilities = Capabilities.of_recurrence(straight_through=True)
     cost = VectorQuantisedAttention.cost
     examples = replace(VectorQuantisedAttention.examples, varied=None)
+    holds = (("S", "sums_in_last_column"),)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, n_codes: int = 512) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

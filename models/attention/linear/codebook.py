@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-DECAY = 0.99  # γ
+DECAY = 0.99  # γ, the weight of the previous sums and counts
 LEAST_COUNT = 0.01  # lower limit of a count; a code whose count is below it is unused
 COMMITMENT = 1e-4
 
@@ -41,7 +41,7 @@ def commitment(k: Tensor, codes: Tensor, codebook: Tensor, *, key_mask: Tensor |
     return (squares * is_token).sum() / is_token.sum().clamp_min(1)
 
 
-def moved(
+def updated_sums(
     sums: Tensor, counts: Tensor, k: Tensor, codes: Tensor, *, key_mask: Tensor | None = None, decay: float = DECAY
 ) -> tuple[Tensor, Tensor]:
     """Return the moving sums (H, Z, D_k) and counts (H, Z) of the codes, updated with k (B, H, N, D_k) and its codes (B, H, N)."""
@@ -121,7 +121,7 @@ class Codebook(nn.Module):
         if self.watched is None:
             return
         k, codes, key_mask = self.watched
-        sums, counts = moved(self.sums, self.counts, k, codes, key_mask=key_mask)
+        sums, counts = updated_sums(self.sums, self.counts, k, codes, key_mask=key_mask)
         sums, counts = reseeded(sums, counts, k, key_mask=key_mask)
         self.sums.copy_(sums)
         self.counts.copy_(counts)

@@ -20,7 +20,7 @@ from torch import Tensor
 from models.attention.layers.causal import at_least_float32
 from models.attention.linear.based import taylor
 
-LARGEST_EXPONENT = 30.0  # a product of two features is at most e^60; float32 ends at e^88, which leaves room for sums
+LARGEST_EXPONENT = 30.0  # so a product of two features is at most e^60; the largest float32 is e^88, which leaves room for sums
 
 
 def elu_plus_one(x: Tensor) -> Tensor:

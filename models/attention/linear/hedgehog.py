@@ -40,6 +40,7 @@ class HedgehogAttention(EqualHeadsLayer):
 
     capabilities = Capabilities.of_recurrence(rotates=True)
     cost = cost_of_state("O(N D²)", lambda s: 3 * s.D_k)
+    holds = (("S", "sums_in_last_column"),)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -52,7 +52,8 @@ def attend_hybrid(
         features_q, features_k, _ = features_of(q, k, phi_q, phi_k, present)
         sums = features_q @ (features_k.mT @ v)  # (B, H, N, D_v + 1)
         return (sums[..., :-1] / torch.where(_is_any(sums), sums[..., -1:], 1.0)).to(dtype)
-    C = torch.sym_min(block, (q.shape[2] + 1) // 2)  # two blocks see all, so a short sequence is cut into two blocks of minimal length
+    # Tokens of two blocks see all tokens of both, so a short sequence is cut into two blocks.
+    C = torch.sym_min(block, (q.shape[2] + 1) // 2)
     q_blocks, k_blocks, v_blocks = (in_blocks(x, C) for x in (q, k, v))  # (B, H, n, C, ..); padded before the maps are applied
     present_blocks = in_blocks(present, C).flatten(2, 3)
     features = features_of(q_blocks.flatten(2, 3), k_blocks.flatten(2, 3), phi_q, phi_k, present_blocks)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 class Landmarks(NamedTuple):
     means: Tensor  # (B, H, N_l, D_k), float32 at least; 0 for a landmark that does not exist
-    exist: Tensor  # bool (B, N_l)
+    exist: Tensor  # bool (B, N_l): whether the landmark exists
 
 
 def segment_means(x: Tensor, n_landmarks: int, *, mask: Tensor | None = None) -> Landmarks:
@@ -23,10 +23,11 @@ def segment_means(x: Tensor, n_landmarks: int, *, mask: Tensor | None = None) ->
     """
     if mask is None:
         mask = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
-    counts = mask.cumsum(-1)  # (B, N), number of tokens up to and including each
+    counts = mask.cumsum(-1)  # (B, N), number of tokens up to and including each position
     n = counts[:, -1:]
     i = torch.arange(n_landmarks + 1, device=x.device)
-    begins = torch.minimum(torch.div(i * n, n.clamp(min=1, max=n_landmarks), rounding_mode="floor"), n)  # (B, N_l + 1): starts
+    # (B, N_l + 1): the token at which each segment begins.
+    begins = torch.minimum(torch.div(i * n, n.clamp(min=1, max=n_landmarks), rounding_mode="floor"), n)
     sizes = begins.diff(dim=1)  # (B, N_l)
     places = (counts.unsqueeze(1) <= begins.unsqueeze(2)).sum(-1)  # (B, N_l + 1), index where segment i begins
     tokens = x.to(torch.promote_types(x.dtype, torch.float32)) * mask[:, None, :, None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.encoder import EqualHeadsEncoderLayer
-from models.attention.layers.mechanism import Row, cost_of_state
+from models.attention.layers.mechanism import ComplexityRow, cost_of_state
 from models.attention.linear.feature_maps import MAY_BE_ZERO, map_named
 
 FeatureMap = Callable[[Tensor], Tensor]  # (B, H, N, D_k) -> (B, H, N, D_φ)
@@ -45,7 +45,7 @@ class LinearAttention(EqualHeadsEncoderLayer):
     """Multi-head linear self-attention. It supports no rotation, since that acts on pairs of tokens and no pairs are computed."""
 
     capabilities = Capabilities(weights="sums")
-    cost = cost_of_state("O(N D²)", lambda s: s.D_k, Row("linear", "O(1)", "O(1) parallel, O(N) step"))
+    cost = cost_of_state("O(N D²)", lambda s: s.D_k, ComplexityRow("linear", "O(1)", "O(1) parallel, O(N) step"))
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, feature_map: str = "elu") -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

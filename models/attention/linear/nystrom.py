@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
 from models.attention.layers.encoder import EqualHeadsEncoderLayer
-from models.attention.layers.mechanism import Cost, Examples, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.linear.landmarks import Landmarks, segment_means
 
@@ -98,7 +98,7 @@ class NystromAttention(EqualHeadsEncoderLayer):
     cost = Cost(
         "O(N m D + m³)",
         lambda N, s: 4 * N * s.n_landmarks * s.D + s.H * 6 * 4 * s.n_landmarks**3 + N * s.conv_kernel * s.D,
-        Row("Nyström m", "O(1)", "O(iterations)"),
+        ComplexityRow("Nyström m", "O(1)", "O(iterations)"),
     )
     examples = Examples(
         small={"n_landmarks": 4, "conv_kernel": 5},
@@ -122,7 +122,7 @@ class NystromAttention(EqualHeadsEncoderLayer):
         if n_landmarks < 1:
             raise ValueError(f"n_landmarks={n_landmarks} must be at least 1")
         if conv_kernel is not None and (conv_kernel < 1 or conv_kernel % 2 == 0):
-            raise ValueError(f"conv_kernel={conv_kernel} must be odd, as many tokens before as behind, or None for no convolution")
+            raise ValueError(f"conv_kernel={conv_kernel} must be odd, or None for no convolution")
         self.n_landmarks, self.n_iterations = n_landmarks, n_iterations
         self.conv = None
         if conv_kernel is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
 from models.attention.layers.encoder import EqualHeadsEncoderLayer
-from models.attention.layers.mechanism import Examples, Row, cost_of_state
+from models.attention.layers.mechanism import ComplexityRow, Examples, cost_of_state
 from models.attention.linear.linear import attend_features
 from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
 
@@ -66,7 +66,7 @@ class PerformerAttention(RandomFeatures, EqualHeadsEncoderLayer):
     """Multi-head self-attention by random features. It has the projections of `SoftmaxAttention` and estimates its output."""
 
     capabilities = Capabilities(rotates=True, weights="sums")
-    cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features, Row("Performer m", "O(1)", "O(1) parallel, O(N) step"))
+    cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features, ComplexityRow("Performer m", "O(1)", "O(1) parallel, O(N) step"))
     examples = Examples(large={"n_features": 256}, varied=("n_features", (64, 128, 256, 512)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@
 The three kernels are those of performer.py. W (D_r, D_k) has entries drawn from N(0, 1), and by default orthogonal rows.
 Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. The paper redraws W every 1,000 training steps.
 
-The forward pass does not change W. A training loop calls `redraw_features(model, step)` before a step, so every W is trained with.
+The forward pass does not change W. A training loop calls `redraw_features(model, step)` before each step.
 """
 
 import math
@@ -90,7 +90,7 @@ class RandomFeatures(EqualHeads):
         self.redraw(torch.Generator().manual_seed(seed))
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Draw W anew, of the same kind and in place. The generator must be on the CPU."""
+        """Replace W by a new random matrix of the same kind, in place. The generator must be on the CPU."""
         self.projection.copy_(draw_projection(self.projection.shape[0], self.projection.shape[1], generator, rows=self.rows))
 
 

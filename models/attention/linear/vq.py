@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.encoder import EqualHeadsEncoderLayer
-from models.attention.layers.mechanism import Examples, Row, cost_of_state
+from models.attention.layers.mechanism import ComplexityRow, Examples, cost_of_state
 from models.attention.layers.multi_head import both_masks
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.codebook import Codebook, straight_through
@@ -59,7 +59,7 @@ class VectorQuantisedAttention(EqualHeadsEncoderLayer):
     """
 
     capabilities = Capabilities(straight_through=True, weights="sums")
-    cost = cost_of_state("O(N S D)", lambda s: 2 * s.n_codes, Row("VQ S", "O(1)", "O(1) parallel, O(N) step"))
+    cost = cost_of_state("O(N S D)", lambda s: 2 * s.n_codes, ComplexityRow("VQ S", "O(1)", "O(1) parallel, O(N) step"))
     examples = Examples({"n_codes": 7}, {"n_codes": 512}, {"n_codes": 16}, ("n_codes", (64, 128, 256, 512)))
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, n_codes: int = 512) -> None:

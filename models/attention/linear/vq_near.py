@@ -35,7 +35,7 @@ def attend_causal_to_codes_and_near(
     refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     n_distances, Z, exact = bias.shape[-1], codebook.shape[-2], at_least_float32(v.dtype)
     if n_distances % 2 or not n_distances:
-        raise ValueError(f"bias has {n_distances} distances; give as many as two blocks have, an even number")
+        raise ValueError(f"bias has {n_distances} distances, an odd number; give as many as two blocks have tokens")
     C = n_distances // 2
     one_hot = zero_padding(F.one_hot(codes, Z).to(exact), mask)  # (B, H, N, Z)
     codebook, values = codebook.to(exact), with_ones(v)  # [v | 1]: the last column counts weights

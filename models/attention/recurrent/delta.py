@@ -16,7 +16,7 @@ from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.parts.positions import Rotation, rotate
 
-EPS = 1e-5  # of the norm applied to o
+EPS = 1e-5  # epsilon of the norm of o
 
 
 def unit(x: Tensor, eps: float = 1e-6) -> Tensor:

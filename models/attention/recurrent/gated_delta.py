@@ -54,7 +54,7 @@ class GatedDeltaNet(CausalLayer):
             raise ValueError(f"n_heads={n_heads} is not a multiple of n_key_heads={n_key_heads}; change one of them")
         self.d_head = head_width(d_model, n_heads, d_head)
         self.d_value = self.d_head if d_value is None else d_value
-        self.widths = (self.n_key_heads * self.d_head, self.n_key_heads * self.d_head, n_heads * self.d_value)  # of q, k, v
+        self.widths = (self.n_key_heads * self.d_head, self.n_key_heads * self.d_head, n_heads * self.d_value)  # widths of q, k and v
         self.to_q = nn.Linear(d_model, self.widths[0], bias=bias)
         self.to_k = nn.Linear(d_model, self.widths[1], bias=bias)
         self.to_v = nn.Linear(d_model, self.widths[2], bias=bias)
@@ -91,7 +91,8 @@ class GatedDeltaNet(CausalLayer):
         return (-self.A_log.to(exact).exp() * dt).transpose(1, 2)
 
     def _for_every_head(self, x: Tensor) -> Tensor:
-        """Repeat each key head for its group of value heads: (B, H_k, N, D_k) -> (B, H, N, D_k). A group is adjacent in H."""
+        """Repeat each key head for its group of value heads: (B, H_k, N, D_k) -> (B, H, N, D_k). The
+        heads of a group are adjacent."""
         return x.repeat_interleave(self.n_heads // self.n_key_heads, dim=1)
 
 

@@ -17,9 +17,9 @@ from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.recurrent.half_lives import log_decays
 from models.parts.positions import Rotation
 
-TEMPERATURE = 16.0  # τ, the divisor of a_t; without it an untrained gate of 1/2 forgets within a few tokens
+TEMPERATURE = 16.0  # τ, the divisor of a_t; without it an untrained gate is 1/2, and the state decays within a few tokens
 RANK = 16
-EPS = 1e-5  # of the RMS norm
+EPS = 1e-5  # epsilon of the RMS norm of o
 
 
 class GatedLinearAttention(EqualHeadsLayer):

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-SHORTEST, LONGEST = 10.0, 1000.0  # tokens
+SHORTEST, LONGEST = 10.0, 1000.0  # half-lives in tokens
 
 
 def log_decays(n_heads: int) -> Tensor:

@@ -16,7 +16,7 @@ from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads
 from models.parts.positions import Rotation
 
-EPS = 1e-5  # of the group norm
+EPS = 1e-5  # epsilon of the group norm of o
 
 
 def log_gammas(n_heads: int, device: torch.device | None = None) -> Tensor:

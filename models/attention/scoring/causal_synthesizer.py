@@ -37,10 +37,10 @@ class CausalSynthesizer(SynthesizerHeads, CausalLayer):
         n = state["n"].long()  # (B, 1)
         lengths = torch.full_like(n, x.shape[1]) if mask is None else mask.sum(1, keepdim=True)
         self._check_room(n + lengths)
-        new = {"v": _written(state["v"], split_heads(self.to_v(x), self.n_heads).to(exact), n, lengths)}
+        new = {"v": _stored(state["v"], split_heads(self.to_v(x), self.n_heads).to(exact), n, lengths)}
         k = self.scores.keys(x)
         if k is not None:
-            k = new["k"] = _written(state["k"], k.to(exact), n, lengths)
+            k = new["k"] = _stored(state["k"], k.to(exact), n, lengths)
         places = torch.arange(self.n_positions, device=x.device)
         t = (n + torch.arange(x.shape[1], device=x.device)).clamp_max(self.n_positions - 1)  # (B, N); only padding is clamped
         scores = self.scores(x, t, k, self.n_positions).to(exact)  # (B, H, N, N_max)
@@ -49,10 +49,10 @@ class CausalSynthesizer(SynthesizerHeads, CausalLayer):
 
     def _check_room(self, n: Tensor) -> None:
         if not torch.compiler.is_exporting() and self.n_positions < (longest := int(n.max())):
-            raise ValueError(f"{longest} tokens, but the Synthesizer has scores for n_positions={self.n_positions}; begin anew")
+            raise ValueError(f"{longest} tokens, but the Synthesizer has scores for n_positions={self.n_positions}; use a shorter text")
 
 
-def _written(places: Tensor, x: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
+def _stored(places: Tensor, x: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
     """Write x (B, H, N, D_v) to the positions n .. n + lengths - 1 of each row of `places` (B, H, N_max, D_v). n, lengths: (B, 1)."""
     token = torch.arange(places.shape[2], device=x.device) - n  # (B, N_max): index of the token of x at each position
     is_new = (token >= 0) & (token < lengths)

@@ -38,7 +38,7 @@ class LearnedCosine(nn.Module):
     def __init__(self, n_heads: int, *, tau: float) -> None:
         super().__init__()
         if not 0 < tau <= LARGEST_TAU:
-            raise ValueError(f"tau={tau} must be above 0 and at most {LARGEST_TAU:g}, beyond which the scores are not trained")
+            raise ValueError(f"tau={tau} must be above 0 and at most {LARGEST_TAU:g}")
         self.log_tau = nn.Parameter(torch.full((n_heads,), math.log(tau)))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

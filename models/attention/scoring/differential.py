@@ -58,9 +58,9 @@ class LearnedDifference(nn.Module):
     def __init__(self, d_head: int, *, depth: int | None) -> None:
         super().__init__()
         if d_head % 2:
-            raise ValueError(f"d_head={d_head} is odd, and differential attention halves it; choose an even width")
+            raise ValueError(f"d_head={d_head} is odd, but differential attention halves it; choose an even width")
         if depth is not None and depth < 1:
-            raise ValueError(f"depth={depth} must be at least 1, the number of the first layer; None begins as a deep layer does")
+            raise ValueError(f"depth={depth} must be at least 1, the number of the first layer; None has the value of a deep layer")
         self.first = 0.8 if depth is None else 0.8 - 0.6 * math.exp(-0.3 * (depth - 1))  # λ_init
         self.factors = nn.Parameter(0.1 * torch.randn(4, d_head // 2))  # λ_q, λ_k, λ'_q, λ'_k
         self.norm = ScaledHeadNorm(d_head, factor=1 - self.first)

@@ -37,7 +37,7 @@ class LearnedKernel(nn.Module):
     def __init__(self, *shape: int, h: float) -> None:
         super().__init__()
         if not h > LEAST_H:
-            raise ValueError(f"bandwidth={h} must be above {LEAST_H:g}, the least width of the kernel")
+            raise ValueError(f"bandwidth={h} must be above {LEAST_H:g}, the smallest width of the kernel")
         above = h - LEAST_H
         self.rho = nn.Parameter(torch.full(shape, above + math.log(-math.expm1(-above))))  # softplus(rho) = above
 

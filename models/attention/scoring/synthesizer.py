@@ -21,11 +21,11 @@ from models.attention.layers.multi_head import both_masks, head_width, merge_hea
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.scoring.synthesizer_scores import (
     KINDS,
-    Dense,
-    DotProduct,
-    FactorisedDense,
-    FactorisedRandom,
-    Random,
+    DenseScores,
+    DotProductScores,
+    FactorisedDenseScores,
+    FactorisedRandomScores,
+    RandomScores,
     SynthesizedScores,
 )
 from models.parts.positions import Rotation
@@ -67,11 +67,11 @@ class SynthesizerHeads(Mechanism):
         self.n_positions = n_positions
         random = torch.Generator().manual_seed(seed)
         make: dict[str, Callable[[], nn.Module]] = {
-            "dense": lambda: Dense(d_model, n_heads, n_positions, d_hidden or D_k),
-            "random": lambda: Random(n_heads, n_positions, fixed, random),
-            "factorised_dense": lambda: FactorisedDense(d_model, n_heads, n_positions, a),
-            "factorised_random": lambda: FactorisedRandom(n_heads, n_positions, rank, fixed, random),
-            "dot_product": lambda: DotProduct(d_model, n_heads, D_k, bias),
+            "dense": lambda: DenseScores(d_model, n_heads, n_positions, d_hidden or D_k),
+            "random": lambda: RandomScores(n_heads, n_positions, fixed, random),
+            "factorised_dense": lambda: FactorisedDenseScores(d_model, n_heads, n_positions, a),
+            "factorised_random": lambda: FactorisedRandomScores(n_heads, n_positions, rank, fixed, random),
+            "dot_product": lambda: DotProductScores(d_model, n_heads, D_k, bias),
         }
         self.scores = SynthesizedScores({kind: make[kind]() for kind in kinds})
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
@@ -96,7 +96,7 @@ class Synthesizer(SynthesizerHeads):
     ) -> Tensor:
         """Map (B, N, D) to (B, N, D); arguments as in `SoftmaxAttention.forward`. Raises ValueError for a rotation."""
         if rotation is not None:
-            raise ValueError("a Synthesizer has no form for a rotation: its scores know positions by themselves; use none")
+            raise ValueError("a Synthesizer supports no rotation, because its scores depend on positions already; give none")
         N = x.shape[1]
         if not torch.compiler.is_exporting() and self.n_positions < N:
             raise ValueError(f"N={N} tokens, but the Synthesizer has scores for n_positions={self.n_positions}; cut the input")

@@ -60,11 +60,11 @@ class SynthesizedScores(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, k: Tensor | None, n_keys: int) -> Tensor:
         """Return the scores: x (B, N, D), t (B or 1, N), k the `keys` of all N_k tokens -> (B or 1, H, N, N_k)."""
-        scores = [made(x, k) if isinstance(made, DotProduct) else made(x, t, n_keys) for made in self.kinds.values()]
+        scores = [made(x, k) if isinstance(made, DotProductScores) else made(x, t, n_keys) for made in self.kinds.values()]
         return scores[0] if self.alpha is None else mixed_scores(scores, self.alpha)
 
 
-class Dense(nn.Module):
+class DenseScores(nn.Module):
     """A module that computes `dense_scores` with its own weights."""
 
     def __init__(self, d_model: int, n_heads: int, n_positions: int, d_hidden: int) -> None:
@@ -78,7 +78,7 @@ class Dense(nn.Module):
         return dense_scores(x, self.W_1, self.b_1, self.W_2[:, :n_keys], self.b_2[:, :n_keys])
 
 
-class Random(nn.Module):
+class RandomScores(nn.Module):
     """A module that holds the scores R, learned or fixed."""
 
     R: Tensor
@@ -91,7 +91,7 @@ class Random(nn.Module):
         return self.R[:, :, :n_keys][:, t].transpose(0, 1)
 
 
-class FactorisedDense(nn.Module):
+class FactorisedDenseScores(nn.Module):
     """A module for `factorised_dense_scores`. a None: the largest divisor of n_positions up to its square root."""
 
     def __init__(self, d_model: int, n_heads: int, n_positions: int, a: int | None) -> None:
@@ -106,7 +106,7 @@ class FactorisedDense(nn.Module):
         return factorised_dense_scores(x, self.W_A, self.W_B)[..., :n_keys]
 
 
-class FactorisedRandom(nn.Module):
+class FactorisedRandomScores(nn.Module):
     """A module that computes `factorised_random_scores`, learned or fixed."""
 
     R_1: Tensor
@@ -122,7 +122,7 @@ class FactorisedRandom(nn.Module):
         return factorised_random_scores(self.R_1[:, t].transpose(0, 1), self.R_2[:, :n_keys])
 
 
-class DotProduct(nn.Module):
+class DotProductScores(nn.Module):
     """The scores of ordinary attention."""
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, bias: bool) -> None:

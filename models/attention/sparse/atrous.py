@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.encoder import EqualHeadsEncoderLayer
-from models.attention.layers.mechanism import Cost, Examples, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.sparse.blocks import in_blocks, keys_present, out_of_blocks
 from models.parts.checks import at_least
@@ -45,7 +45,7 @@ class AtrousAttention(EqualHeadsEncoderLayer):
     """Multi-head attention to every `rate`-th token. Raises ValueError if rate < 1."""
 
     capabilities = Capabilities(cross=False, pads_to="rate", rotates=True, ordered=True, weights="pattern")
-    cost = Cost("O(N² D / r)", lambda N, s: 2 * N * N * s.D / s.rate, Row("atrous r", "disconnected classes"))
+    cost = Cost("O(N² D / r)", lambda N, s: 2 * N * N * s.D / s.rate, ComplexityRow("atrous r", "disconnected classes"))
     examples = Examples({"rate": 3}, {"rate": 4}, varied=("rate", (2, 4, 8, 16)))
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, rate: int = 4) -> None:

@@ -3,7 +3,7 @@
 token t >= g   softmax over t - window < j <= t and j < g, with q, k, v; a global token inside the window counts once
 token t < g    softmax over j <= t, with q_g, k_g, v_g, since all tokens it sees are global
 Beltagy et al. 2020, arXiv:2004.05150, section 3, made causal. The state holds the last window - 1 keys and values, and two sets of
-those of the g global tokens, for a past of any length. O(window + g) a token, in steps and in one call.
+keys and values of the g global tokens, whatever the length of the past. A token costs O(window + g), in steps and in one call.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def attend_causal_longformer(
     refuse_cross("the causal Longformer", q=q, k=k, v=v, q_g=q_g, k_g=k_g, v_g=v_g)
     if past is None:
         past = {name: q.new_zeros(len(q), *shape) for name, shape in shapes_of_past(q.shape[1], q.shape[3], window, n_global).items()}
-    n, lengths, n_kept = past["n"], lengths_of(q[:, 0], mask), window - 1  # (B, 1) both
+    n, lengths, n_kept = past["n"], lengths_of(q[:, 0], mask), window - 1  # n and lengths are (B, 1)
     firsts = {"k_first": k, "v_first": v, "k_global": k_g, "v_global": v_g}
     new = {name: _first(past[name], head, n, lengths) for name, head in firsts.items()}
     slots = {"k": torch.cat([past["k"], k], dim=2), "v": torch.cat([past["v"], v], dim=2)}  # (B, H, window - 1 + N, D_k)
@@ -58,7 +58,7 @@ def attend_causal_longformer(
         torch.cat([new["k_global"], new["k_first"], slots["k"]], dim=2),  # (B, H, 2 g + window - 1 + N, D_k)
         torch.cat([new["v_global"], new["v_first"], slots["v"]], dim=2),
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        present=position >= n_global,  # in the window; global tokens are in the first slots
+        present=position >= n_global,  # tokens in the window; the global tokens are in the first slots
         seen_first=torch.cat([sees_first & is_global, sees_first & ~is_global], dim=-1),
     )
     return o.to(given), new
@@ -88,6 +88,7 @@ class CausalLongformerAttention(GlobalHeads, EqualHeadsLayer):
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
     cost = Cost("O(N (w + g) D)", lambda N, s: 2 * N * (s.window + s.n_global) * s.D)
     examples = Examples({"window": 6, "n_global": 2}, {"window": 128, "n_global": 1}, {"window": 5, "n_global": 1})
+    holds = (("n", "count"),)
     settles = ("n", "k_first", "v_first", "k_global", "v_global")
     attend = staticmethod(attend_to_windows)  # an attribute, so that the export can replace the implementation
 

@@ -20,8 +20,8 @@ from models.attention.sparse.lsh import EPS, SELF_LOGIT, unit_keys
 from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations, factors_of
 from models.parts.positions import Rotation
 
-NOWHERE = -1.0  # the bucket of padding
-MOST_BUCKETS = 2**24  # float32, the dtype of states, is exact for whole numbers up to it
+NOWHERE = -1.0  # the number of the bucket for padding
+MOST_BUCKETS = 2**24  # states are float32, which represents all integers up to this number
 
 
 def attend_lsh_to_cache(
@@ -44,7 +44,7 @@ def attend_lsh_to_cache(
     slots = torch.arange(state["qk"].shape[2], device=qk.device)
     own = slots[-qk.shape[2] :, None]  # (N, 1)
     shared = torch.zeros((), dtype=torch.bool, device=qk.device)
-    for here, there in zip(buckets.unbind(-1), state["buckets"].unbind(-1), strict=True):  # round by round
+    for here, there in zip(buckets.unbind(-1), state["buckets"].unbind(-1), strict=True):  # one round of hashing after the other
         shared = shared | (here.unsqueeze(-1) == there.unsqueeze(-2))  # (B, H, N, t + N)
     scores = scale * (qk @ unit_keys(state["qk"], eps=eps).mT).to(qk.dtype)  # float16, as under autocast, overflows before -10^5
     scores = torch.where(slots == own, self_logit, scores)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
 from models.attention.layers.encoder import EqualHeadsEncoderLayer
-from models.attention.layers.mechanism import Cost, Examples, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of_blocks, spans
 from models.parts.checks import at_least
@@ -47,7 +47,7 @@ class LocalAttention(EqualHeadsEncoderLayer):
     """Multi-head attention to the `window` tokens on either side. Raises ValueError if window < 0 or block < 1."""
 
     capabilities = Capabilities(pads_to="block", rotates=True, ordered=True, weights="pattern")
-    cost = Cost("O(r N D)", lambda N, s: 2 * N * min(N, 2 * s.window + 64) * s.D, Row("restricted (radius r)", "O(N / r)"))
+    cost = Cost("O(r N D)", lambda N, s: 2 * N * min(N, 2 * s.window + 64) * s.D, ComplexityRow("restricted (radius r)", "O(N / r)"))
     examples = Examples({"window": 3, "block": 4}, {"window": 128}, {"window": 4, "block": 8}, ("window", (64, 128, 256, 512)))
 
     def __init__(

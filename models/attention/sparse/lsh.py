@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
 from models.attention.layers.encoder import EncoderLayer
-from models.attention.layers.mechanism import Cost, Examples, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations
 from models.attention.sparse.lsh_chunks import at, by_bucket, n_rounds_seeing, neighbours
@@ -110,7 +110,7 @@ class LSHAttention(EncoderLayer):
     cost = Cost(
         "O(R N c D + R N log N)",
         lambda N, s: s.n_rounds * N * (4 * s.chunk * s.D + s.H * math.log2(max(2, N))),
-        Row("LSH, R rounds, chunk c", "O(1) within a bucket"),
+        ComplexityRow("LSH, R rounds, chunk c", "O(1) within a bucket"),
     )
     examples = Examples(
         small={"chunk": 4, "n_buckets": 6},

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-Buckets = int | Sequence[int]  # n_b, or its factors
+Buckets = int | Sequence[int]  # the number of buckets n_b, or the factors of this number
 
 
 def draw_rotations(n_heads: int, n_rounds: int, d_head: int, n_buckets: Buckets, *, seed: int) -> Tensor:
@@ -40,7 +40,7 @@ def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = No
     factors = factors_of(2 * rotations.shape[-1] if n_buckets is None else n_buckets)
     if sum(factors) != 2 * rotations.shape[-1]:
         raise ValueError(f"n_buckets={n_buckets} needs rotations with {sum(factors) // 2} columns, not {rotations.shape[-1]}")
-    turned = _turned(x, rotations)
+    turned = _projections(x, rotations)
     buckets, stride = torch.zeros_like(turned[..., 0], dtype=torch.int64), 1
     for part, factor in zip(turned.split([factor // 2 for factor in factors], dim=-1), factors, strict=True):
         buckets = buckets + stride * torch.cat([part, -part], dim=-1).argmax(-1)
@@ -50,11 +50,11 @@ def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = No
 
 def hyperplane_buckets(x: Tensor, planes: Tensor) -> Tensor:
     """Return hyperplane buckets: (B, H, N, D_k), normals (H or 1, R, D_k, bits) -> int64 (B, H, R, N), in which plane b sets bit b."""
-    above = _turned(x, planes) > 0
+    above = _projections(x, planes) > 0
     return (above * 2 ** torch.arange(planes.shape[-1], device=x.device)).sum(-1)
 
 
-def _turned(x: Tensor, directions: Tensor) -> Tensor:
+def _projections(x: Tensor, directions: Tensor) -> Tensor:
     """Return the projections of x, (B, H, R, N, columns), in float32 at least, so that rounding changes as few buckets as possible."""
     exact = torch.promote_types(x.dtype, torch.float32)
     return x.detach().to(exact).unsqueeze(2) @ directions.to(exact)

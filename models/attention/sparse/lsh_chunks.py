@@ -7,7 +7,7 @@ int64 or bool. Only sorts of unique keys and gathers are used, which give the sa
 import torch
 from torch import Tensor
 
-PADDING = 2**62  # above bucket * N' + position of every token
+PADDING = 2**62  # a sort key larger than that of any token, which is bucket * N' + position
 
 
 def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:
@@ -20,11 +20,11 @@ def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:
 def neighbours(
     order: Tensor, n_filled: Tensor, n_chunks: int, chunk: int, before: int, after: int, *, across_rounds: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the W C tokens in the W = before + 1 + after chunks around each chunk, and which count: (B, H, R, chunks, W C) each.
+    """Return the W C tokens in the W = before + 1 + after chunks around each chunk, and whether each counts: (B, H, R, chunks, W C) each.
 
-    Only chunks with a token are used, in a circle, so the amount of padding in a row does not matter. Each round's n_filled chunks
-    form a circle. With `across_rounds` the chunks of all rounds form one circle, in which the first chunk of a round follows the last
-    chunk of the round before. A row of one chunk has full attention in every round. If there are fewer than W, each counts once.
+    The n_filled chunks of a round that have tokens form a circle: the first one follows the last. So the amount of padding in a row does
+    not matter. With `across_rounds` the chunks of all rounds form one circle, in which the first chunk of a round follows the last chunk
+    of the round before. A row of one chunk has full attention in every round. If a circle has fewer than W chunks, each counts once.
     """
     n, offset = n_filled.unsqueeze(1), torch.arange(-before, after + 1, device=order.device)  # (B, 1, 1, 1), (W,)
     shifted = torch.arange(n_chunks, device=order.device)[:, None] + offset  # (chunks, W)

@@ -1,8 +1,8 @@
 """Sliding-window attention: softmax over the last `window` tokens, including the token itself.
 
 o_t = sum_j p_tj v_j,   p_t = softmax over t - window < j <= t of q_t . k_j / sqrt(D_k)
-Beltagy et al. 2020, arXiv:2004.05150, section 3.1, made causal. The state holds the last window - 1 keys and values, for a past of any
-length. O(window) a token, in steps and in one call.
+Beltagy et al. 2020, arXiv:2004.05150, section 3.1, made causal. The state holds the last window - 1 keys and values, whatever the
+length of the past. A token costs O(window), in steps and in one call.
 """
 
 import torch
@@ -26,13 +26,14 @@ class SlidingWindowAttention(EqualHeadsLayer):
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
     cost = Cost("O(N w D)", lambda N, s: 2 * N * s.window * s.D)
     examples = Examples({"window": 6}, {"window": 128}, {"window": 5})
+    holds = (("n", "count"),)
     settles = ("n",)
     attend = staticmethod(attend_to_windows)  # an attribute, so that the export can replace the implementation
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         if window < 2:
-            raise ValueError(f"window={window} must be at least 2 tokens: a token that sees itself alone needs no attention")
+            raise ValueError(f"window={window} must be at least 2 tokens, because a token that attends only to itself needs no attention")
         self.n_kept = window - 1
 
     @property

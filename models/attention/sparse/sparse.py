@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.encoder import EqualHeadsEncoderLayer
-from models.attention.layers.mechanism import Cost, Examples, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples
 from models.attention.layers.multi_head import EqualHeads
 from models.attention.layers.scaled_dot_product import attend, masked_softmax, scale_of
 from models.attention.sparse.atrous import attend_atrous, residues
@@ -72,7 +72,7 @@ def _union(q: Tensor, k: Tensor, v: Tensor, *, stride: int, scale: float, key_ma
     seen_near = near(stride, **reach, window=stride, causal=causal).to(q.device) & near_present.mT  # (B, 1, n, l, span)
     k_r, v_r = residues(k, stride), residues(v, stride)  # (B, H, l, n, ..)
     row = torch.arange(n, device=q.device)
-    gaps = row[:, None] - row  # in blocks; blocks up to one apart are near
+    gaps = row[:, None] - row  # distances in blocks; a distance of at most 1 is near
     far = gaps > 1 if causal else gaps.abs() > 1
     seen_far = (residues(present, stride).mT & far).transpose(2, 3)  # (B, 1, n, l, n)
     scaled = q_blocks * scale
@@ -133,7 +133,7 @@ class SparseAttention(SparseHeads, EqualHeadsEncoderLayer):
     """Multi-head attention in one of the three patterns."""
 
     capabilities = Capabilities(cross=False, pads_to="stride", rotates=True, ordered=True, weights="pattern")
-    cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (3 * s.stride + N / s.stride) * s.D, Row("sparse k", "2"))
+    cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (3 * s.stride + N / s.stride) * s.D, ComplexityRow("sparse k", "2"))
     examples = Examples({"stride": 4}, {"stride": 32}, {"stride": 8}, ("stride", (8, 16, 32, 64)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -5,10 +5,10 @@ MiniLM, E5, BGE and the first GTE use this architecture.
 
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, Names
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     settings.allow("position_embedding_type", "absolute")
     settings.allow("is_decoder", False)
     settings.allow("add_cross_attention", False)

@@ -10,10 +10,10 @@ from dataclasses import replace
 from models.checkpoints.families import bert
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     settings.allow("rescale_embeddings", False)
     settings.allow("use_bias", True)
     config = replace(bert.encoder_config(settings), activation=activation(settings))
@@ -24,7 +24,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
     return replace(config, attention="bigbird", attention_options=options)
 
 
-def activation(settings: Settings) -> str:
+def activation(settings: JsonSettings) -> str:
     """Return the activation of the feed-forward layers and of the classifier's head."""
     return settings.pick("hidden_act", "gelu_new", ACTIVATION_NAMES)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.decoder.model import DecoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 
 @dataclass(frozen=True)
-class Source:
+class PublishedTensor:
     """A tensor `theirs` of a checkpoint. `read` converts it, and its rows are then split among the tensors `ours` of
     `Decoder`."""
 
@@ -23,8 +23,8 @@ class Source:
 class DecoderFamily:
     """A checkpoint format of decoders. `decoder_config` raises CheckpointError or ValueError for unsupported settings."""
 
-    decoder_config: Callable[[Settings], DecoderConfig]
-    sources: Callable[[DecoderConfig], list[Source]]  # one per tensor, with the names of a text-only checkpoint
-    prefix: str  # of all tensor names except the unembedding's
-    prefix_beside_vision: str  # replaces `prefix` if the decoder is part of a larger model
+    decoder_config: Callable[[JsonSettings], DecoderConfig]
+    sources: Callable[[DecoderConfig], list[PublishedTensor]]  # one for each tensor of a checkpoint, with the names of a text-only model
+    prefix: str  # the beginning of all tensor names except the unembedding's
+    prefix_beside_vision: str  # the beginning in place of `prefix` if the checkpoint also has a vision encoder
     unused: tuple[str, ...]  # prefixes of tensor names that are ignored

@@ -2,17 +2,18 @@
 
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     return EncoderConfig(
         vocab_size=settings.need("vocab_size"),
         d_model=settings.need("dim"),
         n_layers=settings.need("n_layers"),
         n_heads=settings.need("n_heads"),
         d_feedforward=settings.need("hidden_dim"),
-        n_positions=settings.need("max_position_embeddings"),  # even with sinusoidal_pos_embds, the file contains the table
+        # Read even if sinusoidal_pos_embds is set, because the weights contain the position table.
+        n_positions=settings.need("max_position_embeddings"),
         activation=settings.pick("activation", "gelu", ACTIVATION_NAMES),
         norm_eps=1e-12,
     )

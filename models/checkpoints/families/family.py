@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 # Maps a module name in the checkpoint to ours. "{i}" is the layer's number. With a tuple of names, the rows of the
 # checkpoint's tensor are split among these modules, in this order.
@@ -37,16 +37,16 @@ class HeadConfig:
 class Family:
     """A checkpoint format of encoders. Its functions raise CheckpointError for unsupported settings."""
 
-    prefix: str  # of the encoder's tensors in a model with a head; a bare encoder has none
-    encoder_config: Callable[[Settings], EncoderConfig]
-    encoder_names: tuple[Names, ...]  # alternative naming schemes; the best match is used
+    prefix: str  # the beginning of the encoder's tensor names in a model with a head; a bare encoder has none
+    encoder_config: Callable[[JsonSettings], EncoderConfig]
+    encoder_names: tuple[Names, ...]  # alternative naming schemes; the one that matches most tensors is used
     # Prefixes of tensor names, after `prefix`, that are ignored: poolers and language-modelling heads.
     unused: tuple[str, ...]
-    sequence_head: Callable[[Settings], HeadConfig] = lambda settings: HeadConfig()
-    # Names with their prefix, ours relative to SequenceClassifier.
+    sequence_head: Callable[[JsonSettings], HeadConfig] = lambda settings: HeadConfig()
+    # Names in the checkpoint, with their prefix -> names in SequenceClassifier.
     sequence_names: Names = field(default_factory=lambda: {"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"})
     token_names: Names = field(default_factory=lambda: {"classifier": "classifier"})
-    token_head: Callable[[Settings], HeadConfig | None] = lambda settings: None
+    token_head: Callable[[JsonSettings], HeadConfig | None] = lambda settings: None
     unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor name without `prefix` -> number of first rows to skip
     pad_token_id: int = 0  # default if config.json has none
     reads_token_types: bool = False  # whether token types distinguish the texts of a pair

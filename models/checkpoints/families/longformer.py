@@ -8,14 +8,16 @@ from dataclasses import replace
 from models.checkpoints.families import bert, roberta
 from models.checkpoints.families.family import Family
 from models.encoder.model import EncoderConfig
-from models.folders.folder import CheckpointError, Settings
+from models.folders.folder import CheckpointError, JsonSettings
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     window = settings.get("attention_window", 512)
     windows = {window} if isinstance(window, int) else set(window)
     if len(windows) != 1:
-        raise CheckpointError(f"{settings.file}: attention_window={window} differs from layer to layer, which is not supported")
+        raise CheckpointError(
+            f"{settings.file}: attention_window={window} differs from layer to layer, which is not supported; use another checkpoint"
+        )
     scores_texts = settings.need("architectures")[0].endswith("ForSequenceClassification")
     return replace(
         roberta.encoder_config(settings),

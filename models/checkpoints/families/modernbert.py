@@ -2,12 +2,12 @@
 
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
 from models.encoder.model import EncoderConfig
-from models.folders.folder import CheckpointError, Settings
+from models.folders.folder import CheckpointError, JsonSettings
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     n_layers = settings.need("num_hidden_layers")
     half_window = settings.get("local_attention", 128) // 2
     return EncoderConfig(
@@ -32,7 +32,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
     )
 
 
-def _layer_types(settings: Settings, n_layers: int) -> list[str]:
+def _layer_types(settings: JsonSettings, n_layers: int) -> list[str]:
     """Return the type of every layer: from `layer_types`, or in older configs from "every n-th layer is global"."""
     every = settings.get("global_attn_every_n_layers", 3)
     types = settings.get("layer_types", [LOCAL if i % every else GLOBAL for i in range(n_layers)])
@@ -44,10 +44,10 @@ def _layer_types(settings: Settings, n_layers: int) -> list[str]:
     return types
 
 
-def _rotary_base(settings: Settings, kind: str, old_key: str, default: float) -> float:
+def _rotary_base(settings: JsonSettings, kind: str, old_key: str, default: float) -> float:
     """Return the rotary base of one kind of layer: from `rope_parameters`, or in older configs from `old_key`."""
     settings.allow("rope_scaling")
-    rope = Settings(settings.get("rope_parameters", {}).get(kind) or {}, settings.file)
+    rope = JsonSettings(settings.get("rope_parameters", {}).get(kind) or {}, settings.file)
     rope.allow("rope_type", "default")
     return rope.get("rope_theta", settings.get(old_key, default))
 
@@ -67,7 +67,7 @@ ENCODER_NAMES: Names = {
 HEAD_NAMES: Names = {"head.dense": "transform.linear", "head.norm": "transform.norm", "classifier": "classifier"}
 
 
-def _head(settings: Settings) -> HeadConfig:
+def _head(settings: JsonSettings) -> HeadConfig:
     return HeadConfig(
         pooling=settings.pick("classifier_pooling", "cls", {"cls": "cls", "mean": "mean"}),
         activation=settings.pick("classifier_activation", "gelu", ACTIVATION_NAMES),

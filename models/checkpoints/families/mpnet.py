@@ -5,13 +5,13 @@ from dataclasses import replace
 from models.checkpoints.families import bert
 from models.checkpoints.families.family import Family, Names
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 PADDING_ID = 1  # the authors' code counts positions after this id, whatever pad_token_id is
 N_BUCKETS = 32  # fixed in the authors' code, whatever the size of the table
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     settings.allow("relative_attention_num_buckets", N_BUCKETS)
     return replace(
         bert.encoder_config(settings),

@@ -9,11 +9,11 @@ from typing import Any
 
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, Names
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
-    """In the keys of transformers or, in older checkpoints, in those of the authors' own code."""
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
+    """Read the config from the keys of transformers or, in older checkpoints, from the keys of the authors' own code."""
     old = "n_embd" in settings.values
     return EncoderConfig(
         vocab_size=settings.need("vocab_size"),
@@ -26,9 +26,9 @@ def encoder_config(settings: Settings) -> EncoderConfig:
     )
 
 
-def _keys(settings: Settings) -> dict[str, Any]:
+def _keys(settings: JsonSettings) -> dict[str, Any]:
     settings.allow("rope_scaling")
-    rope = Settings(settings.get("rope_parameters", {}), settings.file)
+    rope = JsonSettings(settings.get("rope_parameters", {}), settings.file)
     rope.allow("rope_type", "default")
     return {
         "d_model": settings.need("hidden_size"),
@@ -43,7 +43,7 @@ def _keys(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _old_keys(settings: Settings) -> dict[str, Any]:
+def _old_keys(settings: JsonSettings) -> dict[str, Any]:
     for off in ("prenorm", "parallel_block", "causal", "use_rms_norm", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"):
         settings.allow(off, False)
     settings.allow("rotary_emb_fraction", 1, 1.0)

@@ -11,12 +11,12 @@ from dataclasses import replace
 from models.checkpoints.families import bert
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 UNUSED_POSITIONS = 2  # number of unused rows before the first position
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     return replace(
         bert.encoder_config(settings),
         attention="nystromformer",
@@ -29,7 +29,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
     )
 
 
-def activation(settings: Settings) -> str:
+def activation(settings: JsonSettings) -> str:
     """Return the activation of the feed-forward layers and of the classifier's head."""
     return settings.pick("hidden_act", "gelu_new", ACTIVATION_NAMES)
 

@@ -9,16 +9,16 @@ from functools import partial
 
 from torch import Tensor
 
-from models.checkpoints.families.decoder_family import DecoderFamily, Source
+from models.checkpoints.families.decoder_family import DecoderFamily, PublishedTensor
 from models.decoder.model import DecoderConfig
-from models.folders.folder import CheckpointError, Settings
+from models.folders.folder import CheckpointError, JsonSettings
 
 LAYER_NAMES = {"linear_attention": "gated_delta", "full_attention": "gated_softmax"}
 
 
-def decoder_config(settings: Settings) -> DecoderConfig:
+def decoder_config(settings: JsonSettings) -> DecoderConfig:
     """Read a text-only config.json, or the `text_config` of one that also has a `vision_config`."""
-    text = Settings(settings.get("text_config", settings.values), settings.file)
+    text = JsonSettings(settings.get("text_config", settings.values), settings.file)
     text.allow("hidden_act", "silu")
     text.allow("attention_bias", False)
     text.allow("attn_output_gate", True)
@@ -53,7 +53,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
     )
 
 
-def _layers(text: Settings) -> tuple[str, ...]:
+def _layers(text: JsonSettings) -> tuple[str, ...]:
     """Return the layer names: from `layer_types`, or else every `full_attention_interval`-th layer is a full attention layer."""
     every, n_layers = text.get("full_attention_interval", 4), text.need("num_hidden_layers")
     types = text.get("layer_types", ["full_attention" if i % every == 0 else "linear_attention" for i in range(1, n_layers + 1)])
@@ -67,26 +67,26 @@ def _layers(text: Settings) -> tuple[str, ...]:
     return tuple(LAYER_NAMES[name] for name in types)
 
 
-def _rope(text: Settings) -> Settings:
+def _rope(text: JsonSettings) -> JsonSettings:
     """Return the rotary settings. `mrope_section` is ignored, as it only matters for image tokens, which have 3 positions."""
     text.allow("rope_scaling")
-    rope = Settings(text.get("rope_parameters", {}), text.file)
+    rope = JsonSettings(text.get("rope_parameters", {}), text.file)
     rope.allow("rope_type", "default")
     return rope
 
 
-def sources(config: DecoderConfig) -> list[Source]:
+def sources(config: DecoderConfig) -> list[PublishedTensor]:
     found = [
-        Source("model.embed_tokens.weight", ("embedding.weight",)),
-        Source("model.norm.weight", ("final_norm.weight",), _from_zero),
+        PublishedTensor("model.embed_tokens.weight", ("embedding.weight",)),
+        PublishedTensor("model.norm.weight", ("final_norm.weight",), _from_zero),
     ]
     if not config.tied:
-        found.append(Source("lm_head.weight", ("unembedding.weight",)))
+        found.append(PublishedTensor("lm_head.weight", ("unembedding.weight",)))
     of_layer = {"gated_delta": LINEAR, "gated_softmax": _full(config.n_heads)}
     for i, layer in enumerate(config.layer_names):
         for source in EVERY_BLOCK + of_layer[layer]:
             ours = tuple(f"blocks.{i}.{name}" for name in source.ours)
-            found.append(Source(f"model.layers.{i}.{source.theirs}", ours, source.read))
+            found.append(PublishedTensor(f"model.layers.{i}.{source.theirs}", ours, source.read))
     return found
 
 
@@ -101,34 +101,34 @@ def _gates_last(n_heads: int, weight: Tensor) -> Tensor:
 
 
 EVERY_BLOCK = (
-    Source("input_layernorm.weight", ("layer_norm.weight",), _from_zero),
-    Source("post_attention_layernorm.weight", ("feedforward_norm.weight",), _from_zero),
-    Source("mlp.gate_proj.weight", ("feedforward.gate.weight",)),
-    Source("mlp.up_proj.weight", ("feedforward.up.weight",)),
-    Source("mlp.down_proj.weight", ("feedforward.down.weight",)),
+    PublishedTensor("input_layernorm.weight", ("layer_norm.weight",), _from_zero),
+    PublishedTensor("post_attention_layernorm.weight", ("feedforward_norm.weight",), _from_zero),
+    PublishedTensor("mlp.gate_proj.weight", ("feedforward.gate.weight",)),
+    PublishedTensor("mlp.up_proj.weight", ("feedforward.up.weight",)),
+    PublishedTensor("mlp.down_proj.weight", ("feedforward.down.weight",)),
 )
 
 LINEAR = (
-    Source("linear_attn.in_proj_qkv.weight", ("layer.to_q.weight", "layer.to_k.weight", "layer.to_v.weight")),
-    Source("linear_attn.conv1d.weight", ("layer.convolution.weight",)),
-    Source("linear_attn.in_proj_z.weight", ("layer.to_gate.weight",)),
-    Source("linear_attn.in_proj_b.weight", ("layer.to_beta.weight",)),
-    Source("linear_attn.in_proj_a.weight", ("layer.to_decay.weight",)),
-    Source("linear_attn.A_log", ("layer.A_log",)),
-    Source("linear_attn.dt_bias", ("layer.dt_bias",)),
-    Source("linear_attn.norm.weight", ("layer.norm.weight",)),
-    Source("linear_attn.out_proj.weight", ("layer.to_out.weight",)),
+    PublishedTensor("linear_attn.in_proj_qkv.weight", ("layer.to_q.weight", "layer.to_k.weight", "layer.to_v.weight")),
+    PublishedTensor("linear_attn.conv1d.weight", ("layer.convolution.weight",)),
+    PublishedTensor("linear_attn.in_proj_z.weight", ("layer.to_gate.weight",)),
+    PublishedTensor("linear_attn.in_proj_b.weight", ("layer.to_beta.weight",)),
+    PublishedTensor("linear_attn.in_proj_a.weight", ("layer.to_decay.weight",)),
+    PublishedTensor("linear_attn.A_log", ("layer.A_log",)),
+    PublishedTensor("linear_attn.dt_bias", ("layer.dt_bias",)),
+    PublishedTensor("linear_attn.norm.weight", ("layer.norm.weight",)),
+    PublishedTensor("linear_attn.out_proj.weight", ("layer.to_out.weight",)),
 )
 
 
-def _full(n_heads: int) -> tuple[Source, ...]:
+def _full(n_heads: int) -> tuple[PublishedTensor, ...]:
     return (
-        Source("self_attn.q_proj.weight", ("layer.to_q.weight", "layer.to_gate.weight"), partial(_gates_last, n_heads)),
-        Source("self_attn.k_proj.weight", ("layer.to_k.weight",)),
-        Source("self_attn.v_proj.weight", ("layer.to_v.weight",)),
-        Source("self_attn.q_norm.weight", ("layer.q_norm.weight",), _from_zero),
-        Source("self_attn.k_norm.weight", ("layer.k_norm.weight",), _from_zero),
-        Source("self_attn.o_proj.weight", ("layer.to_out.weight",)),
+        PublishedTensor("self_attn.q_proj.weight", ("layer.to_q.weight", "layer.to_gate.weight"), partial(_gates_last, n_heads)),
+        PublishedTensor("self_attn.k_proj.weight", ("layer.to_k.weight",)),
+        PublishedTensor("self_attn.v_proj.weight", ("layer.to_v.weight",)),
+        PublishedTensor("self_attn.q_norm.weight", ("layer.q_norm.weight",), _from_zero),
+        PublishedTensor("self_attn.k_norm.weight", ("layer.k_norm.weight",), _from_zero),
+        PublishedTensor("self_attn.o_proj.weight", ("layer.to_out.weight",)),
     )
 
 

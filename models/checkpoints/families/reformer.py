@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from models.attention.sparse.lsh import LSHAttention
 from models.checkpoints.families.family import ACTIVATION_NAMES
 from models.checkpoints.weights import check_names, copy_rows
-from models.folders.folder import Settings, errors_of, read_settings, read_tensors
-from models.reformer.model import Chunks, Reformer, ReformerConfig
+from models.folders.folder import JsonSettings, errors_of, read_settings, read_tensors
+from models.reformer.model import ChunkSpan, Reformer, ReformerConfig
 
 WITH_LOGITS = ("ReformerModelWithLMHead", "ReformerForMaskedLM")
 ARCHITECTURES = ("ReformerModel", *WITH_LOGITS)
@@ -79,7 +79,7 @@ def load_reformer(folder: Path, *, dtype: torch.dtype = torch.float32, logits: b
     return model
 
 
-def _config(settings: Settings, logits: bool) -> ReformerConfig:
+def _config(settings: JsonSettings, logits: bool) -> ReformerConfig:
     axial = settings.get("axial_pos_embds", True)
     buckets = settings.need("num_buckets")
     return ReformerConfig(
@@ -103,8 +103,8 @@ def _config(settings: Settings, logits: bool) -> ReformerConfig:
     )
 
 
-def _chunks(settings: Settings, kind: str) -> Chunks:
-    return Chunks(
+def _chunks(settings: JsonSettings, kind: str) -> ChunkSpan:
+    return ChunkSpan(
         length=settings.get(f"{kind}_attn_chunk_length", 64),
         before=settings.get(f"{kind}_num_chunks_before", 1),
         after=settings.get(f"{kind}_num_chunks_after", 0),

@@ -5,12 +5,12 @@ from dataclasses import replace
 from models.checkpoints.families import bert
 from models.checkpoints.families.family import Family
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 PAD_TOKEN_ID = 1
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     padding_id = settings.get("pad_token_id", PAD_TOKEN_ID)
     return replace(
         bert.encoder_config(settings),

@@ -15,7 +15,7 @@ FIRST_DIGITS = 3  # maximum number of digits at the first step
 
 
 @dataclass(frozen=True)
-class Batch:
+class NumberWordsBatch:
     """A batch: `source` (B, N) and its mask, `targets` (B, T), -100 after the end, `previous` (B, T) the tokens before them."""
 
     source: Tensor
@@ -24,7 +24,7 @@ class Batch:
     targets: Tensor
 
 
-class Batches:
+class NumberWordsBatches:
     """Training batches whose maximum number of digits rises from 3 at step 0 to `max_digits` at step `all_digits_from`."""
 
     def __init__(self, tokenizer: Tokenizer, *, batch: int, seed: int, languages: tuple[str, ...], max_digits: int, all_digits_from: int):
@@ -32,7 +32,7 @@ class Batches:
         self._languages, self._max_digits, self._all_from = languages, max_digits, all_digits_from
         self._group: tuple[int, list[list[Example]]] = (-1, [])
 
-    def __call__(self, step: int) -> Batch:
+    def __call__(self, step: int) -> NumberWordsBatch:
         group, place = divmod(step, STEPS)
         if self._group[0] != group:
             self._group = group, self._drawn(group)
@@ -54,13 +54,13 @@ class Batches:
         return batches
 
 
-def batch_of(tokenizer: Tokenizer, examples: list[Example]) -> Batch:
+def batch_of(tokenizer: Tokenizer, examples: list[Example]) -> NumberWordsBatch:
     """Convert the examples to padded tensors, one row for each example."""
     begin, end, padding = (id_of(tokenizer, token) for token in (BEGIN, END, PADDING))
     sources = [encoding.ids for encoding in tokenizer.encode_batch_fast([example.words for example in examples])]
     outputs = [[id_of(tokenizer, digit) for digit in str(example.number)] for example in examples]
     source = padded(sources, padding)
-    return Batch(
+    return NumberWordsBatch(
         source=source,
         mask=torch.arange(source.shape[1]) < torch.tensor([len(ids) for ids in sources])[:, None],
         previous=padded([[begin, *ids] for ids in outputs], padding),

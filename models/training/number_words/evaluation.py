@@ -8,13 +8,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.encoder_decoder.model import EncoderDecoder
-from models.encoder_decoder.search import Found
+from models.encoder_decoder.search import SearchOutputs
 from models.training.number_words.batches import batch_of
 from models.training.number_words.words import Example, in_words, is_held_out
 
-Search = Callable[[EncoderDecoder, Tensor, Tensor], Found]
-ROWS = 200  # sequences in an evaluation batch
-NUMBERS = 100  # at most, for each language and number of digits
+Search = Callable[[EncoderDecoder, Tensor, Tensor], SearchOutputs]
+ROWS = 200  # largest number of sequences in an evaluation batch
+NUMBERS = 100  # largest number of examples for each language and number of digits
 
 
 def exact(model: EncoderDecoder, tokenizer: Tokenizer, examples: Sequence[Example], search: Search) -> list[bool]:

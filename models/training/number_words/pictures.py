@@ -13,7 +13,7 @@ from models.training.number_words.words import LANGUAGES, in_words
 
 CURVE, ATTENTION = "loss.png", "attention.png"
 NUMBER = 142_857
-SHOWN = 4  # languages in the attention picture
+SHOWN = 4  # number of languages in the attention picture
 
 
 def draw_curves(report: dict[str, Any], file: Path) -> None:

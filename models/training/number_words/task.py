@@ -22,7 +22,7 @@ from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.search import beam, greedy
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
-from models.training.number_words.batches import FIRST_DIGITS, Batches
+from models.training.number_words.batches import FIRST_DIGITS, NumberWordsBatches
 from models.training.number_words.card import card
 from models.training.number_words.config import NumberWordsConfig
 from models.training.number_words.evaluation import Search, exact, examples, held_out_numbers
@@ -33,7 +33,7 @@ from models.training.optimisation import learning_rate, optimizer_of, untrained
 from models.training.task import Loss, Progress, Report, Task
 
 BEAM = 4
-MAX_SOURCE = 256  # characters; the longest number of nine digits has 124
+MAX_SOURCE = 256  # longest source in characters; the longest number of nine digits has 124
 EVALUATION_SEED = "evaluation"
 
 
@@ -47,7 +47,7 @@ class NumberWordsTask(Task):
         self.name, self.budget, self.config, self.tokenizer = config.name, config.budget, config, character_tokenizer()
         self.model = build(config, config_file, self.tokenizer)
         self.optimizer = optimizer_of(self.model, config)
-        self.batches = Batches(
+        self.batches = NumberWordsBatches(
             self.tokenizer,
             batch=config.batch,
             seed=config.seed,

@@ -23,7 +23,7 @@ LANGUAGES = {
 }
 MAX_DIGITS = 9
 HELD_OUT_EVERY, HELD_OUT_REST = 25, 17
-ROUND = 0.25  # share of numbers with some digits set to 0, since numbers in real texts are often round
+ROUND = 0.25  # share of drawn numbers that are rounded, because numbers in real texts are often round
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from PIL.Image import Resampling, Transform
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-from models.training.corpus import Document, write_texts
+from models.training.corpus import TextDocument, write_texts
 
-SIDE = 28  # pixels, as in MNIST
-LETTERS = "abcdefghijklmnop"  # one for each grey level, black first
+SIDE = 28  # width and height of a picture in pixels, as in MNIST
+LETTERS = "abcdefghijklmnop"  # the letter of each grey level, black first
 SCALE = 3.0  # picture pixels per original pixel: 8 x 3 = 24 of 28, so that a margin of 2 is left
 BORDER = 2  # black pixels added around the original, so that its edge is interpolated like its inside
 BRIGHTEST = 16  # highest grey level of the originals
@@ -31,13 +31,13 @@ SHIFT, TURN, ZOOM = 2.0, 8.0, 0.08  # largest changes in a variant: pixels, degr
 HELD_OUT = 0.1  # share of the originals that are held out
 
 
-def pictures() -> dict[str, list[Document]]:
+def pictures() -> dict[str, list[TextDocument]]:
     """Return the documents of both splits. A document's package is its digit, so the evaluation reports each digit separately."""
     originals, digits = load_digits(return_X_y=True)
     random = np.random.default_rng(0)
     order = random.permutation(len(originals))
     n_held_out = round(HELD_OUT * len(originals))
-    held_out = [_document(i, 0, digits[i], _drawn(originals[i])) for i in order[:n_held_out]]
+    held_out = [_document(i, 0, digits[i], _enlarged(originals[i])) for i in order[:n_held_out]]
     train = [
         _document(i, variant, digits[i], picture)
         for i in order[n_held_out:]
@@ -47,13 +47,13 @@ def pictures() -> dict[str, list[Document]]:
 
 
 def _variants(original: np.ndarray, random: Generator) -> Iterator[np.ndarray]:
-    yield _drawn(original)
+    yield _enlarged(original)
     for _ in range(VARIANTS - 1):
         right, down = random.uniform(-SHIFT, SHIFT, 2)
-        yield _drawn(original, right=right, down=down, turn=random.uniform(-TURN, TURN), zoom=1 + random.uniform(-ZOOM, ZOOM))
+        yield _enlarged(original, right=right, down=down, turn=random.uniform(-TURN, TURN), zoom=1 + random.uniform(-ZOOM, ZOOM))
 
 
-def _drawn(original: np.ndarray, *, right: float = 0.0, down: float = 0.0, turn: float = 0.0, zoom: float = 1.0) -> np.ndarray:
+def _enlarged(original: np.ndarray, *, right: float = 0.0, down: float = 0.0, turn: float = 0.0, zoom: float = 1.0) -> np.ndarray:
     """Enlarge an original (64,) to levels (28 * 28,) int, 0 to 15. Moves it by pixels, turns it by degrees and zooms it."""
     canvas = np.pad(original.reshape(8, 8).astype(np.float32), BORDER)
     cos, sin = np.cos(np.radians(turn)) / (SCALE * zoom), np.sin(np.radians(turn)) / (SCALE * zoom)
@@ -63,12 +63,12 @@ def _drawn(original: np.ndarray, *, right: float = 0.0, down: float = 0.0, turn:
     return np.rint(picture.clip(0, BRIGHTEST) * ((len(LETTERS) - 1) / BRIGHTEST)).astype(int).ravel()
 
 
-def _document(original: int, variant: int, digit: int, picture: np.ndarray) -> Document:
+def _document(original: int, variant: int, digit: int, picture: np.ndarray) -> TextDocument:
     text = f"{digit}{''.join(LETTERS[level] for level in picture)}"
-    return Document(package=f"digit {digit}", file=f"{original}-{variant}", text=text)
+    return TextDocument(package=f"digit {digit}", file=f"{original}-{variant}", text=text)
 
 
-def sources(splits: dict[str, list[Document]]) -> dict[str, Any]:
+def sources(splits: dict[str, list[TextDocument]]) -> dict[str, Any]:
     """Return the content of sources.json. Its key `image` marks the data as pictures (see `models.training.corpus`)."""
     return {
         "image": {"width": SIDE, "height": SIDE, "letters": LETTERS, "prompts": [str(digit) for digit in range(10)]},

@@ -9,7 +9,7 @@ from PIL.Image import Resampling
 from tokenizers import Tokenizer
 from torch import nn
 
-from models.checkpoints.decoder import Image
+from models.checkpoints.decoder import ImageFormat
 
 ROWS = 4
 ENLARGED = 3
@@ -18,7 +18,7 @@ GREY = 96  # grey level of the gaps, 0 to 255
 
 
 @torch.inference_mode()
-def draw(model: nn.Module, image: Image, tokenizer_file: Path, file: Path, *, seed: int = 0) -> None:
+def draw(model: nn.Module, image: ImageFormat, tokenizer_file: Path, file: Path, *, seed: int = 0) -> None:
     """Write a PNG with ROWS sampled pictures for each prompt. Equal weights and seeds give equal pictures."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     prompts = torch.tensor([tokenizer.encode(prompt).ids for prompt in image.prompts] * ROWS)
@@ -30,7 +30,7 @@ def draw(model: nn.Module, image: Image, tokenizer_file: Path, file: Path, *, se
     Picture.fromarray(sheet).resize((ENLARGED * sheet.shape[1], ENLARGED * sheet.shape[0]), Resampling.NEAREST).save(file)
 
 
-def _levels(model: nn.Module, image: Image, prompts: torch.Tensor, random: torch.Generator) -> np.ndarray:
+def _levels(model: nn.Module, image: ImageFormat, prompts: torch.Tensor, random: torch.Generator) -> np.ndarray:
     """Sample grey levels (B, n_pixels) for prompts (B, N) of one length. Each step computes one pixel of every row."""
     device = next(model.parameters()).device
     allowed = torch.tensor(image.level_token_ids)

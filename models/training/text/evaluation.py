@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from models.decoder.model import Decoder
 from models.training.corpus import TokenDocument
 
-CHUNK = 256  # tokens in one call of the model
-ROWS = 16  # documents or windows in a batch, at most
-ROW_TOKENS = 65_536  # tokens in a batch, at most, since a softmax layer keeps keys and values of all of them
+CHUNK = 256  # number of tokens in one call of the model
+ROWS = 16  # largest number of documents or windows in a batch
+ROW_TOKENS = 65_536  # largest number of tokens in a batch, because a softmax layer keeps the keys and values of all of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitsPerByte:
     overall: float
-    packages: dict[str, float]  # by name
+    packages: dict[str, float]  # name -> bits per byte
     n_tokens: int
     size_bytes: int
 
@@ -45,7 +45,7 @@ def evaluate(
     longest = model.config.n_positions if isinstance(model, Decoder) else None
     context = min((limit for limit in (context, longest) if limit is not None), default=None)
     stretches = [stretch for i, document in enumerate(documents) for stretch in _stretches(i, document, end_of_text, context)]
-    stretches.sort(key=lambda stretch: -len(stretch[1]))  # longest first, so that a lack of memory fails at once
+    stretches.sort(key=lambda stretch: -len(stretch[1]))  # longest first, so that a lack of memory raises an error at the beginning
     bits, done, total = np.zeros(len(documents)), 0, sum(len(document.tokens) for document in documents)
     training = model.training
     model.eval()

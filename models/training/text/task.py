@@ -98,7 +98,7 @@ class TextTask(Task):
         return f"{report['held_out']['carried']['overall']:.3f} bits per byte of held-out text"
 
     def save(self, out: Path, model: Decoder) -> None:
-        """Write the checkpoint. Its tokenizer adds no <|endoftext|> to a prompt, as training texts were cut anywhere."""
+        """Write the checkpoint. Its tokenizer adds no <|endoftext|> to a prompt, because training sequences begin anywhere in a text."""
         end = self.tokens.end_of_text
         tokenizer = self.tokens.tokenizer_file.read_text(encoding="utf-8")
         save_decoder(out, model, tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end)

@@ -197,7 +197,7 @@ class _ImageStream(sse.Script[tuple[int, Delta]]):
         self._sheet, self._runs = sheet, runs
         self._drawn: list[int] = []
         self._stops = [sheet.n_pixels * (at + 1) // (partial_images + 1) for at in range(partial_images)]
-        self._shown = 0  # partial pictures
+        self._shown = 0  # number of partial pictures sent so far
         self._created = generation.now()
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:

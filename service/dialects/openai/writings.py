@@ -32,7 +32,7 @@ from service.settings import Settings
 
 MOST_WEIGHTS = 2**20  # maximum number of attention weights in an answer
 _TAKEN = {"model", "prompt", "max_tokens", "n", "num_beams", "stream", "stream_options", "user", "seed", "skip_special_tokens"}
-_TAKEN |= {"logprobs", "attention"}  # they add details and do not change the output
+_TAKEN |= {"logprobs", "attention"}  # these add details and do not change the output
 
 
 async def complete(

@@ -11,7 +11,7 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects import generation
 from service.dialects.openai.chat import messages_of
-from service.dialects.states.answers import described, sent
+from service.dialects.states.answers import described, replayed, sent
 from service.dialects.states.finding import (
     KeyHeader,
     MatchHeader,
@@ -30,7 +30,7 @@ from service.dialects.states.replay import Replay, replay_to
 from service.dialects.states.routes import copied
 from service.dialects.states.schemas import ERRORS, CreateState, RewindState, StateObject, json_body
 from service.dialects.states.turns import Beginning, beginning_of, check_model, next_messages, next_text
-from service.errors import InvalidRequest, StateNotFound
+from service.errors import InvalidRequest, ServiceError
 from service.generation.chat.continuation import turn_of
 from service.generation.model import Generator
 from service.generation.request import GenerationRequest, Sampling
@@ -126,8 +126,8 @@ async def rewind(
             made = engine.put(copy, None, quota=quota_of(catalog.settings), name=change, key=key)
             return described(engine, made), made.id != copy.id
 
-        made, replayed = await store_of(catalog).call(kept)
-        return sent(made, call, replayed=replayed, name=body.name)
+        made, again = await store_of(catalog).call(kept)
+        return sent(made, call, replayed=again, name=body.name)
     model = catalog.generator(record.model)
     check_model(model, Beginning(record, None, body.exact))
     begin = None if nearest is None else Beginning(nearest, None, body.exact)
@@ -198,19 +198,22 @@ async def _made(
         start=None if begin is None else begin.reference,
         keep=Keep(record=record, quota=quota_of(catalog.settings), name=change, key=key),
     )
-    runs = await Runs.submit(model, [request], call, n=1, prompt_field=work.param, stream=False)
-    await runs.all()
+    store = store_of(catalog)
+    try:
+        runs = await Runs.submit(model, [request], call, n=1, prompt_field=work.param, stream=False)
+        await runs.all()
+    except ServiceError as error:
+        if key is not None and (earlier := await store.call(lambda engine: replayed(engine, record.tenant, key))) is not None:
+            return sent(earlier, call, replayed=True, name=body.name)  # another request with this key was faster
+        if error.param == "state" and isinstance(body, CreateState):
+            error.param = "parent"
+        raise
 
-    def read_back(engine: GroupingEngine) -> tuple[dict[str, Any], StateRecord]:
-        try:
-            kept = engine.get(record.tenant, record.id)
-        except StateNotFound:  # another request with the same key was faster
-            if key is None or (found := engine.answered(record.tenant, key)) is None:
-                raise
-            kept = found
+    def kept_now(engine: GroupingEngine) -> tuple[dict[str, Any], StateRecord]:
+        kept = engine.get(record.tenant, record.id)
         return described(engine, kept), kept
 
-    content, kept = await store_of(catalog).call(read_back)
+    content, kept = await store.call(kept_now)
     content["usage"] = {"prompt_tokens": runs.prompt_tokens, "cached_tokens": runs.cached_tokens}
     content["exact"] = begin is None or begin.record.numerics == kept.numerics
-    return sent(content, call, replayed=kept.id != record.id, name=body.name)
+    return sent(content, call, name=body.name)

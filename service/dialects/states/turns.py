@@ -19,6 +19,7 @@ from service.generation.request import GenerationRequest
 from service.states.record import Ancestor, Keep, NameChange, StateRecord, StateReference, Turn
 from service.states.store import GroupingEngine
 
+EXACT_HEADER = "x-state-exact"  # "false": the state is of a machine with other arithmetic, so tokens may differ from those it would draw
 _NEAREST = 8  # ancestors that are looked at first for the last token of a state: forks have no tokens of their own
 
 
@@ -128,6 +129,8 @@ def with_states(
     """Return the requests with the state at which they begin, and with a state to keep for each of them if the body asks for that."""
     if begin is not None:
         asked = [replace(request, start=begin.reference) for request in asked]
+        if begin.exact == "best_effort" and begin.record.numerics != model.engine.numerics:
+            call.headers[EXACT_HEADER] = "false"
     if not body.store_state:
         return list(asked)
     options = body.store_state if isinstance(body.store_state, StoreState) else StoreState.model_validate({})

@@ -2,7 +2,7 @@
 
 A template writes `<|im_end|>` at the end of a message. A client that writes these letters must not end a message. So before the
 template gets the messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no
-character. When the text between the special tokens is tokenised, the stand-ins become letters again.
+character. When the text between the special tokens is tokenised, the stand-ins are replaced by the letters again.
 
 A template can also assemble a special token from text, with two fields in sequence or a filter that changes letters. So a second
 rendering has stand-ins for every letter with which a special token begins. If its special tokens differ from those of the first, it is

@@ -27,7 +27,7 @@ MAX_CHARACTERS = 16 * 1024 * 1024
 MAX_S = 2.0
 MEMORY_BYTES = 512 * 1024 * 1024
 
-_PATIENCE_S = 20.0  # added to the CPU limit to get a wall-clock limit, because other work may slow the process down
+_PATIENCE_S = 20.0  # seconds of wall-clock time beyond the CPU limit, because other work may slow the process down
 _MOST_WAITING = 1_000  # requests that may wait for one template; rendering takes a fraction of a millisecond
 _RETRY_AFTER_S = 1.0
 _ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # the only environment variables of the process, so it has no keys
@@ -210,7 +210,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             pipe.close()
     try:
-        process.wait(timeout=0.05)  # it may be about to end by itself
+        process.wait(timeout=0.05)  # a short wait, because it may be about to end by itself
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -94,7 +94,7 @@ class DeviceStepSession:
         self._copies = RowCopies(self.decoder, provider)
         places = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
         elsewhere = [node.name for node, place in places if node.name.startswith("state_") and place.name.lower() != self._device]
-        if elsewhere:  # such an input would be copied from the device once, at binding, and never again
+        if elsewhere:  # not possible: such an input would be copied from the device only once, at binding
             raise SettingsConflict(
                 f"{graph}: {provider} has no kernel for what reads {', '.join(elsewhere)}, so its states cannot stay on the device: "
                 "set provider=auto, which computes such a model on the CPU."
@@ -124,7 +124,8 @@ class DeviceStepSession:
         binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         fed = {contract.TOKENS: tokens, **({contract.POSITIONS: positions} if self.decoder.takes_positions else {})}
 
-        def call(_: object = (states, out, logits)) -> None:  # holds the memory, because a binding does not
+        # The default argument keeps references to the arrays, because a binding does not.
+        def call(_: object = (states, out, logits)) -> None:
             for name, array in fed.items():
                 binding.bind_cpu_input(name, array)  # copies the array to the device, unless that is the CPU
             binding.synchronize_inputs()

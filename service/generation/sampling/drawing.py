@@ -17,7 +17,7 @@ Ids = NDArray[np.int64]
 
 _DEPTH = 64  # a row's weights are reshaped to (_DEPTH, W / _DEPTH), whose columns are summed first
 _TOURNAMENT = 16  # scores in a group; the maxima of the groups give a lower bound of the k-th largest score
-_PIECE = 2**18  # scores (1 MB) that fit into a core's cache
+_PIECE = 2**18  # number of scores (1 MB) that fit into a core's cache
 _FAINTEST = 16  # the nucleus search does not distinguish tokens less than 2**-16 as likely as the likeliest
 _NARROW = 1024  # rows with at most this many candidates are sorted together in one batch
 _BINS = 4096  # bins of the histogram of keys, for rows with more candidates
@@ -86,7 +86,7 @@ def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncatio
 
 
 def log_totals(scores: Floats, peaks: Floats) -> Doubles:
-    """Log of the sum of exp(scores - peak): (R, V), (R,) -> (R,)."""
+    """Return the log of the sum of exp(scores - peak) of each row: (R, V), (R,) -> (R,)."""
     return np.log(_totals(_weights(scores, peaks, np.ones_like(peaks))))
 
 
@@ -171,7 +171,8 @@ def _bounds(scores: Floats, peaks: Floats, temperature: Floats, truncation: Trun
         totals[nucleus] = _totals(weights)
         lightest = _lightest_within(weights, top_p[nucleus] * totals[nucleus])
         bounds[nucleus] = _score_of(lightest, peaks[nucleus], temperature[nucleus])
-    floor = np.flatnonzero((top_k == 0) & (min_p > 0))  # with top_k, min_p must not cut first: top_p counts the tokens that min_p drops
+    # Not with top_k: then min_p must not be applied first, because top_p counts the tokens that min_p drops.
+    floor = np.flatnonzero((top_k == 0) & (min_p > 0))
     if floor.size:
         bounds[floor] = np.maximum(bounds[floor], _score_of(min_p[floor], peaks[floor], temperature[floor]))
     return bounds, totals

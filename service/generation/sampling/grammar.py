@@ -27,7 +27,7 @@ Words = NDArray[np.int32]  # (ceil(V / 32),): bit i of word w is token 32 w + i,
 
 # Compile time can grow with the square of a source's size or faster: '.*' repeated takes seconds for 4 KB, half a minute for 16 KB.
 MAX_SOURCE_BYTES: Final = {"json_schema": 65536, "regex": 4096, "lark": 8192}
-MAX_PATTERN_BYTES: Final = 4096  # total of all regular expressions in a schema
+MAX_PATTERN_BYTES: Final = 4096  # limit on the total size of all regular expressions in a schema
 MAX_MULTIPLE: Final = 10_000  # limit of the least common multiple of a schema's multipleOf: there is a lexer state for each remainder
 COMPILE_S: Final = 5.0
 MASK_S: Final = 0.001  # CPU time per mask, on average; a tenth of it is usual
@@ -83,7 +83,7 @@ class Matcher:
 
     def mask(self, out: Words) -> None:
         """Write the mask of the allowed next tokens to `out`. It includes the end tokens where the text may end."""
-        out[:] = 0  # also for ids that the model has but not the tokenizer
+        out[:] = 0  # forbids all ids first, also those that only the model has
         if self._cost.too_high:
             self._refused = str(self._cost)
             return
@@ -159,7 +159,7 @@ class Grammars:
             try:
                 matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
                 first = np.zeros(_words(tokenizer), np.int32)
-                Matcher(matcher, _words(tokenizer), Cost()).mask(first)  # some errors appear only here
+                Matcher(matcher, _words(tokenizer), Cost()).mask(first)  # some errors are only raised by the first mask
                 if not matcher.is_error():
                     _try(Matcher(matcher.deep_copy(), _words(tokenizer), cost), first)
                 done.append(matcher)

@@ -10,8 +10,8 @@ import numpy as np
 from service.generation.sampling.grammar import Matcher, Words
 from service.generation.sequence import Sequence
 
-WAIT_S: Final = 0.005  # per step, for all masks: the longest delay that grammars cause for other runs
-_THREADS = max(2, min(4, (os.cpu_count() or 1) // 2))  # the library releases the GIL
+WAIT_S: Final = 0.005  # longest wait for all masks of a step, and so the longest delay that grammars cause for other runs
+_THREADS = max(2, min(4, (os.cpu_count() or 1) // 2))  # threads that compute masks at the same time; the library releases the GIL
 
 
 class Masks:
@@ -19,7 +19,7 @@ class Masks:
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
-        self._pool = ThreadPoolExecutor(_THREADS, "mask")  # starts no thread before the first mask
+        self._pool = ThreadPoolExecutor(_THREADS, "mask")  # the first thread starts with the first mask
 
     def begin(self, sequence: Sequence) -> None:
         """Start computing the mask of this run's next token, if it has a grammar. Do not use its matcher until the mask is done."""

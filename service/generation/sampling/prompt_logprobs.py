@@ -23,7 +23,7 @@ class Told:
     logprobs: NDArray[np.float64]  # (M,)
     ranks: NDArray[np.int32]  # (M,)
     top_ids: NDArray[np.int32]  # (M, K)
-    top_distances: NDArray[np.float32]  # (M, K) below the largest logit
+    top_distances: NDArray[np.float32]  # (M, K): by how much each alternative's logit is below the largest logit
     totals: NDArray[np.float64]  # (M,): log-probability of an alternative = -distance - total
 
     def __len__(self) -> int:

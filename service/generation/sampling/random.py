@@ -12,7 +12,7 @@ Words = NDArray[np.uint64]  # 32-bit words, stored in 64 bits
 _ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)  # of counter words 0 and 2
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)  # the multipliers of counter words 0 and 2
 _WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64)  # added to the key each round: golden ratio, sqrt(3) - 1
 _KEY_STEPS = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL  # (rounds, 2, 1)
 

@@ -44,7 +44,7 @@ class Drawn:
     """The result of one call of `Sampler.draw`. A row that failed has token id -1, and its position does not advance."""
 
     token_ids: Ids  # (B,)
-    logprobs: Mapping[int, TokenLogprob]  # of the rows that requested them
+    logprobs: Mapping[int, TokenLogprob]  # row -> log-probabilities, for the rows that requested them
     failures: Mapping[int, ServiceError]
 
 
@@ -209,7 +209,7 @@ def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> PromptL
     return told
 
 
-_RANGES: Final = {  # of numeric fields: no API dialect accepts more, and no value in the range can make a draw fail
+_RANGES: Final = {  # Field -> smallest and largest value. No API dialect accepts more, and no value in the range can make a draw fail.
     "seed": (0, 2**64 - 1),
     "top_k": (0, 2**31 - 1),
     "temperature": (0, 100),
@@ -307,7 +307,7 @@ class Edits:
         return cls(bias_ids, biases, allowed, counts, counted)
 
     def bias(self, scores: Floats) -> None:
-        """(V,), in place."""
+        """Apply the changes to the scores (V,) of a row, in place."""
         scores[self.bias_ids] += self.biases
         if self.allowed is not None:
             kept = scores[self.allowed]

@@ -9,7 +9,7 @@ from rich.console import Console
 from export import contract
 from export.bundle import export_bundle
 from export.checks import bits_per_byte as held_out
-from export.checks.bits_per_byte import Text, bits_per_byte, read_text
+from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import Steps
 from export.checks.parity import Arrays, Feed, answers, open_graph
 from export.errors import ExportError
@@ -18,14 +18,14 @@ from export.kinds import decoder as decoder_bundle
 from export.summary import render
 from models.checkpoints.decoder import load_decoder
 from models.decoder.model import Decoder
-from models.training.corpus import CorpusError, Document, TokenDocument, write_texts
+from models.training.corpus import CorpusError, TextDocument, TokenDocument, write_texts
 from models.training.text.evaluation import evaluate
 from service.generation.session import OnnxStepSession
 from tests.decoders import byte_tokenizer, tiny_decoder
 
 EOS = 10  # of the tiny decoders
 DOCUMENTS = ("def f(x):\n    return x\n", "é" * 300, "", "a", "".join(chr(32 + 7 * at % 90) for at in range(700)))
-TEXT = Text("documents", DOCUMENTS)
+TEXT = HeldOutText("documents", DOCUMENTS)
 # The same sums in another order: single logits are 1e-5 apart, and a mean over a thousand of them less.
 RELATIVE = 1e-6
 
@@ -61,7 +61,7 @@ def served(bundle: Path) -> Steps:
     return Steps(answer, manifest.graph.inputs)
 
 
-def measured(steps: Steps, text: Text = TEXT, *, bos: int | None = None, eos: int | None = EOS) -> float:
+def measured(steps: Steps, text: HeldOutText = TEXT, *, bos: int | None = None, eos: int | None = EOS) -> float:
     return bits_per_byte(steps, byte_tokenizer(), text, bos_token_id=bos, eos_token_id=eos)
 
 
@@ -103,7 +103,7 @@ def test_each_token_that_has_another_before_it_counts_once(bos: int | None, eos:
         return {**steps(bundle).answer(feed), "logits": np.zeros((*feed["wanted"].shape, 256), np.float32)}
 
     counted = Steps(uniform, contract.verify(bundle).graph.inputs)
-    assert measured(counted, Text("two", ("ab",)), bos=bos, eos=eos) == pytest.approx(8 * (len(tokens) - 1) / 2)
+    assert measured(counted, HeldOutText("two", ("ab",)), bos=bos, eos=eos) == pytest.approx(8 * (len(tokens) - 1) / 2)
 
 
 # The text
@@ -111,14 +111,14 @@ def test_each_token_that_has_another_before_it_counts_once(bos: int | None, eos:
 
 def test_a_file_is_a_document_and_a_data_folder_has_its_own(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"a\r\n\xc3\xa9")
-    assert read_text(tmp_path / "notes.txt") == Text("notes.txt", ("a\r\né",))
+    assert read_text(tmp_path / "notes.txt") == HeldOutText("notes.txt", ("a\r\né",))
     documents = {
-        "train": [Document(package="p", file="a", text="seen")],
-        "held_out": [Document(package="q", file=t, text=t) for t in "xyé"],
+        "train": [TextDocument(package="p", file="a", text="seen")],
+        "held_out": [TextDocument(package="q", file=t, text=t) for t in "xyé"],
     }
     write_texts(tmp_path / "data", documents, sources={})
     text = read_text(tmp_path / "data")
-    assert text == Text("data", ("x", "y", "é"))
+    assert text == HeldOutText("data", ("x", "y", "é"))
     assert (text.described.documents, text.described.size_bytes) == (3, 4)
 
 
@@ -155,8 +155,8 @@ def test_the_bundle_states_what_its_precision_costs(checkpoint: Path, bundle: Pa
 
 
 def test_a_precision_that_costs_too_much_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(decoder_bundle.BARS, "int8", decoder_bundle.Bar(1.0, logit_error=0.25, lost_bits=-0.5))
-    with pytest.raises(ExportError, match=r"int8 takes \d+\.\d+ bits per byte, and \d+\.\d+ are allowed\. Keep fp32"):
+    monkeypatch.setitem(decoder_bundle.BARS, "int8", decoder_bundle.ErrorLimits(1.0, logit_error=0.25, lost_bits=-0.5))
+    with pytest.raises(ExportError, match=r"int8 takes \d+\.\d+ bits per byte; the limit is \d+\.\d+\. Keep fp32"):
         export_bundle(checkpoint, tmp_path / "int8", precision="int8")
     assert not (tmp_path / "int8").exists()
 

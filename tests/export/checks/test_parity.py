@@ -76,10 +76,10 @@ def test_a_sound_graph_passes_and_its_difference_is_measured(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"out_name": "scores"}, r"outputs are \['scores'\], and should be \['logits'\]"),
-        ({"ids_shape": ("B", 7)}, r"input_ids: the axes are \(B, 7\), and should be \(B, N\)"),
-        ({"ids_shape": ("N", "B")}, r"input_ids: the shape is \(N, B\), and should be \(B, N\)"),
-        ({"out_type": TensorProto.DOUBLE}, r"logits: the type is tensor\(double\), and should be float32"),
+        ({"out_name": "scores"}, r"outputs are \['scores'\], but must be \['logits'\]"),
+        ({"ids_shape": ("B", 7)}, r"input_ids: the axes are \(B, 7\), but must be \(B, N\)"),
+        ({"ids_shape": ("N", "B")}, r"input_ids: the shape is \(N, B\), but must be \(B, N\)"),
+        ({"out_type": TensorProto.DOUBLE}, r"logits: the type is tensor\(double\), but must be float32"),
     ],
     ids=["name", "fixed axis", "shape", "type"],
 )
@@ -97,7 +97,7 @@ def test_a_missing_input_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [(("B", "N"), r"the axes are \(B, 1\), and should be \(B, N\)"), (("B", 3), r"the shape is \(B, 1\), and should be \(B, 3\)")],
+    [(("B", "N"), r"the axes are \(B, 1\), but must be \(B, N\)"), (("B", 3), r"the shape is \(B, 1\), but must be \(B, 3\)")],
     ids=["should be free", "should be wider"],
 )
 def test_an_output_of_another_width_is_refused(tmp_path: Path, shape: tuple[str | int, ...], message: str) -> None:
@@ -126,10 +126,10 @@ def every_text_twice() -> list[onnx.NodeProto]:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"last": lambda: add("little")}, r"at B=1, N=1 the graph is 0\.001 away from the model, and 2e-05 is allowed"),
+        ({"last": lambda: add("little")}, r"at B=1, N=1 the graph is 0\.001 away from the model; the limit is 2e-05"),
         ({"last": mean_of_batch}, r"at B=2, N=1 the graph is .* away"),
         ({"last": not_a_number}, r"the graph is nan away"),
-        ({"last": every_text_twice}, r"at B=1, N=1 the graph gives the shape \(2, 1\), and the model \(1, 1\)"),
+        ({"last": every_text_twice}, r"at B=1, N=1 the graph gives the shape \(2, 1\), but the model \(1, 1\)"),
     ],
     ids=["value", "leak between texts", "not a number", "shape at run time"],
 )

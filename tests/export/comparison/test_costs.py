@@ -47,5 +47,5 @@ def test_papers_are_those_of_the_docstrings() -> None:
 def test_mechanisms_are_chosen_by_name_in_their_order() -> None:
     assert chosen("linear, softmax") == ("softmax", "linear")
     assert chosen("") == tuple(EVERYTHING)
-    with pytest.raises(ExportError, match="'hydra' is no mechanism; there are softmax, narrow"):
+    with pytest.raises(ExportError, match="'hydra' is not a mechanism; choose from softmax, narrow"):
         chosen("linear,hydra")

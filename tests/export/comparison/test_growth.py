@@ -3,7 +3,7 @@
 import pytest
 
 from export.comparison import growth
-from export.comparison.plan import GiB, Plan
+from export.comparison.plan import ComparisonPlan, GiB
 from export.comparison.results import Point
 from export.errors import ExportError
 
@@ -39,22 +39,22 @@ def point(N: int, *, s: float = 0.01, MiB: float = 1) -> Point:
 
 
 def test_a_length_that_would_take_too_much_memory_is_left_out_with_the_reason() -> None:
-    plan = Plan(memory_bytes=GiB)
+    plan = ComparisonPlan(memory_bytes=GiB)
     quadratic = [point(1024, MiB=100), point(2048, MiB=400)]
     assert growth.too_much(quadratic, 4096, plan) == "memory at N=4,096 would take some 1.56 GiB, and 1 GiB is the limit"
     assert growth.too_much([point(1024, MiB=100), point(2048, MiB=200)], 4096, plan) is None
 
 
 def test_a_length_that_would_take_too_long_is_left_out_with_the_reason() -> None:
-    reason = growth.too_much([point(1024, s=10), point(2048, s=40)], 4096, Plan(longest_run_s=60))
+    reason = growth.too_much([point(1024, s=10), point(2048, s=40)], 4096, ComparisonPlan(longest_run_s=60))
     assert reason == "a run at N=4,096 would take some 160 s, and 60 s is the limit"
 
 
 def test_the_first_two_lengths_are_always_tried() -> None:
-    assert growth.too_much([], 64, Plan(memory_bytes=1)) is None
-    assert growth.too_much([point(64)], 128, Plan(memory_bytes=1)) is None
+    assert growth.too_much([], 64, ComparisonPlan(memory_bytes=1)) is None
+    assert growth.too_much([point(64)], 128, ComparisonPlan(memory_bytes=1)) is None
 
 
 def test_a_graph_that_cannot_be_run_is_an_error_with_its_reason(tmp_path) -> None:
     with pytest.raises(ExportError, match=r"softmax cannot be run at N=8 in onnxruntime: .*(exist|NO_SUCHFILE)"):
-        growth.measure("softmax", tmp_path / "none.onnx", Plan(), 8)
+        growth.measure("softmax", tmp_path / "none.onnx", ComparisonPlan(), 8)

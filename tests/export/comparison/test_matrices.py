@@ -3,9 +3,9 @@
 import pytest
 
 from export.comparison import matrices
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 
-PLAN = Plan(d_model=16, n_heads=2, lengths=(64,), rank_length=33, rank_widths=(4, 8))
+PLAN = ComparisonPlan(d_model=16, n_heads=2, lengths=(64,), rank_length=33, rank_widths=(4, 8))
 
 
 @pytest.mark.parametrize(("name", "widths"), [("linear", [4, 8]), ("softmax", [33, 33]), ("causal_linear", [33, 33])])

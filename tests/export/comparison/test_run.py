@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from export.comparison import deviation, growth, layer_graph, page, parity, results, run, tables
 from export.comparison.mechanisms import EVERYTHING, build
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Point, Result
 from export.errors import ExportError
 from service.cli import app
 
 NAMES = ("softmax", "recurrent", "causal_linear")
-PLAN = Plan(
+PLAN = ComparisonPlan(
     d_model=8,
     n_heads=2,
     lengths=(8, 16, 32),
@@ -43,7 +43,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def interrupted(measure):
-    def once(name: str, graph: Path, plan: Plan, N: int) -> Point:
+    def once(name: str, graph: Path, plan: ComparisonPlan, N: int) -> Point:
         if (name, N) == ("recurrent", 16):
             raise KeyboardInterrupt
         return measure(name, graph, plan, N)
@@ -109,7 +109,7 @@ def test_a_length_at_which_the_system_kills_the_run_ends_the_growth(tmp_path: Pa
     monkeypatch.setattr(sys, "executable", str(killed))
     run.run(("causal_linear",), PLAN, tmp_path)
     found = results.load(tmp_path / run.RESULTS, "causal_linear", PLAN)
-    assert (found.points, found.ended) == ([], "the system killed the run at N=8, as for memory")
+    assert (found.points, found.ended) == ([], "the system killed the run at N=8, probably because it used too much memory")
 
 
 def test_torch_is_measured_too(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_other_letters_are_varied_one_value_after_the_other(tmp_path: Path, 
     monkeypatch.setattr(run, "build", lambda name, *sizes, longest, more: built.append(more))
     monkeypatch.setattr(layer_graph, "write", lambda layer, file, **sizes: file.write_text("a graph"))
 
-    def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
+    def measure(name: str, graph: Path, plan: ComparisonPlan, N: int) -> Point:
         measured.append(N)
         if len(measured) == 3:
             raise KeyboardInterrupt
@@ -191,4 +191,4 @@ def test_a_mechanism_that_fails_says_why_and_the_others_are_measured(tmp_path: P
 def test_the_command_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["compare", "--only", "hydra", "--out", str(tmp_path)])
     assert isinstance(refused.exception, ExportError)
-    assert "'hydra' is no mechanism" in str(refused.exception)
+    assert "'hydra' is not a mechanism" in str(refused.exception)

@@ -141,7 +141,7 @@ def test_a_graph_that_is_not_exact_is_refused(checkpoint: Path, tmp_path: Path, 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", vocab_size=200)
-    with pytest.raises(ExportError, match="has 256 tokens, and the model 200"):
+    with pytest.raises(ExportError, match="has 256 tokens, but the model 200"):
         export_bundle(checkpoint, tmp_path / "bundle")
 
 
@@ -186,7 +186,7 @@ def test_padding_behind_the_last_position_is_only_padding(numbered: Path) -> Non
 
 def test_too_few_positions_to_prove_a_server_are_refused(tmp_path: Path) -> None:
     checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", positions="learned", n_positions=19)
-    with pytest.raises(ExportError, match="n_positions=19 have no room for a prompt and the 16 tokens after it"):
+    with pytest.raises(ExportError, match="n_positions=19 is too small for a prompt and the 16 tokens after it"):
         export_bundle(checkpoint, tmp_path / "bundle")
 
 

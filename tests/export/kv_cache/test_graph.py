@@ -53,5 +53,5 @@ def test_a_decoder_with_other_layers_is_refused(tmp_path: Path) -> None:
 
 def test_learned_positions_are_refused(tmp_path: Path) -> None:
     checkpoint = tiny_decoder(tmp_path / "checkpoint", layers="causal_softmax", positions="learned", n_positions=64)
-    with pytest.raises(ExportError, match="n_positions=64 learned positions end, and the cache is for texts of any length"):
+    with pytest.raises(ExportError, match="n_positions=64 learned positions are a limit, but the cache is for texts of any length"):
         export_cached(checkpoint, tmp_path / "twin")

@@ -44,12 +44,12 @@ def test_a_decoder_has_causal_ones_and_its_tokens_are_pieces_of_the_text(decoder
 
 @pytest.mark.parametrize("text", ["", "a" * (LONGEST_ATTENTION + 1)])
 def test_texts_that_cannot_be_drawn_are_refused(decoder: Path, text: str) -> None:
-    with pytest.raises(ExportError, match=f"the text has {len(text)} tokens, and maps are drawn of 1 to 256"):
+    with pytest.raises(ExportError, match=f"the text has {len(text)} tokens, but maps are drawn of 1 to 256"):
         maps_of_checkpoint(decoder, text)
 
 
 def test_an_encoder_takes_no_more_tokens_than_it_has_positions(encoder: Path) -> None:
-    with pytest.raises(ExportError, match=r"the text has \d+ tokens, and maps are drawn of 1 to 64"):
+    with pytest.raises(ExportError, match=r"the text has \d+ tokens, but maps are drawn of 1 to 64"):
         maps_of_checkpoint(encoder, "cat " * 80)
 
 

@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.bench.encoder import Part, Work, app, rows
+from loadtest.bench.encoder import BenchPart, Work, app, rows
 from loadtest.bench.runner import Measurements, step_count
-from loadtest.common.report import Row, Verdict
+from loadtest.common.report import ReportRow, Verdict
 from loadtest.common.terminal import chosen
 
 
-def judged(*rounds: list[dict[str, Any]], parts: frozenset[Part] = frozenset(Part), absent: dict[str, str] | None = None) -> list[Row]:
+def judged(
+    *rounds: list[dict[str, Any]], parts: frozenset[BenchPart] = frozenset(BenchPart), absent: dict[str, str] | None = None
+) -> list[ReportRow]:
     return rows(parts, Measurements([entry for entries in rounds for entry in entries], absent or {}))
 
 
@@ -38,7 +40,7 @@ def round_of(
     return [{"round": number, **entry} for entry in entries]
 
 
-def barred(of: list[Row]) -> dict[str, Row]:
+def barred(of: list[ReportRow]) -> dict[str, ReportRow]:
     return {f"{row.work} | {row.bar.words(row.unit)}": row for row in of if row.bar}
 
 
@@ -82,12 +84,12 @@ def test_a_cache_hit_makes_rows_invalid():
 
 
 def test_parts_that_were_not_asked_for_have_no_rows():
-    made = judged(round_of(1), parts=frozenset({Part.start}))
+    made = judged(round_of(1), parts=frozenset({BenchPart.start}))
     assert [row.unit for row in made] == ["s"]
 
 
 def test_parts_are_chosen_by_name():
-    assert chosen("short, mix", Part) == {Part.short, Part.mix}
+    assert chosen("short, mix", BenchPart) == {BenchPart.short, BenchPart.mix}
     result = CliRunner().invoke(app, ["--only", "short,bulky"])
     assert result.exit_code == 2
     assert "short,mix,bulk,memory,start" in result.output
@@ -101,5 +103,5 @@ def test_help_lists_the_options():
 
 @pytest.mark.parametrize(("peer", "steps"), [(None, 2 * 10 + 2), (Path("p"), 2 * 16 + 2)])
 def test_the_number_of_steps_is_known_beforehand(peer: Path | None, steps: int):
-    work = Work(Path("b"), "m", 256, 1, frozenset(Part), peer, Measurements())
+    work = Work(Path("b"), "m", 256, 1, frozenset(BenchPart), peer, Measurements())
     assert step_count(work.contestants(), 2) == steps

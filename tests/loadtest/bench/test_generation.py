@@ -19,7 +19,7 @@ from loadtest.bench.generation.measuring import CHUNKS
 from loadtest.bench.generation.rows import rows
 from loadtest.bench.runner import Measurements
 from loadtest.common import machine
-from loadtest.common.report import Row, Verdict
+from loadtest.common.report import ReportRow, Verdict
 from loadtest.errors import LoadtestError
 from loadtest.in_process import batches, engine, latency, steps
 from loadtest.in_process.decoders import config_of
@@ -70,7 +70,7 @@ def per_s(*figures: float) -> list[dict[str, Any]]:
     return [{"per_s": figure} for figure in figures]
 
 
-def made(part: GenerationPart, figures: Figures, **more: Any) -> list[Row]:
+def made(part: GenerationPart, figures: Figures, **more: Any) -> list[ReportRow]:
     return rows(plan(part, **more), noted(figures))
 
 
@@ -112,7 +112,7 @@ def test_batches_are_doubled_until_the_memory_is_full(bytes_a_row: int, memory: 
 
 
 def test_a_sequence_larger_than_the_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="a sequence takes 10 bytes, and the memory has 9"):
+    with pytest.raises(ValueError, match="a sequence takes 10 bytes, more than the memory of 9"):
         batches.ladder(10, 9)
 
 

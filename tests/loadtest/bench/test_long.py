@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from loadtest.bench import long
 from loadtest.bench.runner import Measurements
-from loadtest.common.report import Row, Verdict
+from loadtest.common.report import ReportRow, Verdict
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
 
@@ -24,7 +24,7 @@ def test_the_bar_is_at_the_longest_text() -> None:
     assert slower[0].verdict is Verdict.failed
 
 
-def judged(linear: dict[int, list[float]], teacher: dict[int, list[float]]) -> list[Row]:
+def judged(linear: dict[int, list[float]], teacher: dict[int, list[float]]) -> list[ReportRow]:
     """The rows of these tokens a second, by length and round."""
     measured = Measurements()
     for contestant, rates in (("linear", linear), ("teacher", teacher)):
@@ -42,7 +42,7 @@ def test_lengths_are_those_that_both_bundles_read(monkeypatch: pytest.MonkeyPatc
 
 def test_bundles_of_short_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long.contract, "verify", lambda folder: manifest(256))
-    with pytest.raises(LoadtestError, match="up to 256 tokens, and 512 is the least length"):
+    with pytest.raises(LoadtestError, match="up to 256 tokens, but the shortest measured length is 512"):
         long.lengths_of({"teacher": Path("0")})
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from loadtest.bench import split
 from loadtest.common import wrk
-from loadtest.common.server import Server
+from loadtest.common.server import MeasuredServer
 from loadtest.errors import LoadtestError
 
-SERVER = Server(name="attnserve", pid=1, port=8000, path="/v1/embeddings", model="mini", start_s=1.0)
+SERVER = MeasuredServer(name="attnserve", pid=1, port=8000, path="/v1/embeddings", model="mini", start_s=1.0)
 
 
 def load(connections: int, *, status_errors: int = 0) -> wrk.Load:

@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 
 from loadtest.capacity import campaign, deep_encoder, tables
-from loadtest.capacity.campaign import RUNS, CampaignRun, Runs
+from loadtest.capacity.campaign import RUNS, CampaignRun, CampaignRuns
 from loadtest.errors import LoadtestError
 from loadtest.load.plan import SECONDS, Shape
 
@@ -69,7 +69,7 @@ class Service:
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     made = Load()
-    monkeypatch.setattr(campaign, "ended", made)
+    monkeypatch.setattr(campaign, "exit_status_of", made)
     return made
 
 
@@ -82,8 +82,8 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, load: Load, service: Service) -> Runs:
-    return Runs(tmp_path, Path("encoder"), Path("decoder"), 1.0)
+def runs(tmp_path: Path, load: Load, service: Service) -> CampaignRuns:
+    return CampaignRuns(tmp_path, Path("encoder"), Path("decoder"), 1.0)
 
 
 def step(name: str) -> CampaignRun:
@@ -93,7 +93,7 @@ def step(name: str) -> CampaignRun:
 EVERYTHING, CROWD = step("everything"), step("crowd")
 
 
-def test_a_ramp_is_repeated_until_its_knee_is_within(runs: Runs, load: Load, tmp_path: Path):
+def test_a_ramp_is_repeated_until_its_knee_is_within(runs: CampaignRuns, load: Load, tmp_path: Path):
     load.knees = [None, {"rate": 40, "reached": False}, {"rate": 55, "reached": True}]
     assert runs.make([EVERYTHING]) == {}
     assert [each.get("--knee") for each in load.calls] == [None, "40.0", "60.0"]
@@ -102,37 +102,37 @@ def test_a_ramp_is_repeated_until_its_knee_is_within(runs: Runs, load: Load, tmp
     assert len(list((tmp_path / "everything").glob("*/run.json"))) == 1, "of the other two nothing is left"
 
 
-def test_a_ramp_with_a_late_generator_at_its_knee_is_repeated_as_it_was(runs: Runs, load: Load):
+def test_a_ramp_with_a_late_generator_at_its_knee_is_repeated_as_it_was(runs: CampaignRuns, load: Load):
     load.knees = [{"rate": 40, "reached": True, "late_ms": 252.0}, {"rate": 55, "reached": True, "late_ms": None}]
     assert runs.make([EVERYTHING]) == {}
     assert [each.get("--knee") for each in load.calls] == [None, "100.0"]
     assert runs.conditions(CROWD)["knee"] == 55
 
 
-def test_a_ramp_that_never_has_its_knee_within_is_an_error(runs: Runs, load: Load):
+def test_a_ramp_that_never_has_its_knee_within_is_an_error(runs: CampaignRuns, load: Load):
     load.knees = [None] * 4
-    with pytest.raises(LoadtestError, match="no knee within that can be judged, after 4 ramps"):
+    with pytest.raises(LoadtestError, match="none of 4 ramps has a valid knee within it"):
         runs.perform(EVERYTHING, "http://x")
 
 
-def test_a_run_goes_by_the_knee_of_its_ramp(runs: Runs, load: Load):
+def test_a_run_goes_by_the_knee_of_its_ramp(runs: CampaignRuns, load: Load):
     load.knees = [{"rate": 55, "reached": True}]
     assert runs.make([EVERYTHING, CROWD]) == {}
     assert load.calls[1]["--knee"] == "55.0"
     assert load.calls[1]["--minutes"] == str(SECONDS[Shape.crowd] / 60)
 
 
-def test_a_failure_holds_up_only_what_needs_it(runs: Runs, load: Load, service: Service):
+def test_a_failure_holds_up_only_what_needs_it(runs: CampaignRuns, load: Load, service: Service):
     load.broken = {"everything"}
     failed = runs.make([step("embed-14"), EVERYTHING, CROWD, step("embed-apart")])
     assert load.runs == ["embed-14", "everything", "embed-apart"]
     assert failed["everything"] == "everything could not be measured: attnserve load ended with 2"
-    assert failed["crowd"] == "crowd needs the knee of everything, which is not there"
+    assert failed["crowd"] == "crowd needs the knee of everything, which was not measured"
     assert list(failed) == ["everything", "crowd"]
     assert len(service.on) == 3, "after a failure the service is started anew"
 
 
-def test_a_service_that_does_not_start_is_the_failure_of_a_run(runs: Runs, monkeypatch: pytest.MonkeyPatch):
+def test_a_service_that_does_not_start_is_the_failure_of_a_run(runs: CampaignRuns, monkeypatch: pytest.MonkeyPatch):
     def broken(*_: object, **__: object) -> Any:
         raise LoadtestError("did not become ready")
 
@@ -140,15 +140,15 @@ def test_a_service_that_does_not_start_is_the_failure_of_a_run(runs: Runs, monke
     assert runs.make([EVERYTHING]) == {"everything": "did not become ready"}
 
 
-def test_a_run_is_kept_only_under_the_same_conditions(runs: Runs, load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_run_is_kept_only_under_the_same_conditions(runs: CampaignRuns, load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     runs.make([EVERYTHING, CROWD])
     runs.make([EVERYTHING, CROWD])
     assert load.runs == ["everything", "crowd"], "as they were"
-    shorter = Runs(tmp_path, Path("encoder"), Path("decoder"), 0.5)
+    shorter = CampaignRuns(tmp_path, Path("encoder"), Path("decoder"), 0.5)
     assert shorter.found(EVERYTHING) is None
     shorter.make([EVERYTHING])
     assert "run again, under other conditions: minutes was 2.5" in capsys.readouterr().err.replace("\n", " ")
-    assert Runs(tmp_path, Path("another"), Path("decoder"), 0.5).found(EVERYTHING) is None
+    assert CampaignRuns(tmp_path, Path("another"), Path("decoder"), 0.5).found(EVERYTHING) is None
     load.knees = [{"rate": 7, "reached": True}]
     (tmp_path / "everything" / "conditions.json").unlink()
     assert runs.found(EVERYTHING) is None, "nothing is known of it"
@@ -156,7 +156,7 @@ def test_a_run_is_kept_only_under_the_same_conditions(runs: Runs, load: Load, tm
     assert runs.found(CROWD) is None, "it went by another knee"
 
 
-def test_service_and_generator_of_an_overload_have_cores_of_their_own(runs: Runs, load: Load, service: Service):
+def test_service_and_generator_of_an_overload_have_cores_of_their_own(runs: CampaignRuns, load: Load, service: Service):
     mine = campaign.cores()
     if len(mine) < 2:
         pytest.skip("one core cannot be shared out")
@@ -167,7 +167,7 @@ def test_service_and_generator_of_an_overload_have_cores_of_their_own(runs: Runs
     assert campaign.cores() == mine
 
 
-def test_deep_runs_are_of_the_deeper_encoder(runs: Runs, service: Service, monkeypatch: pytest.MonkeyPatch):
+def test_deep_runs_are_of_the_deeper_encoder(runs: CampaignRuns, service: Service, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(campaign, "deep_encoder", lambda encoder, folder: Path("deeper"))
     assert runs.make([step("embed-14"), step("deep-14"), step("deep-120")]) == {}
     assert service.encoders == ["encoder", "deeper"]
@@ -189,17 +189,17 @@ def test_the_page_has_every_run_that_is_there_also_when_one_fails(
 
 def test_a_page_without_a_place_is_refused_before_anything_runs(load: Load, service: Service, tmp_path: Path):
     (page := tmp_path / "page.md").write_text("nothing")
-    with pytest.raises(LoadtestError, match="no lines"):
+    with pytest.raises(LoadtestError, match="lacks the lines"):
         campaign.campaign(encoder=Path("e"), decoder=Path("d"), only="", minutes_scale=1.0, page=page, out=tmp_path)
     assert load.calls == []
 
 
 def test_a_command_ends_with_its_status():
-    assert campaign.ended([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+    assert campaign.exit_status_of([sys.executable, "-c", "raise SystemExit(3)"]) == 3
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():
-    with pytest.raises(typer.BadParameter, match="knees is no run; there are: embed-14"):
+    with pytest.raises(typer.BadParameter, match="knees is not a run; choose from: embed-14"):
         campaign.chosen("knees")
     assert [step.name for step in campaign.chosen("")] == [step.name for step in RUNS]
 

@@ -9,7 +9,7 @@ import pytest
 from loadtest.capacity import tables
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, knee
-from loadtest.load.plan import Plan, Shape, stages
+from loadtest.load.plan import LoadPlan, Shape, stages
 from tests.loadtest.load.made_up import begun, every, late, steps
 
 CORES = {"haproxy": 0.02, "ray::ServeReplica": 1.0, "raylet": 0.0}
@@ -21,7 +21,7 @@ def ramp(folder: Path, **more: object) -> Path:
     found = [step.model_copy(update={"cores": CORES}) for step in figures.by_stage(samples, begun(("x0.5", 0.5, 11), ("x1", 1.0, 11)))]
     at = knee.knee(found)
     assert at is not None
-    plan = Plan(
+    plan = LoadPlan(
         url="http://127.0.0.1:1",
         out=folder,
         seed=0,
@@ -84,18 +84,18 @@ def test_the_same_requests_to_two_models_stand_beside_each_other(tmp_path: Path)
 
 def test_a_page_keeps_what_is_not_measured(tmp_path: Path):
     page = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
-    assert tables.written(page, "new") == f"before\n{tables.BEGIN}\n\nnew\n\n{tables.END}\nafter\n"
-    with pytest.raises(LoadtestError, match="no lines"):
-        tables.written("a page", "new")
+    assert tables.page_with(page, "new") == f"before\n{tables.BEGIN}\n\nnew\n\n{tables.END}\nafter\n"
+    with pytest.raises(LoadtestError, match="lacks the lines"):
+        tables.page_with("a page", "new")
 
 
 def test_the_page_of_this_repository_has_a_place_for_tables():
     page = (Path(__file__).parents[3] / "docs" / "capacity.md").read_text()
-    assert "new" in tables.written(page, "new")
+    assert "new" in tables.page_with(page, "new")
 
 
 def test_what_is_no_ramp_is_refused(tmp_path: Path):
-    with pytest.raises(LoadtestError, match=r"is no run\.json"):
+    with pytest.raises(LoadtestError, match=r"is not a run\.json"):
         tables.read(tmp_path / "nothing.json")
     with pytest.raises(LoadtestError, match="lower --knee"):
         tables.read(ramp(tmp_path, stages=[step.model_dump() for step in steps((10, 50), (10, 0))]))

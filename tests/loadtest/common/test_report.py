@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.common.report import Bar, Row, Verdict, markdown, table, write_json
+from loadtest.common.report import Bar, ReportRow, Verdict, markdown, table, write_json
 
 AT_LEAST = Bar(at_least=0.85, reference="bare")
 
 
-def row(figures: tuple[float, ...], references: tuple[float, ...] = (), bar: Bar | None = AT_LEAST, **more: object) -> Row:
-    return Row(**{"work": "short", "unit": "texts/s", "figures": figures, "references": references, "bar": bar, **more})
+def row(figures: tuple[float, ...], references: tuple[float, ...] = (), bar: Bar | None = AT_LEAST, **more: object) -> ReportRow:
+    return ReportRow(**{"work": "short", "unit": "texts/s", "figures": figures, "references": references, "bar": bar, **more})
 
 
 def test_the_ratio_is_the_median_of_the_rounds_ratios():

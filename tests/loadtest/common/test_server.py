@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from loadtest.common.server import SHORTCUTS, Server, running, summed
+from loadtest.common.server import SHORTCUTS, MeasuredServer, running, summed
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 
@@ -50,7 +50,7 @@ def test_a_server_that_ends_early_is_quoted():
 
 
 def test_a_body_is_one_text_or_a_list():
-    server = Server(name="x", pid=1, port=1, path="/v1/embeddings", model="m", start_s=time.monotonic())
+    server = MeasuredServer(name="x", pid=1, port=1, path="/v1/embeddings", model="m", start_s=time.monotonic())
     assert server.url == "http://127.0.0.1:1/v1/embeddings"
     assert server.body("a") == '{"model": "m", "input": "a"}'
     assert server.body(["a", "b"]) == '{"model": "m", "input": ["a", "b"]}'

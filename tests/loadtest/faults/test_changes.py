@@ -9,14 +9,14 @@ import pytest
 
 from loadtest.faults import changes, cluster
 from loadtest.load import locust_run, samples
-from loadtest.load.plan import DRAIN, WARM_UP, Plan, Stage
+from loadtest.load.plan import DRAIN, WARM_UP, LoadPlan, Stage
 from tests.loadtest.load.made_up import begun, every, sample
 
 GOOD = every(0.5, 1000.0, 20)
 GONE = "the stream broke: {'message': 'the replica that worked on the request is gone: send the request again'}"
 
 
-def seen(stage: str, *bad: object) -> changes.Seen:
+def seen(stage: str, *bad: object) -> changes.StageOutcome:
     """A stage of ten seconds with good requests and `bad` ones."""
     (told,) = changes.stages_of([*GOOD, *bad], begun((stage, 0.5, 10.0)), {stage: 3.0})
     return told
@@ -62,9 +62,9 @@ def test_a_failure_belongs_to_the_stage_in_which_it_ended() -> None:
 def test_a_run_that_was_stopped_ends_with_its_last_request() -> None:
     stages = begun(("quiet", 0.5, 10.0), ("rolling update", 0.5, 10.0))[:-1]
     found = every(0.5, 1000.0, 36)
-    assert changes.ended(found, stages)[-1].begin_s == pytest.approx(found[-1].done_s)
-    assert [told.stage.name for told in changes.stages_of(found, changes.ended(found, stages), {})] == ["quiet", "rolling update"]
-    assert changes.ended(found, begun(("quiet", 0.5, 10.0))) == begun(("quiet", 0.5, 10.0))
+    assert changes.with_drain(found, stages)[-1].begin_s == pytest.approx(found[-1].done_s)
+    assert [told.stage.name for told in changes.stages_of(found, changes.with_drain(found, stages), {})] == ["quiet", "rolling update"]
+    assert changes.with_drain(found, begun(("quiet", 0.5, 10.0))) == begun(("quiet", 0.5, 10.0))
 
 
 def test_the_first_change_that_goes_wrong_stops_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_the_first_change_that_goes_wrong_stops_the_run(monkeypatch: pytest.Monk
 
 
 def stopped(monkeypatch: pytest.MonkeyPatch, out: Path, events: dict[str, Callable[[object], object]], *, through: bool) -> str:
-    """What `played` raises when a run without Locust begins a stage for each event, where wanted when the last is through."""
+    """What `run_with_changes` raises when a run without Locust begins a stage for each event, where wanted when the last is through."""
     ticks = []
 
-    def without_locust(plan: Plan, *, tick: Callable[[], None]) -> None:
+    def without_locust(plan: LoadPlan, *, tick: Callable[[], None]) -> None:
         out.mkdir()
         for stage in begun(*((name, 0.5, 1.0) for name in [*events, "scale down"])):
             samples.begin(out, stage)
@@ -99,8 +99,8 @@ def stopped(monkeypatch: pytest.MonkeyPatch, out: Path, events: dict[str, Callab
     monkeypatch.setattr(changes, "EVENTS", {**events, "scale down": lambda _: pytest.fail("the run went on")})
     monkeypatch.setattr(locust_run, "run", without_locust)
     plan = SimpleNamespace(out=out, stages=[Stage(name=name, seconds=1, level=1) for name in events] + [DRAIN])
-    with pytest.raises(changes.Wrong) as caught:
-        changes.played(plan, SimpleNamespace(), {})  # type: ignore[arg-type]
+    with pytest.raises(changes.ChangeFailed) as caught:
+        changes.run_with_changes(plan, SimpleNamespace(), {})  # type: ignore[arg-type]
     assert "scale down" not in ticks
     return str(caught.value)
 

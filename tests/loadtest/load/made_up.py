@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from loadtest.load import figures
 from loadtest.load.figures import ALL, StageFigures
-from loadtest.load.samples import Begun, Sample
+from loadtest.load.samples import Sample, StageStart
 
 
 def sample(due_s: float, ms: float = 10.0, **more: object) -> Sample:
@@ -17,13 +17,13 @@ def every(seconds: float, begin_s: float, count: int, **more: object) -> list[Sa
     return [sample(begin_s + number * seconds, **more) for number in range(count)]
 
 
-def begun(*stages: tuple[str, float, float]) -> list[Begun]:
+def begun(*stages: tuple[str, float, float]) -> list[StageStart]:
     """Stages as (name, level, seconds), from moment 1,000 on, and the drain."""
     at, made = 1000.0, []
     for name, level, seconds in stages:
-        made.append(Begun(name, level, round(level * 100), at))
+        made.append(StageStart(name, level, round(level * 100), at))
         at += seconds
-    return [*made, Begun("drain", 0.0, 0, at)]
+    return [*made, StageStart("drain", 0.0, 0, at)]
 
 
 def steps(*p95s_and_refused: tuple[float, int]) -> list[StageFigures]:

@@ -10,7 +10,7 @@ from loadtest.load import figures, knee, pass_marks, samples
 from loadtest.load.figures import StageFigures
 from loadtest.load.pass_marks import FILE, PassMark
 from loadtest.load.plan import Shape
-from loadtest.load.samples import Begun
+from loadtest.load.samples import StageStart
 from tests.loadtest.load.made_up import begun, every, late, sample, steps
 
 
@@ -86,8 +86,8 @@ def test_samples_survive_their_file(tmp_path: Path):
     samples.write_header(tmp_path)
     whole = sample(1000.25, kind="chat", first_ms=3.0, between_ms=1.5, longest_ms=4.0, retry_after=True, problem='a, "b"\nc')
     samples.append(tmp_path, [whole, sample(1001.0)])
-    samples.begin(tmp_path, Begun("a", 0.5, 50, 1000.0))
-    assert samples.read(tmp_path) == ([whole, sample(1001.0)], [Begun("a", 0.5, 50, 1000.0)])
+    samples.begin(tmp_path, StageStart("a", 0.5, 50, 1000.0))
+    assert samples.read(tmp_path) == ([whole, sample(1001.0)], [StageStart("a", 0.5, 50, 1000.0)])
 
 
 def test_a_run_without_samples_points_to_locusts_log(tmp_path: Path):
@@ -153,7 +153,7 @@ def test_no_stage_under_load_may_fail(shape: str, stage: str):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[[steady]]\nstage = "steady"\nfigure = "all.p99"\nat_most = 1\nwhy = ""', "p99 is no figure of a stage"),
+        ('[[steady]]\nstage = "steady"\nfigure = "all.p99"\nat_most = 1\nwhy = ""', "p99 is not a figure of a stage"),
         ('[[steady]]\nstage = "stedy"\nfigure = "all.p99_ms"\nat_most = 1\nwhy = ""', "has no stage stedy"),
         ('[[steady]]\nstage = "steady"\nfigure = "all.p99_ms"\nwhy = ""', "needs one of at_most and at_least"),
         ('[[stedy]]\nstage = "steady"\nfigure = "all.p99_ms"\nat_most = 1\nwhy = ""', "'stedy' is not a valid Shape"),

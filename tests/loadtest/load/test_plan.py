@@ -8,18 +8,18 @@ import typer
 
 from loadtest.common import texts
 from loadtest.load.command import KINDS, chosen
-from loadtest.load.plan import DRAIN, RAMP, SOURCES, Plan, Shape, stages
+from loadtest.load.plan import DRAIN, RAMP, SOURCES, LoadPlan, Shape, stages
 
 ENCODER = {"embed": "a", "rerank": "a"}
 
 
-def plan(**more: object) -> Plan:
+def plan(**more: object) -> LoadPlan:
     values = {"url": "http://127.0.0.1:1", "out": Path("out"), "seed": 0, "mix": {"embed": 1}, "models": ENCODER, "rate": 20}
-    return Plan(**{"stages": stages(Shape.steady, 60), "open_loop": True, **values, **more})
+    return LoadPlan(**{"stages": stages(Shape.steady, 60), "open_loop": True, **values, **more})
 
 
 def test_a_plan_travels_as_json():
-    assert Plan.model_validate_json(plan().model_dump_json()) == plan()
+    assert LoadPlan.model_validate_json(plan().model_dump_json()) == plan()
 
 
 def test_an_open_loop_has_sources_that_add_up_to_its_rate():

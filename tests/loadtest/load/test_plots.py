@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from loadtest.load import figures, knee, plots
-from loadtest.load.samples import Begun, Sample
+from loadtest.load.samples import Sample, StageStart
 from tests.loadtest.load.made_up import begun, every
 from tests.loadtest.load.test_watch import Growth, observations
 
 STAGES = (("x1", 1.0, 20), ("x2", 2.0, 20))
 
 
-def run() -> tuple[list[Sample], list[Begun]]:
+def run() -> tuple[list[Sample], list[StageStart]]:
     stages = begun(*STAGES)
     refused = every(0.5, 1021.0, 30, status=429, retry_after=True)
     return [*every(0.1, 1000.0, 390, ms=20), *every(0.2, 1000.0, 190, kind="chat", ms=90, first_ms=9.0), *refused], stages

@@ -14,7 +14,7 @@ from threading import Event, Thread
 import pytest
 
 from loadtest.load import locust_run, models, samples
-from loadtest.load.plan import DRAIN, Plan, Stage
+from loadtest.load.plan import DRAIN, LoadPlan, Stage
 from loadtest.load.samples import Sample
 from service.errors import Overloaded
 from tests.service.fakes import fake_app, fake_bundle, serve_in_thread
@@ -27,7 +27,7 @@ ENCODER_KINDS = ("embed", "embed_batch", "embed_mixed", "documents", "rerank", "
 def played(url: str, out: Path, mix: dict[str, int], **more: object) -> list[Sample]:
     tasks = models.tasks(url, models.names(url))
     values = {"url": url, "out": out, "seed": 1, "open_loop": True, "rate": 40, "mix": mix, "models": tasks, "max_tokens": 12, **more}
-    locust_run.run(Plan(**{"stages": (Stage(name="only", seconds=3, level=1, idle=5, slow=2), DRAIN), **values}))
+    locust_run.run(LoadPlan(**{"stages": (Stage(name="only", seconds=3, level=1, idle=5, slow=2), DRAIN), **values}))
     return samples.read(out)[0]
 
 
@@ -156,7 +156,7 @@ def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, worke
         Thread(target=server.serve_forever, daemon=True).start()
         values = {"url": f"http://127.0.0.1:{server.server_port}", "out": Path("run"), "seed": 1, "open_loop": True, "rate": 20}
         try:
-            locust_run.run(Plan(**values, mix={"embed": 1}, models={"embed": "m"}, stages=stages), workers=workers)
+            locust_run.run(LoadPlan(**values, mix={"embed": 1}, models={"embed": "m"}, stages=stages), workers=workers)
         finally:
             over.set()
             server.shutdown()

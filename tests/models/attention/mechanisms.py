@@ -118,7 +118,7 @@ MECHANISMS = {
     ),
     "reseeded codebook": Mechanism("models.attention.linear.codebook.reseeded", ("sums", "counts", "k", "key_mask", "least", "drawn")),
     "codes of a codebook": Mechanism("models.attention.linear.codebook.codes_of", ("sums", "counts", "least")),
-    "moving codebook": Mechanism("models.attention.linear.codebook.moved", ("sums", "counts", "k", "codes", "key_mask", "decay")),
+    "moving codebook": Mechanism("models.attention.linear.codebook.updated_sums", ("sums", "counts", "k", "codes", "key_mask", "decay")),
     "buckets by angle": Mechanism("models.attention.sparse.lsh_buckets.angular_buckets", ("x", "rotations", "n_buckets")),
     "buckets by hyperplanes": Mechanism("models.attention.sparse.lsh_buckets.hyperplane_buckets", ("x", "planes")),
     "LSH": Mechanism(

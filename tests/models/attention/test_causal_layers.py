@@ -100,7 +100,7 @@ def test_prefill_and_steps_are_one_pass(name: str) -> None:
         y, state = layer.step(x[:, t : t + 1], state, rotation=rotation(layer, begin=t, N=1))
         outputs.append(y)
     assert error((torch.cat(outputs, dim=1), state), in_pieces(layer, x, 7)) <= EXACT
-    with pytest.raises(ValueError, match="a step is of 1 token, not of 7"):
+    with pytest.raises(ValueError, match="a step takes 1 token, not 7"):
         layer.step(x, state)
 
 

@@ -326,5 +326,5 @@ def test_heads_that_do_not_fit_are_refused_with_the_values() -> None:
 
 def test_linear_attention_refuses_what_acts_on_pairs() -> None:
     layer, x = make("linear"), tokens(1, 4)
-    with pytest.raises(ValueError, match="no form for a rotation, a pair mask or a pair bias"):
+    with pytest.raises(ValueError, match="supports no rotation, pair mask or pair bias"):
         layer(x, pair_mask=torch.ones(4, 4, dtype=torch.bool))

@@ -64,7 +64,9 @@ def test_all_that_do_not_say_cross_are_here() -> None:
 @pytest.mark.parametrize(("n_q", "n_k"), [(6, 9), (9, 6), (1, 9), (9, 1)])
 def test_other_queries_than_keys_are_refused(name: str, n_q: int, n_k: int) -> None:
     q, k, v = (drawn(B, H, N, D_K, seed=seed) for seed, N in enumerate((n_q, n_k, n_k)))
-    with pytest.raises(ValueError, match=rf"is within one sequence, and \w+ has {n_q} tokens and \w+ has {n_k}; give as many of both"):
+    with pytest.raises(
+        ValueError, match=rf"attends within one sequence, but \w+ has {n_q} tokens and \w+ has {n_k}; give equally many of both"
+    ):
         CALLS[name](resolve_name(MECHANISMS[name].callable), q, k, v)
 
 

@@ -230,7 +230,7 @@ def test_a_classifier_may_stand_in_modules_json_but_not_be_pooled(tmp_path: Path
     assert load_checkpoint(folder).kind == "reranker"
     write_modules(folder, "Transformer", "Pooling")
     write(folder / "1_Pooling" / "config.json", {})
-    refuse(folder, "modules.json pools the tokens of BertForSequenceClassification, whose own head gives scores")
+    refuse(folder, "modules.json has a Pooling module, but BertForSequenceClassification has a head that computes scores")
 
 
 @pytest.mark.slow
@@ -382,13 +382,13 @@ def test_linear_attention_is_refused_where_it_has_no_form(
     reason: str,
 ) -> None:
     folder = tiny.save(tiny.build(model_class, settings), tmp_path)
-    with pytest.raises(CheckpointError, match=f"attention='linear' has no form with {reason}"):
+    with pytest.raises(CheckpointError, match=f"attention='linear' does not support {reason}"):
         load_checkpoint(folder, attention="linear")
 
 
 @pytest.mark.parametrize("attention", ["narrow", "wide", "magic"])
 def test_attention_of_other_shapes_is_refused(bert: Path, attention: str) -> None:
-    with pytest.raises(CheckpointError, match=f"attention='{attention}' cannot take the weights of a checkpoint"):
+    with pytest.raises(CheckpointError, match=f"attention='{attention}' cannot use the weights of the checkpoint"):
         load_checkpoint(bert, attention=attention)
 
 
@@ -441,7 +441,7 @@ def test_a_broken_file_is_named(bert: Path) -> None:
     (bert / "config.json").write_text('{"architectures": [')
     refuse(bert, "config.json is not valid JSON")
     (bert / "config.json").write_text("[]")
-    refuse(bert, "config.json holds a list where a JSON object is expected")
+    refuse(bert, "config.json has a list instead of a JSON object")
 
 
 def test_missing_unexpected_and_misshapen_tensors_are_named(bert: Path) -> None:
@@ -551,7 +551,7 @@ def test_poolings_that_are_not_supported(bert: Path, settings: dict, message: st
         ({"activation_function": "os.system"}, "activation_function='os.system' is not supported"),
         ({"use_residual": True}, "use_residual=True is not supported"),
         ({"module_input_name": "token_embeddings"}, "module_input_name='token_embeddings' is not supported"),
-        ({"bias": False}, "holds the tensors .* where .* are expected"),
+        ({"bias": False}, "has the tensors .* instead of "),
     ],
 )
 def test_dense_layers_that_are_not_supported(bert: Path, settings: dict, message: str) -> None:
@@ -563,7 +563,7 @@ def test_dense_layers_that_are_not_supported(bert: Path, settings: dict, message
 
 def test_lower_casing_that_the_tokenizer_does_not_do_is_refused(bert: Path) -> None:
     write(bert / "sentence_bert_config.json", {"do_lower_case": True})
-    refuse(bert, "asks for do_lower_case, which tokenizer.json does not do")
+    refuse(bert, "sets do_lower_case, which tokenizer.json does not do")
     change(
         bert / "tokenizer.json",
         normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},

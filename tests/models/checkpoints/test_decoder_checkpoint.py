@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.checkpoints.decoder import Image, load_decoder, save_decoder
+from models.checkpoints.decoder import ImageFormat, load_decoder, save_decoder
 from models.decoder.model import Decoder, DecoderConfig
 from models.folders.folder import CheckpointError
 from tests.models.checkpoints import tiny
@@ -164,7 +164,7 @@ def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
 
 # Pixels
 
-IMAGE = Image(width=4, height=3, level_token_ids=(5, 6, 30), prompts=("zero", "one"))
+IMAGE = ImageFormat(width=4, height=3, level_token_ids=(5, 6, 30), prompts=("zero", "one"))
 
 
 def test_what_a_decoder_draws_comes_back(tmp_path: Path) -> None:

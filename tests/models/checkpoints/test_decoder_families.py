@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from models.checkpoints.decoder import load_decoder
 from models.checkpoints.families import DECODERS
-from models.folders.folder import CheckpointError, Settings
+from models.folders.folder import CheckpointError, JsonSettings
 from tests.models.checkpoints import tiny
 
 V, N = 60, 200
@@ -137,7 +137,7 @@ def test_norms_that_count_from_zero_keep_their_digits_in_half_precision(tmp_path
     ],
 )
 def test_settings_that_are_not_supported(change: dict, message: str) -> None:
-    settings = Settings({**TEXT, "layer_types": None, **change}, Path("config.json"))
+    settings = JsonSettings({**TEXT, "layer_types": None, **change}, Path("config.json"))
     with pytest.raises(CheckpointError, match=message):
         DECODERS["Qwen3_5ForCausalLM"].decoder_config(settings)
 

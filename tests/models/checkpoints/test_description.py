@@ -69,19 +69,19 @@ def test_a_tokenizer_comes_from_a_folder_beside_the_file(tmp_path: Path) -> None
     [
         ({"model": {**MODEL, "attention": "softmaxx"}}, r"small.json: attention='softmaxx' is not one of softmax, narrow, .*, flash"),
         ({"model": {**MODEL, "attention": "delta"}}, "attention='delta' is not one of softmax"),
-        ({"model": {**MODEL, "attention_options": {"codes": 3}}}, r"attention_options of vq hold 'codes', which is not one of .*n_codes"),
+        ({"model": {**MODEL, "attention_options": {"codes": 3}}}, r"attention_options of vq has 'codes', which is not one of .*n_codes"),
         ({"model": {**MODEL, "attention_options": {"n_codes": 0}}}, r"attention vq with \{'n_codes': 0\}: n_codes=0"),
         ({"model": {**MODEL, "attention_options": {"n_codes": "many"}}}, r"attention vq with \{'n_codes': 'many'\}: "),
         ({"model": {**MODEL, "d_model": "wide"}}, r"d_model: Input should be a valid integer.* \(is 'wide'\)"),
         ({"model": {**MODEL, "n_heads": 5}}, "d_model=12 is not divisible by n_heads=5"),
         ({"model": {**MODEL, "norm": "both"}}, r"norm: Input should be 'post' or 'pre' \(is 'both'\)"),
-        ({"model": {**MODEL, "depth": 3}}, "'depth' is no field of an encoder; there are vocab_size, d_model, n_layers"),
+        ({"model": {**MODEL, "depth": 3}}, "'depth' is not a field of an encoder; the fields are vocab_size, d_model, n_layers"),
         ({"model": SHAPE}, "n_positions is missing"),
-        ({"model": {**MODEL, "vocab_size": 9}}, "vocab_size=9 is the tokenizer's; take it out"),
+        ({"model": {**MODEL, "vocab_size": 9}}, "vocab_size=9 follows from the tokenizer; remove this key"),
         ({"pooling": "sum"}, r"pooling: Input should be 'cls', 'mean'.* \(is 'sum'\)"),
         ({"heads": 3}, r"heads: Extra inputs are not permitted \(is 3\); the keys are model, tokenizer, pooling"),
         ({"tokenizer": "nowhere"}, "tokenizer='nowhere' is neither `bytes` nor a folder with a tokenizer.json"),
-        ({"weights": "nowhere.safetensors"}, "nowhere.safetensors' is no safetensors file .*; leave `weights` out to have them drawn"),
+        ({"weights": "nowhere.safetensors"}, "nowhere.safetensors' is not a safetensors file .*; without `weights` the weights are random"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_value_and_the_choices(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
@@ -108,5 +108,5 @@ def test_weights_of_another_encoder_are_refused(tmp_path: Path) -> None:
 
 def test_its_attention_is_not_swapped(tmp_path: Path) -> None:
     build_encoder(described(tmp_path), tmp_path / "a")
-    with pytest.raises(CheckpointError, match="attention='linear' cannot replace vq, of which the encoder is made"):
+    with pytest.raises(CheckpointError, match="attention='linear' cannot replace the encoder's vq"):
         load_checkpoint(tmp_path / "a", attention="linear")

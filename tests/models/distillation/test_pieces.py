@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from models.distillation.collect import collect
-from models.distillation.pieces import Piece, pieces, translated
-from models.training.corpus import CorpusError, Document
+from models.distillation.pieces import TextPiece, pieces, translated
+from models.training.corpus import CorpusError, TextDocument
 
 CODE = '''"""Reads tables. It does so row by row."""
 
@@ -35,7 +35,7 @@ Short.
 
 def kinds(file: str, text: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for piece in pieces(Document(package="p", file=file, text=text)):
+    for piece in pieces(TextDocument(package="p", file=file, text=text)):
         found.setdefault(piece.kind, []).append(piece.text)
     return found
 
@@ -67,7 +67,7 @@ def test_python_that_does_not_parse_gives_nothing_but_its_length() -> None:
 def test_messages_in_other_scripts(tmp_path: Path) -> None:
     file = tmp_path / "messages.mo"
     write_catalogue(file, {"yes": "да", "A table has rows": "В таблице есть строки", "Rows": "Die Zeilen der Tabelle"})
-    assert list(translated(file, "p")) == [Piece("scripts", "p", "В таблице есть строки")]
+    assert list(translated(file, "p")) == [TextPiece("scripts", "p", "В таблице есть строки")]
 
 
 def test_no_text_is_in_both_splits(data: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import spearmanr
 
 from models.checkpoints.published import load_checkpoint
-from models.distillation.batches import Batches, TextError, cut_into_batches, padded, read_pieces
+from models.distillation.batches import TextBatches, TextError, cut_into_batches, padded, read_pieces
 from models.distillation.config import DistillationConfig
 from models.distillation.evaluation import by_kind, by_length, likeness, spearman
 from models.distillation.objectives import Embedder, end_to_end_loss, teachers_layers, transfer_loss
@@ -50,7 +50,7 @@ def test_new_parameters_are_the_maps_and_gains(pair: tuple[Embedder, Embedder]) 
 
 
 def test_teachers_and_layers_that_do_not_fit_are_refused(teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="a teacher is an encoder with softmax attention"):
+    with pytest.raises(CheckpointError, match="the teacher must be an encoder with softmax attention"):
         with_attention(load_checkpoint(tiny_classifier(tmp_path)), "hybrid", {}, 100)
     with pytest.raises(CheckpointError, match="projections of other shapes"):
         with_attention(load_checkpoint(teacher), "narrow", {}, 100)
@@ -82,13 +82,13 @@ def test_batches_hold_all_texts_within_the_bound_and_are_a_function_of_the_step(
     cut = cut_into_batches(texts, tokens=128)
     assert sorted(i for batch in cut for i in batch) == list(range(len(texts)))
     assert all(len(batch) * max(len(texts[i]) for i in batch) <= 128 for batch in cut)
-    batches = Batches(texts, tokens=128, shortest=20, seed=0)
+    batches = TextBatches(texts, tokens=128, shortest=20, seed=0)
     ids, mask = batches(3)
-    assert torch.equal(ids, Batches(texts, tokens=128, shortest=20, seed=0)(3)[0])
+    assert torch.equal(ids, TextBatches(texts, tokens=128, shortest=20, seed=0)(3)[0])
     assert mask.sum(1).min() >= 20
     assert (ids[mask == 0] == 0).all()
     with pytest.raises(TextError, match="none of 57 texts has shortest=100 tokens"):
-        Batches(texts, tokens=128, shortest=100, seed=0)
+        TextBatches(texts, tokens=128, shortest=100, seed=0)
 
 
 def test_a_folder_without_pieces_names_the_command(tmp_path: Path) -> None:

@@ -193,10 +193,10 @@ def test_too_many_tokens_are_refused_with_the_limit() -> None:
         ({"norm": "between"}, "norm='between' is not one of post, pre"),
         ({"windows": (3,)}, "windows has 1 entries for n_layers=2"),
         ({"positions": "rotary", "position_padding_id": 1}, "position_padding_id=1 needs learned positions"),
-        ({"attention_options": {"window": 3}}, "attention_options of softmax hold 'window', which is not one of none"),
-        ({"attention": "linear", "positions": "rotary"}, "attention='linear' has no form with rotary positions"),
-        ({"attention": "linear", "windows": (None, 3)}, "has no form with local windows"),
-        ({"attention": "linear", "n_relative_buckets": 32}, "has no form with a relative position bias"),
+        ({"attention_options": {"window": 3}}, "attention_options of softmax has 'window', which is not one of none"),
+        ({"attention": "linear", "positions": "rotary"}, "attention='linear' does not support rotary positions"),
+        ({"attention": "linear", "windows": (None, 3)}, "does not support local windows"),
+        ({"attention": "linear", "n_relative_buckets": 32}, "does not support a relative position bias"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(changes: dict, message: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
-from models.encoder_decoder.recurrent import RecurrentEncoderDecoder, turned
+from models.encoder_decoder.recurrent import RecurrentEncoderDecoder, reversal_indices
 from models.parts.positions import Rotation
 from tests.models.encoder_decoder.tiny import KINDS, RECURRENT, TRANSFORMER, VOCABULARY, sources, tiny
 
@@ -116,7 +116,7 @@ def test_one_source_token_takes_all_attention_and_order_after_reading_none(kind:
 
 def test_a_row_read_backwards() -> None:
     _, mask = sources(4, 2)
-    assert turned(mask).tolist() == [[3, 2, 1, 0], [1, 0, 2, 3]]
+    assert reversal_indices(mask).tolist() == [[3, 2, 1, 0], [1, 0, 2, 3]]
 
 
 @pytest.mark.parametrize(

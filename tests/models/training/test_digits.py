@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from models.checkpoints.decoder import load_decoder
 from models.training.config import TrainingConfig, read_config
-from models.training.corpus import Document, Tokens, open_tokens, write_texts
+from models.training.corpus import TextDocument, Tokens, open_tokens, write_texts
 from models.training.pictures import digits
 from models.training.start import train_decoder
 from models.training.text.evaluation import evaluate
@@ -25,18 +25,18 @@ CONFIG = Path(digits.__file__).parents[1] / "configs" / "digits.yaml"
 
 
 @pytest.fixture(scope="module")
-def splits() -> dict[str, list[Document]]:
+def splits() -> dict[str, list[TextDocument]]:
     return digits.pictures()
 
 
-def levels(document: Document) -> np.ndarray:
+def levels(document: TextDocument) -> np.ndarray:
     return np.array([digits.LETTERS.index(letter) for letter in document.text[1:]]).reshape(digits.SIDE, digits.SIDE)
 
 
 # The digits
 
 
-def test_a_tenth_of_the_originals_is_held_out_and_all_are_there(splits: dict[str, list[Document]]) -> None:
+def test_a_tenth_of_the_originals_is_held_out_and_all_are_there(splits: dict[str, list[TextDocument]]) -> None:
     originals = {split: {document.file.partition("-")[0] for document in documents} for split, documents in splits.items()}
     assert {split: len(found) for split, found in originals.items()} == {"train": 1617, "held_out": 180}
     assert originals["train"].isdisjoint(originals["held_out"])
@@ -45,7 +45,7 @@ def test_a_tenth_of_the_originals_is_held_out_and_all_are_there(splits: dict[str
     assert {document.package for document in splits["held_out"]} == {f"digit {digit}" for digit in range(10)}
 
 
-def test_a_document_is_its_digit_and_a_letter_for_each_pixel(splits: dict[str, list[Document]]) -> None:
+def test_a_document_is_its_digit_and_a_letter_for_each_pixel(splits: dict[str, list[TextDocument]]) -> None:
     _, shown = load_digits(return_X_y=True)
     for document in splits["held_out"]:
         assert len(document.text) == 1 + 28 * 28
@@ -53,7 +53,7 @@ def test_a_document_is_its_digit_and_a_letter_for_each_pixel(splits: dict[str, l
         assert set(document.text[1:]) <= set(digits.LETTERS)
 
 
-def test_the_straight_picture_is_the_original_enlarged(splits: dict[str, list[Document]]) -> None:
+def test_the_straight_picture_is_the_original_enlarged(splits: dict[str, list[TextDocument]]) -> None:
     """Each original pixel, seen through the middle of the 3x3 that it became, and nothing in the margin."""
     pixels, _ = load_digits(return_X_y=True)
     for document in splits["held_out"]:
@@ -64,7 +64,7 @@ def test_the_straight_picture_is_the_original_enlarged(splits: dict[str, list[Do
         assert not picture[:, -1].any()
 
 
-def test_variants_are_near_the_straight_picture_and_not_the_same(splits: dict[str, list[Document]]) -> None:
+def test_variants_are_near_the_straight_picture_and_not_the_same(splits: dict[str, list[TextDocument]]) -> None:
     for first in range(0, 150, digits.VARIANTS):
         straight, *others = map(levels, splits["train"][first : first + digits.VARIANTS])
         assert len({other.tobytes() for other in others}) == len(others)
@@ -79,7 +79,7 @@ def _centre(picture: np.ndarray, axis: int) -> float:
     return float((along * np.arange(len(along))).sum() / along.sum())
 
 
-def test_the_same_pictures_every_time(splits: dict[str, list[Document]]) -> None:
+def test_the_same_pictures_every_time(splits: dict[str, list[TextDocument]]) -> None:
     assert digits.pictures() == splits
 
 
@@ -100,10 +100,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pictures")
     random = np.random.default_rng(0)
 
-    def pictures(n: int) -> list[Document]:
+    def pictures(n: int) -> list[TextDocument]:
         drawn = [(i % 2, random.integers(2, size=6) + 2 * (i % 2)) for i in range(n)]
         texts = [f"{prompt}{''.join(LETTERS[level] for level in picture)}" for prompt, picture in drawn]
-        return [Document(package=f"digit {text[0]}", file=str(i), text=text) for i, text in enumerate(texts)]
+        return [TextDocument(package=f"digit {text[0]}", file=str(i), text=text) for i, text in enumerate(texts)]
 
     splits = {"train": pictures(200), "held_out": pictures(10)}
     sources = digits.sources(splits) | {"image": {"width": 3, "height": 2, "letters": LETTERS, "prompts": ["0", "1"]}}

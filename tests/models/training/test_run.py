@@ -129,7 +129,7 @@ def test_runs_side_by_side(runs: dict[str, Path], tmp_path: Path) -> None:
 
 def test_runs_that_cannot_be_compared(runs: dict[str, Path], tmp_path: Path) -> None:
     one = runs["causal_linear"]
-    with pytest.raises(CompareError, match="two runs have one name"):
+    with pytest.raises(CompareError, match="two runs have the same name"):
         compare([one, one], tmp_path)
     with pytest.raises(CompareError, match=r"run\.json is missing"):
         compare([one, tmp_path], tmp_path)

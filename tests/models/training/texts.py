@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from models.training.corpus import Document, write_texts
+from models.training.corpus import TextDocument, write_texts
 
 VERBS = ("read", "write", "merge", "split", "close", "open")
 NOUNS = ("table", "index", "file", "user", "queue", "node")
@@ -36,10 +36,10 @@ SOURCES = {
 }
 
 
-def documents(packages: tuple[str, ...], *, files: int, seed: int) -> list[Document]:
+def documents(packages: tuple[str, ...], *, files: int, seed: int) -> list[TextDocument]:
     drawn = random.Random(seed)
     return [
-        Document(package=package, file=f"{package}/{i}.py", text="".join(_function(drawn) for _ in range(drawn.randrange(2, 9))))
+        TextDocument(package=package, file=f"{package}/{i}.py", text="".join(_function(drawn) for _ in range(drawn.randrange(2, 9))))
         for package in packages
         for i in range(files)
     ]

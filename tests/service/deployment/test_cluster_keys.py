@@ -77,5 +77,5 @@ def test_a_gateway_takes_the_keys_of_its_node(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_gateway_without_the_keys_of_its_head_does_not_start() -> None:
-    with pytest.raises(SettingsError, match="give it to every node"):
+    with pytest.raises(SettingsError, match="set it on every node"):
         with_keys(freeze(Settings()))

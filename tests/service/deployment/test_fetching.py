@@ -248,11 +248,11 @@ def traversal(bundle: Path) -> bytes:
         (LARGEST, lambda bundle: bytes((bundle / LARGEST).stat().st_size), r"sha256 differs"),
         (LARGEST, lambda bundle: (bundle / LARGEST).read_bytes() + b"x", r"more than the \d+ bytes"),
         (LARGEST, lambda bundle: (bundle / LARGEST).read_bytes()[:-1], r"stopped at \d+ of \d+ bytes, 5 times"),
-        (contract.MANIFEST, lambda bundle: b"<html>sign in</html>", r"is no bundle"),
-        (contract.MANIFEST, lambda bundle: b" " * (contract.MOST_JSON_BYTES + 1), r"the most of a manifest"),
-        (contract.MANIFEST, traversal, r"is no bundle: .*files\.\d+\.name"),
-        (contract.MANIFEST, lambda bundle: changed_manifest(bundle, size_bytes=2**50), r"--max-gib allows more"),
-        (contract.MANIFEST, lambda bundle: changed_manifest(bundle, name="absent"), r"absent does not exist|is no bundle"),
+        (contract.MANIFEST, lambda bundle: b"<html>sign in</html>", r"is not a bundle"),
+        (contract.MANIFEST, lambda bundle: b" " * (contract.MOST_JSON_BYTES + 1), r"the limit for a manifest"),
+        (contract.MANIFEST, traversal, r"is not a bundle: .*files\.\d+\.name"),
+        (contract.MANIFEST, lambda bundle: changed_manifest(bundle, size_bytes=2**50), r"allow more with --max-gib"),
+        (contract.MANIFEST, lambda bundle: changed_manifest(bundle, name="absent"), r"absent does not exist|is not a bundle"),
     ],
     ids=["changed", "longer", "shorter", "a page", "endless", "traversal", "too large", "missing file"],
 )
@@ -284,10 +284,10 @@ def test_what_is_there_and_no_bundle_is_not_replaced(server: Server, tmp_path: P
     (models / "tiny").mkdir(parents=True)
     (models / "tiny" / "notes").write_text("mine")
     other.mkdir()
-    with pytest.raises(FetchError, match="is no bundle: it is not replaced"):
+    with pytest.raises(FetchError, match="is not a bundle, so it is not replaced"):
         fetched(f"{server.url}/tiny", models)
     (models / "link").symlink_to(other)
-    with pytest.raises(FetchError, match="is no bundle: it is not replaced"):
+    with pytest.raises(FetchError, match="is not a bundle, so it is not replaced"):
         fetched(f"link={server.url}/tiny", models)
     (models / ".free.partial").symlink_to(other)
     fetched(f"free={server.url}/tiny", models)
@@ -295,7 +295,7 @@ def test_what_is_there_and_no_bundle_is_not_replaced(server: Server, tmp_path: P
     (partial := models / ".last.partial").mkdir()
     shutil.copy(server.folder / "tiny" / contract.MANIFEST, partial)
     (partial / LARGEST).symlink_to(other / "elsewhere")
-    with pytest.raises(FetchError, match="is no regular file"):
+    with pytest.raises(FetchError, match="is not a regular file"):
         fetched(f"last={server.url}/tiny", models)
     assert list(other.iterdir()) == []
 
@@ -304,7 +304,7 @@ def test_what_is_there_and_no_bundle_is_not_replaced(server: Server, tmp_path: P
     ("url", "words"),
     [
         ("https://host/model?X-Amz-Signature=secret", "has a query"),
-        ("https://user:secret@host/model", "credentials by the environment"),
+        ("https://user:secret@host/model", "credentials in environment variables"),
         ("ftp://host/model", "ftp is not known"),
         ("https://host/model#9f86d0", "after # comes sha256:"),
         ("https://host/", "is no name for a folder"),
@@ -361,7 +361,7 @@ def test_a_bundle_comes_from_a_mounted_volume(decoder_bundle: Path, tmp_path: Pa
     shutil.copytree(decoder_bundle, tmp_path / "volume")
     (tmp_path / "volume" / LARGEST).unlink()
     (tmp_path / "volume" / LARGEST).symlink_to(decoder_bundle / LARGEST)
-    with pytest.raises(FetchError, match="link out of the bundle"):
+    with pytest.raises(FetchError, match="link to a place outside the bundle"):
         fetched(str(tmp_path / "volume"), tmp_path / "models")
     with pytest.raises(FetchError, match=r"manifest\.json is missing\.$"):
         fetched(str(tmp_path / "nowhere"), tmp_path / "models")

@@ -36,7 +36,7 @@ def encoder(tmp_path: Path) -> Path:
 def test_gpus_are_counted_as_encoders_fit_them(encoder: Path, settings: dict[str, Any], needed: int) -> None:
     asked = Settings(bundles=(encoder,), **settings)
     check_gpus(asked, needed)
-    with pytest.raises(StartFailed, match=f"need {needed} GPUs, and this machine has {needed - 1}"):
+    with pytest.raises(StartFailed, match=f"need {needed} GPUs, but this machine has {needed - 1}"):
         check_gpus(asked, needed - 1)
 
 
@@ -48,11 +48,11 @@ def test_who_asks_for_no_gpu_needs_none(encoder: Path, settings: dict[str, Any])
 def test_generators_need_gpus_as_encoders_do(encoder: Path, decoder_bundle: Path) -> None:
     alone = Settings(bundles=(decoder_bundle,), provider="cuda", generators=2)
     check_gpus(alone, 2)
-    with pytest.raises(StartFailed, match="generators=2 and replica_gpus=1 need 2 GPUs, and this machine has 1"):
+    with pytest.raises(StartFailed, match="generators=2 and replica_gpus=1 need 2 GPUs, but this machine has 1"):
         check_gpus(alone, 1)
     beside = Settings(bundles=(encoder, decoder_bundle), replica_gpus=0.5, generators=2, max_generators=4)
     check_gpus(beside, 3)
-    with pytest.raises(StartFailed, match=r"encoders=1, generators=4 and replica_gpus=0.5 need 3 GPUs, and this machine has 2"):
+    with pytest.raises(StartFailed, match=r"encoders=1, generators=4 and replica_gpus=0.5 need 3 GPUs, but this machine has 2"):
         check_gpus(beside, 2)
 
 

@@ -57,7 +57,7 @@ async def test_waits_end_with_the_deadline_and_are_few(bundle: Path) -> None:
         await maps.of(bundle, manifest, [2, 3], [0], time.monotonic() - 1)
     waiting = [asyncio.create_task(maps.of(bundle, manifest, [2, 3], [0])) for _ in range(_MOST_WAITING)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match=f"{_MOST_WAITING} texts wait for their attention already"):
+    with pytest.raises(Overloaded, match=f"{_MOST_WAITING} texts already wait for their attention weights"):
         await maps.of(bundle, manifest, [2, 3], [0])
     assert all(len(found) == 1 for found in await asyncio.gather(*waiting))
     maps.close()

@@ -221,6 +221,25 @@ async def test_known_tokens_follow_a_state_and_are_in_the_state_that_is_kept(ste
     assert np.frombuffer(line[0].ids, "<i4").tolist() == [7, *whole.token_ids]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"max_tokens": 6}, {"max_tokens": 50, "stop": ("k",)}, {"max_tokens": 50, "stop_token_ids": tuple(range(40, 80))}],
+    ids=["length", "stop", "id"],
+)
+async def test_a_run_that_was_lost_after_its_last_token_still_keeps_its_state(
+    steps: FakeSteps, tokenizer: Path, options: dict[str, Any]
+) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        whole, _ = await kept.run(5, 6, sampling=RANDOM, **options)
+        end, state = await kept.run(5, 6, sampling=RANDOM, known=whole.token_ids, **options)
+        assert end == Delta("", finish_reason=whole.finish_reason, stop_reason=whole.stop_reason)
+        assert (await kept.record(state)).position == 2 + len(whole.token_ids)
+        rest, _ = await kept.run(start=state, max_tokens=5)
+        assert list(rest.token_ids) == steps.expected((5, 6, *whole.token_ids), 5)
+        with pytest.raises(InvalidRequest, match="the run has ended"):
+            await kept.run(5, 6, sampling=RANDOM, known=(*whole.token_ids, 9), **options)
+
+
 async def test_a_run_that_had_ended_cannot_go_on(steps: FakeSteps, tokenizer: Path) -> None:
     async with keeping(steps, tokenizer) as kept:
         whole = await tokens_of(kept.engine.submit(ask(5, max_tokens=3)))

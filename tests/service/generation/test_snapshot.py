@@ -60,6 +60,39 @@ def test_a_bad_state_is_refused_with_the_reason(state: State, words: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("holds", "good", "bad"),
+    [
+        ("sums", [[1e-9, 1]], [[0, 1]]),
+        ("sums_in_last_column", [[-1, 0], [0, 2]], [[1, 0], [1, 0]]),
+        ("sums_in_last_column", [[-1, 1e-9]], [[1, -1e-9], [1, 2]]),
+        ("count", [[1, 4]], [[1, 5]]),
+        ("count", [[4]], [[0]]),
+        ("count", [[4]], [[1.5]]),
+        (None, [[-1, 0]], None),
+    ],
+)
+def test_numbers_are_what_the_manifest_promises_of_them(holds: contract.Holds | None, good: Any, bad: Any) -> None:
+    for numbers, words in ((good, None), (bad, "state_0_S")):
+        if numbers is None:
+            continue
+        S = np.array([numbers], np.float32)  # (H, D, ..), one head
+        spec = contract.StateTensor(name="state_0_S", shape=S.shape, holds=holds)
+        decoder = DECODER.model_copy(update={"states": (spec, DECODER.states[1])})
+        changed(tensors=(0 * S, 0 * Z), position=0).check(decoder, VOCAB_SIZE, "ours")
+        if words is None:
+            changed(tensors=(S, Z)).check(decoder, VOCAB_SIZE, "ours")
+        else:
+            with pytest.raises(InvalidRequest, match=words):
+                changed(tensors=(S, Z)).check(decoder, VOCAB_SIZE, "ours")
+
+
+def test_a_position_beyond_those_of_the_model_is_refused() -> None:
+    GOOD.check(DECODER.model_copy(update={"n_positions": 4}), VOCAB_SIZE, "ours")
+    with pytest.raises(InvalidRequest, match="its position is 4, and the most is 3"):
+        GOOD.check(DECODER.model_copy(update={"n_positions": 3}), VOCAB_SIZE, "ours")
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"start": 5}, "position 4 is none of a run that began at 5, with 2 prompt tokens and 2 drawn"),

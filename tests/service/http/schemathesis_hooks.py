@@ -13,6 +13,7 @@ REFUSED = {
     "/v2/embed": ("images", "inputs"),
 }
 ENCODER = "all-MiniLM-L6-v2"
+STATE = "kept"  # the test makes it
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
 
 
@@ -46,4 +47,6 @@ def map_body(context: Any, body: Any) -> Any:
 def map_path_parameters(context: Any, path_parameters: Any) -> Any:
     if path_parameters and "model" in path_parameters:
         path_parameters["model"] = ENCODER
+    if path_parameters and len(path_parameters.get("state", "")) % 2:
+        path_parameters["state"] = STATE
     return path_parameters

@@ -6,7 +6,7 @@ import pytest
 
 from service.call import Call
 from service.errors import RateLimited
-from service.http.tenants import Limits, Rate, Tenant, duration
+from service.http.tenants import Rate, Tenant, TenantLimits, duration
 
 
 class Clock:
@@ -24,7 +24,7 @@ def clock() -> Clock:
 
 def tenant(clock: Clock, **limits: object) -> Tenant:
     made = Tenant("acme", clock=clock)
-    made.limit(Limits(**limits))  # type: ignore[arg-type]
+    made.limit(TenantLimits(**limits))  # type: ignore[arg-type]
     return made
 
 
@@ -102,13 +102,13 @@ def test_a_new_limit_keeps_what_was_used(clock: Clock) -> None:
     acme = tenant(clock, requests=Rate(10, 60.0))
     for _ in range(10):
         acme.admit()
-    acme.limit(Limits(requests=Rate(100, 60.0)))
+    acme.limit(TenantLimits(requests=Rate(100, 60.0)))
     with pytest.raises(RateLimited):
         acme.admit()
-    acme.limit(Limits(requests=Rate(5, 60.0)))
+    acme.limit(TenantLimits(requests=Rate(5, 60.0)))
     clock.now += 3600
     assert told(acme)["remaining-requests"] == "5"
-    acme.limit(Limits())
+    acme.limit(TenantLimits())
     assert told(acme) == {}
     acme.admit()
 

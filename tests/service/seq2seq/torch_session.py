@@ -19,7 +19,7 @@ class TorchSession:
         c = model.config
         self.model, self.vocab_size, self.max_source = model, c.vocab_size, c.max_source
         graph = contract.Graph(file="reader.onnx", opset=20, inputs=(), outputs=(), operators={}, optimisation="none")
-        self.both = contract.EncoderDecoder(
+        self.both = contract.EncoderDecoderFields(
             reader=graph, begin_token_id=c.begin_token_id, end_token_id=c.end_token_id, max_output=c.max_output, parameters=0
         )
         self.sizes: list[tuple[int, int]] = []

@@ -1,12 +1,21 @@
 """Every engine of states, for the tests of what all of them promise."""
 
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 
+from service.deployment.ports import free_port
+from service.states.redis import RedisEngine
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
+
+PASSWORD = "secret-of-redis"
 
 
 class Clock:
@@ -19,12 +28,73 @@ class Clock:
         return self.now
 
 
+class RedisServer:
+    """A Redis of the tests' own, with a password and an append-only file, or a cluster of one node."""
+
+    def __init__(self, program: str, folder: Path, *, clustered: bool = False) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--requirepass", PASSWORD, "--dir", str(folder)]
+        self._command += ["--save", "", "--appendonly", "yes", "--appendfsync", "no"]
+        self._command += ["--cluster-enabled", "yes"] if clustered else []
+        self.start()
+        if clustered:
+            self.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            _wait_for(lambda: self.client.cluster("info")["cluster_state"] == "ok")
+
+    def start(self) -> None:
+        """Start it, with what it has on disk."""
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        self.client = redis.Redis(port=self.port, password=PASSWORD)
+        _wait_for(self.client.ping)
+
+    def kill(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def _wait_for(ready: Callable[[], object]) -> None:
+    """AssertionError if Redis is not ready within seconds."""
+    for _ in range(400):
+        try:
+            if ready():
+                return
+        except redis.ConnectionError:  # also while it loads its file
+            pass
+        time.sleep(0.025)
+    raise AssertionError("Redis is not ready")
+
+
+@contextmanager
+def redis_server_in(folder: Path, *, clustered: bool = False) -> Iterator[RedisServer]:
+    """A Redis with its files in the folder. Skips the test if there is no Redis on this machine."""
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        pytest.skip("needs Redis: apt-get install redis-server")
+    server = RedisServer(program, folder, clustered=clustered)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server_in(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with redis_server_in(tmp_path_factory.mktemp("redis-cluster"), clustered=True) as server:
+        yield server
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(params=["memory", "folder", "redis_server", "redis_cluster"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Callable[[], GroupingEngine]]:
     """Opens the store; again, where it outlives its process."""
     made: list[GroupingEngine] = []
@@ -32,7 +102,13 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iter
     def open_() -> GroupingEngine:
         if request.param == "memory" and made:
             return made[0]
-        made.append(SqliteEngine(None if request.param == "memory" else tmp_path / "states", clock=clock))
+        if request.param.startswith("redis"):
+            server = request.getfixturevalue(request.param)
+            if not made:
+                server.client.flushall()
+            made.append(RedisEngine(server.url, password=PASSWORD, clock=clock))
+        else:
+            made.append(SqliteEngine(None if request.param == "memory" else tmp_path / "states", clock=clock))
         return made[-1]
 
     yield open_

@@ -223,6 +223,9 @@ def test_the_quota_of_one_tenant_evicts_nothing_of_another(engine: GroupingEngin
 
 
 def test_a_group_is_kept_as_a_whole_or_not_at_all(engine: GroupingEngine, clock: Clock) -> None:
+    if engine.group_size == 1:
+        pytest.skip("this engine keeps its calls one by one")
+
     class Stop(Exception):
         pass
 

@@ -17,7 +17,7 @@ from service.dialects.openai.responses.said import Said, Saying
 from service.dialects.states import turns
 from service.dialects.states.finding import store_of
 from service.dialects.states.keeping import quota_of
-from service.errors import DocumentMoved, NotReady, Overloaded, ServiceError, StoreFailed
+from service.errors import DocumentMoved, Overloaded, ServiceError, StoreFailed
 from service.generation.runs import Runs
 from service.http.edge import INTERNAL_ERROR
 from service.states.store import GroupingEngine
@@ -108,13 +108,7 @@ class Live:
             self.call.tenant.settle(self.call, 200)
 
     async def _generate(self) -> None:
-        try:
-            await self._run(streamed=self._streamed)
-        except NotReady as error:  # the replica is lost; once only, because the request itself may have crashed it
-            if not error.elsewhere:
-                raise
-            self._begin_saying(self._saying)
-            await self._run(streamed=False)
+        await self._run()
         status = "completed" if self._saying.finish_reason == "stop" else "incomplete"
         state = turns.kept(self._prepared.request)
         await self._end(
@@ -124,11 +118,11 @@ class Live:
             **({} if state is None else {"state": state}),
         )
 
-    async def _run(self, *, streamed: bool) -> None:
+    async def _run(self) -> None:
         """Generate up to the last token."""
         settings = self._catalog.settings
         asked = replace(self._prepared.request, known=tuple(self._saying.ids))
-        runs = await Runs.submit(self._prepared.model, [asked], self.call, n=1, prompt_field="input", stream=streamed)
+        runs = await Runs.submit(self._prepared.model, [asked], self.call, n=1, prompt_field="input", stream=False)
         interval_s = settings.stream_interval_s if self._streamed or self.background else _UNHURRIED_S
         try:
             while not runs.done:

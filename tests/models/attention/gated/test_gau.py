@@ -147,5 +147,5 @@ def test_what_has_no_form_is_refused() -> None:
         GatedAttentionUnit(6, 2, normalisation="relu")
     with pytest.raises(ValueError, match="normalisation='length' is not one of valid, softmax, softmax_plus, which have a causal form"):
         CausalGatedAttentionUnit(6, 2, normalisation="length")
-    with pytest.raises(ValueError, match="GatedAttentionUnit has no form"):
+    with pytest.raises(ValueError, match="GatedAttentionUnit supports no"):
         GatedAttentionUnit(6, 2)(torch.ones(1, 3, 6), pair_mask=torch.ones(3, 3, dtype=torch.bool))

@@ -73,7 +73,7 @@ def test_projections_are_stacked_queries_first() -> None:
 def test_what_the_block_has_no_place_for_is_refused() -> None:
     norm, attention = nn.LayerNorm(D), SoftmaxAttention(D, 3)
     nn.init.constant_(attention.to_q.bias, 0.25)
-    with pytest.raises(ValueError, match=r"to_q has a bias of up to 0.25, and the fused block none"):
+    with pytest.raises(ValueError, match=r"to_q has a bias of up to 0.25, which the fused block cannot store"):
         from_separate(norm, attention)
     norm, attention = to_separate(make(1, D))
     nn.init.constant_(attention.to_out.bias, 0.5)

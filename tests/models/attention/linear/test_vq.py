@@ -170,7 +170,7 @@ def test_the_codebook_moves_by_gamma_towards_the_means_of_its_keys() -> None:
     _, k, _, codes = example()
     z = book.nearest(k, codes)
     mask = torch.arange(9) < torch.tensor([6, 2])[:, None]
-    sums, counts = book.moved(codes, torch.ones(H, Z).double(), k, z, key_mask=mask, decay=0.9)
+    sums, counts = book.updated_sums(codes, torch.ones(H, Z).double(), k, z, key_mask=mask, decay=0.9)
     for h in range(H):
         for s in range(Z):
             own = [k[b, h, j] for b in range(2) for j in range(9) if mask[b, j] and z[b, h, j] == s]

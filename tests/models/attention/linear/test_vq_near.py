@@ -62,5 +62,5 @@ def test_gradients() -> None:
 
 def test_distances_of_no_two_blocks_are_refused() -> None:
     q, codes, v, codebook, bias = drawn(4)
-    with pytest.raises(ValueError, match="bias has 5 distances; give as many as two blocks have"):
+    with pytest.raises(ValueError, match="bias has 5 distances, an odd number; give as many as two blocks have"):
         attend_causal_to_codes_and_near(q, codes, v, codebook, bias[:, :5])

@@ -94,5 +94,5 @@ def test_what_does_not_fit_is_refused() -> None:
         DifferentialAttention(D, H, depth=0)
     layer = DifferentialAttention(6, 1)
     assert not layer.capabilities.rotates
-    with pytest.raises(ValueError, match="DifferentialAttention has no form for a rotation"):
+    with pytest.raises(ValueError, match="DifferentialAttention supports no rotation"):
         layer(torch.zeros(1, 2, 6), rotation=RotationTable(2, 6, base=100.0)(torch.arange(2)))

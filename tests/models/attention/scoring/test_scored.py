@@ -79,5 +79,5 @@ def test_rotated_scores_know_distances_only_or_the_rotation_is_refused(name: str
         assert (layer(x, rotation=there) - y).abs().max() <= EXACT
         assert (layer(x) - y).abs().max() > 1e-3
     else:
-        with pytest.raises(ValueError, match="AdditiveAttention has no form for a rotation; add positions to the embeddings"):
+        with pytest.raises(ValueError, match="AdditiveAttention supports no rotation; add positions to the embeddings"):
             layer(x, rotation=here)

@@ -328,5 +328,5 @@ def test_what_does_not_fit_is_refused_with_the_values() -> None:
         CausalLSHAttention(8, 2, n_buckets=(8192, 8192))
     with pytest.raises(ValueError, match=r"n_buckets=\(4, 4\) needs rotations with 4 columns, not 2"):
         angular_buckets(random(1, 1, 2, D_K), draw_rotations(1, 1, D_K, 4, seed=0), (4, 4))
-    with pytest.raises(ValueError, match="no form for a rotation, a pair mask or a pair bias"):
+    with pytest.raises(ValueError, match="supports no rotation, pair mask or pair bias"):
         LSHAttention(8, 2)(torch.zeros(1, 4, 8), pair_mask=everything(4))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from models.encoder_decoder.checkpoint import load_encoder_decoder
-from models.encoder_decoder.search import Found, greedy
+from models.encoder_decoder.search import SearchOutputs, greedy
 from models.training.checkpoints import ResumeError
 from models.training.config import ConfigError, read_config
 from models.training.number_words.config import NumberWordsConfig
@@ -120,7 +120,7 @@ def test_exact_means_every_digit_and_the_end() -> None:
     numbers = [Example("en", number, "one") for number in (1, 11, 111)]
     assert exact(model, tokenizer, numbers, greedy) == [False, False, False]
     written = torch.tensor([[tokenizer.token_to_id("1"), model.config.end_token_id, model.config.end_token_id]])
-    assert exact(model, tokenizer, numbers, lambda model, source, mask: Found(written.expand(len(source), -1), None)) == [
+    assert exact(model, tokenizer, numbers, lambda model, source, mask: SearchOutputs(written.expand(len(source), -1), None)) == [
         True,
         False,
         False,

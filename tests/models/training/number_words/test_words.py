@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from models.training.number_words.batches import Batches, batch_of
+from models.training.number_words.batches import NumberWordsBatches, batch_of
 from models.training.number_words.evaluation import held_out_numbers
 from models.training.number_words.tokens import UNKNOWN, character_tokenizer
 from models.training.number_words.words import LANGUAGES, Example, draw, in_words, is_held_out, rounded
@@ -74,8 +74,8 @@ def test_a_batch_has_the_words_and_what_is_to_be_written(tokenizer) -> None:
 
 
 def test_batches_follow_from_seed_and_step_and_grow(tokenizer) -> None:
-    def batches(seed: int) -> Batches:
-        return Batches(tokenizer, batch=4, seed=seed, languages=("en", "de"), max_digits=6, all_digits_from=40)
+    def batches(seed: int) -> NumberWordsBatches:
+        return NumberWordsBatches(tokenizer, batch=4, seed=seed, languages=("en", "de"), max_digits=6, all_digits_from=40)
 
     one, other = batches(0), batches(0)
     later = one(17).source

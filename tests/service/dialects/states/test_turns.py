@@ -149,6 +149,19 @@ async def test_a_state_that_cannot_be_continued_is_refused(states: States, path:
 
 
 @paths
+async def test_an_answer_from_other_arithmetic_says_so(states: States, path: str) -> None:
+    states.engine.numerics = "elsewhere"
+    await states.make(name="doc")
+    states.engine.numerics = "fake"
+    for fields, told in (({"exact": "best_effort"}, "false"), ({}, None)):
+        for stream in (False, True) if told else (False,):
+            answer = await states.http.post(path, json={**BODIES[path], "state": "doc", "stream": stream, **fields})
+            assert answer.headers.get("x-state-exact") == told
+    child = await states.make("more", parent="doc", exact="best_effort")
+    assert child["exact"] is False
+
+
+@paths
 async def test_a_state_names_its_model(path: str) -> None:
     model = FakeGenerator("wordy")
     async with client(generator_app(FakeGenerator("first"), model)) as http:

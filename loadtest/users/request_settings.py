@@ -12,15 +12,15 @@ from loadtest.load import models
 
 
 @dataclass(frozen=True)
-class Asking:
-    """The settings of requests. `models` has the model for each task (embed, complete, chat, rerank); unsupported tasks are absent."""
+class RequestSettings:
+    """The settings of requests. `models`: task (embed, complete, chat, rerank) -> model. Tasks that no model supports are absent."""
 
     url: str
     models: Mapping[str, str]
     seed: int | None = None  # seed of texts and choices; None: random
     words: int | None = None  # length of each text to embed; None: a distribution
     max_tokens: int = 128  # limit for a stream
-    timeout_s: float = 120.0  # for the complete answer
+    timeout_s: float = 120.0  # limit for the complete answer
     key: str = ""
 
     @property
@@ -52,19 +52,19 @@ def add_key(parser: LocustArgumentParser) -> None:
     )
 
 
-def from_options(options: Any, host: str) -> Asking:
+def from_options(options: Any, host: str) -> RequestSettings:
     """Query the models and tasks of the service at `host`. Raises LoadtestError for a bad option, or if the service does not answer."""
     parts = urlsplit(host)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-        raise LoadtestError(f"the host is {host!r}, and it has to be http://NAME:PORT or https://NAME:PORT: give it with --host")
+        raise LoadtestError(f"the host {host!r} must have the form http://NAME:PORT or https://NAME:PORT: give it with --host")
     for name, least in (("words", 0), ("max_tokens", 1)):
         if (value := getattr(options, name)) < least:
-            raise LoadtestError(f"--{name.replace('_', '-')} is {value}, and {least} is the least")
+            raise LoadtestError(f"--{name.replace('_', '-')} is {value}, but must be at least {least}")
     if options.request_timeout <= 0:
-        raise LoadtestError(f"--request-timeout is {options.request_timeout:g}, and it has to be more than 0 seconds")
+        raise LoadtestError(f"--request-timeout is {options.request_timeout:g}, but must be above 0 seconds")
     url = host.rstrip("/")
     names = [name.strip() for name in options.model.split(",") if name.strip()] or models.names(url, options.api_key)
-    return Asking(
+    return RequestSettings(
         url=url,
         models=models.tasks(url, names, options.api_key),
         seed=options.seed or None,

@@ -1,0 +1,133 @@
+"""The same routes before a real decoder: its states give the tokens that the whole text gives, to the last digit."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from service.app import build_app
+from service.catalog import Catalog
+from service.settings import Settings
+
+pytestmark = pytest.mark.asyncio
+TEXT = "def mean(values):\n    total = 0\n"
+DRAWING = {"max_tokens": 12, "temperature": 1.0, "seed": 7, "logprobs": 3, "frequency_penalty": 0.5, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def where() -> None:
+    """A real engine in this process."""
+
+
+@pytest_asyncio.fixture
+async def http(decoder_bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
+    failed = asyncio.Event()
+    catalog = Catalog(Settings(bundles=(decoder_bundle,), threads=1))
+    app = build_app(catalog, on_failure=failed.set)
+    async with app.router.lifespan_context(app):
+        await catalog.warm.wait()
+        assert catalog.failure is None
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://attnserve", timeout=60) as made:
+            yield made
+
+
+async def done(http: httpx.AsyncClient, method: str, path: str, json: Any = None) -> Any:
+    answer = await http.request(method, path, json=json)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def drawn(http: httpx.AsyncClient, prompt: str, **fields: Any) -> Any:
+    """Text and log-probabilities of a completion."""
+    (choice,) = (await done(http, "POST", "/v1/completions", {"prompt": prompt, **DRAWING, **fields}))["choices"]
+    return choice["text"], choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"]
+
+
+async def tensors(http: httpx.AsyncClient, state: str) -> bytes:
+    """The tensors of a state, without what says where it comes from."""
+    answer = await http.get(f"/v1/states/{state}/blob")
+    assert answer.status_code == 200, answer.text
+    content = answer.content
+    return content[8 + int.from_bytes(content[:8], "little") :]
+
+
+async def test_a_text_drawn_from_a_state_is_that_of_the_whole_prompt(http: httpx.AsyncClient) -> None:
+    wanted = await drawn(http, TEXT + "    for")
+    state = await done(http, "POST", "/v1/states", {"prompt": TEXT})
+    child = await done(http, "POST", "/v1/states", {"prompt": "    for", "parent": state["id"]})
+    fork = await done(http, "POST", f"/v1/states/{child['id']}/fork")
+    assert await drawn(http, "    for", state=state["id"]) == wanted
+    assert await drawn(http, "", state=child["id"]) == await drawn(http, "", state=fork["id"]) == wanted
+
+
+async def test_what_was_kept_after_a_completion_continues_it(http: httpx.AsyncClient) -> None:
+    body = {"prompt": TEXT, **DRAWING, "temperature": 0, "store_state": True}
+    first = await done(http, "POST", "/v1/completions", body)
+    state = first["state"]["id"]
+    fed = len((await done(http, "POST", "/tokenize", {"prompt": TEXT, "model": "tiny-decoder"}))["tokens"])
+    assert (await done(http, "GET", f"/v1/states/{state}"))["position"] == fed + 12
+    ids = await done(http, "POST", "/v1/completions", {**body, "max_tokens": 20, "frequency_penalty": 0, "logprobs": None})
+    part = await done(http, "POST", "/v1/completions", {**body, "frequency_penalty": 0, "logprobs": None})
+    rest = await done(
+        http,
+        "POST",
+        "/v1/completions",
+        {**body, "prompt": "", "max_tokens": 8, "frequency_penalty": 0, "logprobs": None, "state": part["state"]["id"]},
+    )
+    assert part["choices"][0]["text"] + rest["choices"][0]["text"] == ids["choices"][0]["text"]
+    assert rest["usage"]["prompt_tokens"] == 0
+
+
+async def test_a_chat_continues_from_its_state(http: httpx.AsyncClient) -> None:
+    options = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+    said = [{"role": "user", "content": "Hi"}]
+    first = await done(http, "POST", "/v1/chat/completions", {"messages": said, **options, "store_state": {"name": "chat"}})
+    answer = first["choices"][0]["message"]["content"]
+    new = [{"role": "user", "content": "And?"}]
+    whole = await done(
+        http, "POST", "/v1/chat/completions", {"messages": [*said, {"role": "assistant", "content": answer}, *new], **options}
+    )
+    short = await done(http, "POST", "/v1/chat/completions", {"messages": new, "state": "chat", **options})
+    if "\ufffd" not in answer:  # else the text is not what the state has seen
+        assert short["choices"][0]["message"] == whole["choices"][0]["message"]
+    assert short["usage"]["prompt_tokens"] < whole["usage"]["prompt_tokens"]
+
+
+async def test_going_back_gives_the_bits_of_the_way_there(http: httpx.AsyncClient) -> None:
+    half = await done(http, "POST", "/v1/states", {"prompt": TEXT[:10]})
+    whole = await done(http, "POST", "/v1/states", {"prompt": TEXT[10:], "parent": half["id"], "name": "whole"})
+    middle = await done(http, "POST", "/v1/states", {"token_ids": (await ids(http))[: half["position"] + 3]})
+    back = await done(http, "POST", "/v1/states/whole/rewind", {"to": half["position"] + 3})
+    assert await tensors(http, back["id"]) == await tensors(http, middle["id"])
+    await done(http, "DELETE", f"/v1/states/{half['id']}")
+    again = await done(http, "POST", f"/v1/states/{whole['id']}/rewind", {"to": half["position"] + 3})
+    assert again["parent"] is None
+    assert await tensors(http, again["id"]) == await tensors(http, middle["id"])
+
+
+async def ids(http: httpx.AsyncClient) -> list[int]:
+    tokens: list[int] = (await done(http, "POST", "/tokenize", {"prompt": TEXT, "model": "tiny-decoder"}))["tokens"]
+    return tokens
+
+
+async def test_a_state_moves_by_its_bytes(http: httpx.AsyncClient) -> None:
+    state = await done(http, "POST", "/v1/states", {"prompt": TEXT})
+    content = (await http.get(f"/v1/states/{state['id']}/blob")).content
+    wanted = await drawn(http, "x", state=state["id"])
+    await done(http, "DELETE", f"/v1/states/{state['id']}")
+    put = await http.put("/v1/states/blob?name=moved", content=content)
+    assert put.status_code == 200, put.text
+    assert put.json()["position"] == state["position"]
+    assert await drawn(http, "x", state="moved") == wanted
+
+
+async def test_equal_requests_at_once_answer_one_state(http: httpx.AsyncClient) -> None:
+    body, headers = {"prompt": TEXT}, {"idempotency-key": "once"}
+    answers = await asyncio.gather(*(http.post("/v1/states", json=body, headers=headers) for _ in range(6)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert len((await done(http, "GET", "/v1/states"))["data"]) == 1

@@ -1,0 +1,155 @@
+"""The store in Redis: away and back, full, damaged, or set up in a way that loses states."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.errors import StateGone, StoreFailed
+from service.states.record import Document, Filter, NameChange, Quota, StateRecord, Usage, new_state_id
+from service.states.redis import RedisEngine
+from tests.service.states.conftest import PASSWORD, Clock, RedisServer, redis_server_in
+
+AMPLE = Quota(states=100, size=10**9)
+
+
+@pytest.fixture
+def engine(redis_server: RedisServer, clock: Clock) -> Iterator[RedisEngine]:
+    redis_server.client.flushall()
+    made = RedisEngine(redis_server.url, password=PASSWORD, clock=clock)
+    yield made
+    made.close()
+
+
+def record(tenant: str = "acme", **fields: object) -> StateRecord:
+    given = {"position": 7, "parent": None, "origin": "prompt", "created": 1.0, "used": 1.0, "model": "m", "fingerprint": "f"} | fields
+    return StateRecord(id=new_state_id(), tenant=tenant, numerics="n", **given)  # type: ignore[arg-type]
+
+
+def only(server: RedisServer, pattern: str) -> bytes:
+    (found,) = server.client.keys(pattern)
+    return bytes(found)
+
+
+def test_a_redis_that_is_back_has_all_and_is_used_again(tmp_path: Path) -> None:
+    with redis_server_in(tmp_path) as server:
+        engine = RedisEngine(server.url, password=PASSWORD)
+        kept = engine.put(record(), b"tensors", quota=AMPLE, name=NameChange("doc"))
+        server.kill()
+        begun = time.monotonic()
+        with pytest.raises(StoreFailed, match=r"Connection (refused|closed|reset)") as failed:
+            engine.get("acme", kept.id)
+        with pytest.raises(StoreFailed):
+            engine.usage("acme")
+        with pytest.raises(StoreFailed):
+            engine.due("run", 0.0, 5)
+        assert time.monotonic() - begun < 5
+        assert PASSWORD not in str(failed.value)
+        server.start()
+        assert engine.blob("acme", kept.id) == b"tensors"  # the script is loaded again
+        assert engine.name("acme", "doc").state == kept.id
+        engine.close()
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced(engine: RedisEngine, redis_server: RedisServer) -> None:
+    engine.put(record(), b"1", quota=AMPLE)
+    redis_server.client.client_kill_filter(_type="normal", skipme=True)
+    engine.put(record(), b"2", quota=AMPLE)
+    assert engine.usage("acme").states == 2
+
+
+@pytest.mark.parametrize("harm", ["flipped", "missing"])
+def test_damaged_bytes_are_set_apart_and_never_given(engine: RedisEngine, redis_server: RedisServer, harm: str) -> None:
+    state = engine.put(record(pinned=True), b"tensors", quota=AMPLE, name=NameChange("doc"))
+    fork = engine.put(record(parent=state.id, origin="fork"), None, quota=AMPLE)
+    key = only(redis_server, "*:blob:*")
+    if harm == "flipped":
+        redis_server.client.setrange(key, 0, b"T")
+    else:
+        redis_server.client.delete(key)
+    for each in (state.id, fork.id, fork.id):
+        with pytest.raises(StateGone, match="damaged"):
+            engine.blob("acme", each)
+    assert engine.usage("acme") == Usage()
+    assert engine.page("acme", Filter()) == []
+    apart = redis_server.client.keys("*:damaged:*")
+    assert [redis_server.client.get(each) for each in apart] == ([b"Tensors"] if harm == "flipped" else [])
+    again = engine.put(record(), b"tensors", quota=AMPLE)
+    assert engine.blob("acme", again.id) == b"tensors"
+
+
+def test_a_full_redis_refuses_writes_and_can_be_read_and_emptied(engine: RedisEngine, redis_server: RedisServer, clock: Clock) -> None:
+    states = [engine.put(record(expires=clock.now + 60), bytes([at]) * 1000, quota=AMPLE, name=NameChange("doc")) for at in range(3)]
+    engine.write(Document(kind="run", id="run_1", tenant="acme", body=b"{}"), 0, AMPLE)
+    before = engine.usage("acme")
+    redis_server.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreFailed, match="maxmemory"):
+            engine.put(record(), b"new", quota=AMPLE)
+        with pytest.raises(StoreFailed):
+            engine.write(Document(kind="run", id="run_1", tenant="acme", body=b"longer"), 1, AMPLE)
+        assert engine.usage("acme") == before
+        assert engine.blob("acme", states[0].id) == bytes(1000)
+        engine.delete("acme", states[0].id)
+        clock.now += 61
+        assert engine.sweep() == 2
+        engine.erase("acme", "run", "run_1", 1)
+        assert engine.usage("acme") == Usage()
+        assert redis_server.client.keys("*:blob:*") == []
+    finally:
+        redis_server.client.config_set("maxmemory", 0)
+
+
+def test_a_redis_that_may_evict_states_is_refused(redis_server: RedisServer) -> None:
+    redis_server.client.config_set("maxmemory", 10**9)
+    redis_server.client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(StoreFailed, match="set maxmemory-policy to noeviction; it is allkeys-lru"):
+            RedisEngine(redis_server.url, password=PASSWORD)
+    finally:
+        redis_server.client.config_set("maxmemory", 0)
+        redis_server.client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_no_message_has_the_password(redis_server: RedisServer) -> None:
+    port = redis_server.port
+    for url in (
+        f"redis://127.0.0.1:{port}",
+        "redis://127.0.0.1:1",
+        "redis://host:port",
+        "redis://127.0.0.1:0/x",
+        f"rediss://127.0.0.1:{port}",
+    ):
+        with pytest.raises(StoreFailed) as refused:
+            RedisEngine(url, password="another-secret")
+        assert "another-secret" not in str(refused.value)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(StoreFailed) as refused:
+        RedisEngine("redis://:hidden/secret@127.0.0.1:1/0")
+    assert "hidden" not in repr((refused.value, refused.value.__cause__))
+
+
+def test_a_store_of_another_version_is_refused(engine: RedisEngine, redis_server: RedisServer) -> None:
+    redis_server.client.set("attnserve:version", "99")
+    with pytest.raises(StoreFailed, match="version b'99', and this release reads b'1'"):
+        RedisEngine(redis_server.url, password=PASSWORD)
+
+
+def test_all_keys_of_a_tenant_are_on_one_node_of_a_cluster(engine: RedisEngine, redis_server: RedisServer) -> None:
+    engine.put(record("a{b}c"), b"1", quota=AMPLE)
+    keys = [key.decode() for key in redis_server.client.keys("*")]
+    assert len({key.split(":")[1] for key in keys if "{" in key}) == 1
+    assert sorted(key for key in keys if "{" not in key) == ["attnserve:tenants", "attnserve:version"]
+    assert not any("a{b}c" in key for key in keys)
+
+
+def test_a_long_line_and_many_states_are_read_in_parts(engine: RedisEngine) -> None:
+    parent = None
+    for at in range(450):
+        kept = engine.put(record(parent=parent, position=at), b"%d" % at, ids=b"%03d" % at, quota=Quota(states=1000, size=10**6))
+        parent = kept.id
+    line = engine.lineage("acme", kept.id)
+    assert [each.ids for each in line] == [b"%03d" % at for at in reversed(range(450))]
+    assert len(engine.page("acme", Filter(limit=430))) == 430
+    assert [each.position for each in engine.page("acme", Filter(metadata=(("no", "such"),)))] == []

@@ -1,0 +1,123 @@
+"""A store on its thread: calls share groups, failures stay with their calls, and the queue is bounded."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from service.errors import InvalidRequest, Overloaded, StoreFailed
+from service.settings import STATES_PASSWORD
+from service.states.opening import open_engine
+from service.states.record import Document, Quota
+from service.states.sqlite import SqliteEngine
+from service.states.store import GroupingEngine, Store
+from tests.service.states.conftest import PASSWORD, RedisServer
+
+QUOTA = Quota(states=10, size=10**6)
+
+
+class CountingEngine(SqliteEngine):
+    """In memory; counts its groups."""
+
+    groups = 0
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        self.groups += not self._db.in_transaction
+        with super().group():
+            yield
+
+
+@pytest.fixture
+def engine() -> CountingEngine:
+    return CountingEngine()
+
+
+@pytest.fixture
+def store(engine: CountingEngine) -> Iterator[Store]:
+    made = Store(engine)
+    yield made
+    made.close()
+
+
+def run(id: str) -> Document:
+    return Document(kind="run", id=id, tenant="acme", body=b"{}")
+
+
+def held(store: Store) -> threading.Event:
+    """Keeps the store's thread busy until the event is set."""
+    begun, free = threading.Event(), threading.Event()
+    store.submit(lambda engine: (begun.set(), free.wait(10)))
+    assert begun.wait(10)
+    return free
+
+
+def test_calls_that_wait_share_a_group(store: Store, engine: CountingEngine) -> None:
+    free = held(store)
+    futures = [store.submit(lambda engine, at=at: engine.write(run(f"run_{at}"), 0, QUOTA)) for at in range(10)]
+    before = engine.groups
+    free.set()
+    assert [future.result(10) for future in futures] == [1] * 10
+    assert engine.groups == before + 1
+
+
+def test_a_refused_call_leaves_the_others_of_its_group(store: Store) -> None:
+    def refuse(engine: GroupingEngine) -> None:
+        engine.write(run("run_2"), 0, QUOTA)
+        raise InvalidRequest("no")
+
+    free = held(store)
+    first = store.submit(lambda engine: engine.write(run("run_1"), 0, QUOTA))
+    second, third = store.submit(refuse), store.submit(lambda engine: 1 / 0)
+    free.set()
+    assert first.result(10) == 1
+    with pytest.raises(InvalidRequest):
+        second.result(10)
+    with pytest.raises(ZeroDivisionError):
+        third.result(10)
+    assert store.submit(lambda engine: engine.read("acme", "run", "run_1")).result(10).version == 1
+
+
+def test_a_failure_of_the_engine_fails_its_group(store: Store) -> None:
+    free = held(store)
+    first = store.submit(lambda engine: engine.write(run("run_1"), 0, QUOTA))
+    second = store.submit(lambda engine: engine._db.execute("SELECT * FROM missing"))  # type: ignore[attr-defined]
+    free.set()
+    for future in (first, second):
+        with pytest.raises(StoreFailed, match="no such table"):
+            future.result(10)
+    assert store.submit(lambda engine: engine.documents("acme", "run", None, 5)).result(10) == []
+
+
+def test_a_full_queue_refuses_calls(store: Store) -> None:
+    free = held(store)
+    futures = [store.submit(lambda engine: None) for _ in range(4096)]
+    with pytest.raises(Overloaded, match="4096 calls waiting"):
+        store.submit(lambda engine: None)
+    free.set()
+    for future in futures:
+        future.result(10)
+
+
+async def test_a_closed_store_has_carried_out_what_waited(engine: CountingEngine) -> None:
+    store = Store(engine)
+    free = held(store)
+    future = store.submit(lambda engine: engine.write(run("run_1"), 0, QUOTA))
+    free.set()
+    store.close()
+    assert future.result(0) == 1
+    with pytest.raises(StoreFailed, match="closed"):
+        await store.call(lambda engine: engine.usage("acme"))
+
+
+def test_the_store_of_a_url_is_redis(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreFailed, match="Authentication required"):
+        open_engine(redis_server.url)
+    monkeypatch.setenv(STATES_PASSWORD, PASSWORD)
+    engine = open_engine(redis_server.url)
+    assert type(engine).__name__ == "RedisEngine"
+    engine.close()

@@ -1,0 +1,179 @@
+"""An event loop with virtual time and a seeded scheduler: the same seed gives the same run, event by event.
+
+Nothing waits: if no callback is ready, the clock jumps to the next timer. Ready callbacks run in random order, since real ones come from
+sockets and threads. Only the callbacks that one thread has posted keep their order. There is one thread, so no locks are contended.
+"""
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import heapq
+import random
+from asyncio.events import Handle
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context
+from typing import Any, TypeVar
+from unittest import mock
+
+T = TypeVar("T")
+
+_START = 1_000.0  # seconds, of every clock
+_EPOCH = 1_700_000_000.0  # seconds that time.time() adds
+_EXECUTOR_S = 0.01  # mean time until a call in another thread is done
+
+
+class Deadlock(AssertionError):
+    """Somebody waits for something that will never happen."""
+
+
+class _Posted(Handle):
+    """A callback that a thread has posted. It does not overtake earlier ones of the same thread."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self, callback: Callable[..., object], arguments: Any, loop: "SimulatedLoop", context: Context | None) -> None:
+        super().__init__(callback, arguments, loop, context)
+        self.thread = loop.thread
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """See the module. `random` is the only source of chance in a simulation."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = random.Random(seed)
+        self.now = _START
+        self.thread = ""  # name of the simulated thread that is running
+        self.events: list[tuple[float, str]] = []
+        self.broken: list[str] = []  # errors that no caller has seen
+        self.set_exception_handler(lambda loop, context: self.broken.append(_described(context)))
+
+    def time(self) -> float:
+        return self.now
+
+    @property
+    def epoch(self) -> float:
+        """What time.time() shows."""
+        return _EPOCH + self.now
+
+    def log(self, event: str) -> None:
+        self.events.append((round(self.now - _START, 6), event))
+
+    @property
+    def digest(self) -> str:
+        """A hash of all events so far and of the state of the random numbers."""
+        return hashlib.sha256(repr((self.events, self.random.getstate())).encode()).hexdigest()[:16]
+
+    def soon(self, mean_s: float) -> float:
+        """A random time in seconds, exponentially distributed."""
+        return self.random.expovariate(1 / mean_s)
+
+    @contextlib.contextmanager
+    def in_thread(self, name: str) -> Iterator[None]:
+        """What is posted inside comes from this thread."""
+        before, self.thread = self.thread, name
+        try:
+            yield
+        finally:
+            self.thread = before
+
+    # What asyncio calls -------------------------------------------------------------------------------------------------------------
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:
+        handle = _Posted(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def run_in_executor(self, executor: object, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
+        """Call the function here, at a random later time."""
+        done: asyncio.Future[T] = self.create_future()
+
+        def call() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        self.call_later(self.soon(_EXECUTOR_S), call)
+        return done
+
+    def _run_once(self) -> None:
+        """Run one callback."""
+        scheduled = self._scheduled
+        while scheduled and (scheduled[0]._cancelled or not self._ready or scheduled[0]._when <= self.now):
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False
+            if timer._cancelled:
+                self._timer_cancelled_count -= 1
+            else:
+                self.now = max(self.now, timer._when)
+                self._ready.append(timer)
+        if not self._ready:
+            raise Deadlock("no callback is ready and no timer is set")
+        handle = self._chosen()
+        if not handle._cancelled:
+            handle._run()
+
+    def _chosen(self) -> Handle:
+        at = self.random.randrange(len(self._ready))
+        handle = self._ready[at]
+        if isinstance(handle, _Posted):
+            at = next(i for i, each in enumerate(self._ready) if isinstance(each, _Posted) and each.thread == handle.thread)
+            handle = self._ready[at]
+        del self._ready[at]
+        return handle
+
+    def _write_to_self(self) -> None:
+        """There is no selector to wake."""
+
+    def _process_events(self, event_list: object) -> None:
+        """There are no sockets."""
+
+
+def run(loop: SimulatedLoop, main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end with all clocks virtual, then cancel what is left. Errors that nobody saw are in `loop.broken`."""
+    chance = random.getstate()
+    random.seed(loop.random.random())
+    gc.disable()  # collections would close generators at moments that no seed determines
+    try:
+        with virtual_time(loop):
+            try:
+                return loop.run_until_complete(main)
+            finally:
+                loop.run_until_complete(_end(asyncio.all_tasks(loop)))
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.close()
+    finally:
+        gc.enable()
+        random.setstate(chance)
+
+
+async def _end(left: set["asyncio.Task[Any]"]) -> None:
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def virtual_time(loop: SimulatedLoop) -> Iterator[None]:
+    """All clocks show the loop's time. A thread's CPU time stands still, so that no grammar is found too slow."""
+    clocks: dict[str, Callable[[], float]] = {
+        "time.monotonic": loop.time,
+        "time.perf_counter": loop.time,
+        "time.time": lambda: loop.epoch,
+        "time.thread_time": lambda: 0.0,
+    }
+    with contextlib.ExitStack() as patches:
+        for name, clock in clocks.items():
+            patches.enter_context(mock.patch(name, clock))
+        yield
+
+
+def _described(context: dict[str, Any]) -> str:
+    error = context.get("exception")
+    return context["message"] if error is None else f"{context['message']}: {error!r}"

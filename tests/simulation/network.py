@@ -1,0 +1,216 @@
+"""Two generators' processes and the pool through which a gateway calls them: messages take time, processes die, and pause as by SIGSTOP."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+from service.pools.host import Host
+from service.pools.replicas import Key, ReplicaLost
+from tests.service.pool_fakes import crossed
+from tests.simulation.engines import FINGERPRINT, NUMERICS, Chances, FailingSqlite, SimulatedEngine, SimulatedStore, opened
+from tests.simulation.loop import SimulatedLoop
+
+MODEL = "toy"
+KEY: Key = (MODEL, FINGERPRINT)
+_GATHERED_S = 0.005  # deltas are gathered for so long
+_DETECTED_S = (0.05, 0.3)  # until a gateway learns that a process is dead
+_LOST: tuple[Any, ...] = ("lost",)
+
+
+class Process:
+    """A generator: its engine, its own connection to the store, and the host that serves both to gateways."""
+
+    def __init__(self, name: str, loop: SimulatedLoop, states: FailingSqlite, chances: Chances, *, slots: int, hot_bytes: int) -> None:
+        self.name = name
+        self.loop = loop
+        self.store = SimulatedStore(states, name, loop, chances)
+        self.engine: SimulatedEngine = opened(name, loop, self.store, chances, slots=slots, hot_bytes=hot_bytes)
+        self.host = Host(cast(Any, _OneModel(self.engine)))
+        self.dead = False
+        self._running = asyncio.Event()
+        self._running.set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._channels: dict[Channel, None] = {}
+
+    @property
+    def paused(self) -> bool:
+        return not self._running.is_set()
+
+    def work(self, work: Coroutine[Any, Any, Any], channel: "Channel") -> asyncio.Task[Any]:
+        """Do work that answers to this channel."""
+        task = self.loop.create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks[task] = self._channels[channel] = None
+        return task
+
+    def done(self, task: asyncio.Task[Any], channel: "Channel") -> None:
+        self._tasks.pop(task, None)
+        self._channels.pop(channel, None)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self.dead:
+            self.loop.broken.append(f"{self.name}: {error!r}")
+
+    async def awake(self) -> None:
+        """Nothing enters or leaves the process while it is paused."""
+        await self._running.wait()
+
+    def kill(self) -> None:
+        """End at once: what was not sent and not written is lost."""
+        self.loop.log(f"{self.name} dies")
+        self.dead = self.engine.dead = self.store.dead = True
+        for task in self._tasks:
+            task.cancel()
+        for channel in self._channels:
+            self.loop.call_later(self.loop.random.uniform(*_DETECTED_S), channel.lose)
+
+    def pause(self) -> None:
+        self.loop.log(f"{self.name} pauses")
+        self.engine.paused = self.store.paused = True
+        self._running.clear()
+
+    def resume(self) -> None:
+        self.loop.log(f"{self.name} goes on")
+        self.engine.paused = self.store.paused = False
+        self._running.set()
+        self.engine.wake()
+        self.store.wake()
+
+
+class Channel:
+    """Messages on their way from a process to the gateway, in order, each with its own delay."""
+
+    def __init__(self, loop: SimulatedLoop, delay_s: float) -> None:
+        self._loop = loop
+        self._delay_s = delay_s
+        self._arrived: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
+        self._latest = loop.now
+        self._sent: deque[tuple[Any, ...] | None] = deque()
+
+    def send(self, message: tuple[Any, ...] | None) -> None:
+        """None ends the channel."""
+        self._latest = max(self._latest + 1e-9, self._loop.now + self._loop.soon(self._delay_s))
+        self._sent.append(message)
+        self._loop.call_at(self._latest, self._arrive)
+
+    def _arrive(self) -> None:
+        """The oldest message arrives, whichever of several timers fires first."""
+        self._arrived.put_nowait(self._sent.popleft())
+
+    def lose(self) -> None:
+        self._arrived.put_nowait(_LOST)
+
+    async def receive(self) -> tuple[Any, ...] | None:
+        message = await self._arrived.get()
+        if message is _LOST:
+            raise ReplicaLost("the process has died")
+        return message
+
+
+class SimulatedPool:
+    """See `service.pools.replicas.Pool`."""
+
+    def __init__(self, loop: SimulatedLoop, delay_s: float) -> None:
+        self._loop = loop
+        self._delay_s = delay_s
+        self._processes: dict[str, Process] = {}
+        self._names: tuple[str, ...] = ()
+        self.streams = 0  # that were opened
+
+    @property
+    def living(self) -> list[Process]:
+        return [process for process in self._processes.values() if not process.dead]
+
+    def add(self, process: Process) -> None:
+        self._processes[process.name] = process
+        self._names = (*self._names, process.name)
+
+    def forget(self, process: Process) -> None:
+        self._names = tuple(name for name in self._names if name != process.name)
+
+    def replicas(self) -> tuple[str, ...]:
+        return self._names
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        process, channel = self._processes[replica], Channel(self._loop, self._delay_s)
+
+        async def answer() -> None:
+            await asyncio.sleep(self._loop.soon(self._delay_s))
+            await process.awake()
+            result = await getattr(process.host, method)(*crossed(arguments))
+            await process.awake()
+            channel.send((crossed(result),))
+
+        await self._reach(process)
+        task = process.work(answer(), channel)
+        try:
+            message = await channel.receive()
+            assert message is not None
+            return message[0]
+        finally:
+            task.cancel()
+            process.done(task, channel)
+
+    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        process, channel = self._processes[replica], Channel(self._loop, self._delay_s)
+        self.streams += 1
+
+        async def answer() -> None:
+            await asyncio.sleep(self._loop.soon(self._delay_s))
+            await process.awake()
+            messages = getattr(process.host, method)(*crossed(arguments))
+            try:
+                async for message in messages:
+                    await process.awake()
+                    channel.send((crossed(message),))
+                channel.send(None)
+            finally:
+                await messages.aclose()
+
+        async def leave() -> None:
+            """The gateway's cancellation arrives later, and at a paused process when it goes on."""
+            await asyncio.sleep(self._loop.soon(self._delay_s))
+            await process.awake()
+            task.cancel()
+            process.done(task, channel)
+
+        await self._reach(process)
+        task = process.work(answer(), channel)
+        try:
+            while (message := await channel.receive()) is not None:
+                yield message[0]
+        finally:
+            leaving = self._loop.create_task(leave())
+            process._tasks[leaving] = None
+            leaving.add_done_callback(lambda done: process._tasks.pop(done, None))
+
+    async def _reach(self, process: Process) -> None:
+        if process.dead:
+            await asyncio.sleep(self._loop.random.uniform(*_DETECTED_S))
+            raise ReplicaLost("there is no such process")
+
+
+class _OneModel:
+    """What a host needs of a catalog, with one decoder."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        self.settings = SimpleNamespace(stream_interval_s=_GATHERED_S)
+        self._model = SimpleNamespace(
+            name=MODEL,
+            engine=engine,
+            provider=engine.provider,
+            manifest=SimpleNamespace(fingerprint=FINGERPRINT),
+            described=lambda: {"numerics": NUMERICS},
+        )
+        self.models = self.generators = {MODEL: self._model}
+        self.encoders: dict[str, Any] = {}
+
+    async def answers(self, model: Any) -> bool:
+        """As the real one: a model whose last call failed is asked for a token."""
+        if not model.engine.healthy:
+            await model.engine.probe(float("inf"))
+        return bool(model.engine.healthy)
+
+    def check(self, model: Any) -> None: ...
