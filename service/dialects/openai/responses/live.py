@@ -17,7 +17,7 @@ from service.dialects.openai.responses.said import Said, Saying
 from service.dialects.states import turns
 from service.dialects.states.finding import store_of
 from service.dialects.states.keeping import quota_of
-from service.errors import DocumentMoved, Overloaded, ServiceError, StoreFailed
+from service.errors import DocumentMoved, NotReady, Overloaded, ServiceError, StoreFailed
 from service.generation.runs import Runs
 from service.http.edge import INTERNAL_ERROR
 from service.states.store import GroupingEngine
@@ -55,6 +55,7 @@ class Live:
         self._prepared = prepared
         self._streamed = streamed
         self._cached = 0
+        self._numerics = "" if row is None else row.numerics
         self._written = 0.0  # when the row was written, by the monotonic clock
         self._next_write = 0.0
         self._written_count = 0
@@ -92,10 +93,11 @@ class Live:
                     await self._release(0.0)
                 else:
                     await self._end("cancelled")
-            except Overloaded as error:
+            except (Overloaded, NotReady) as error:
                 if not self.background:
                     raise
-                await self._release(min(error.retry_after_s, _LONGEST_RETRY_S))
+                lost = isinstance(error, NotReady)  # perhaps with this response
+                await self._release(LEASE_S if lost else min(error.retry_after_s, _LONGEST_RETRY_S), to_blame=lost)
         except _Lost:
             await self._forget()
         except Exception as error:
@@ -121,8 +123,12 @@ class Live:
     async def _run(self) -> None:
         """Generate up to the last token."""
         settings = self._catalog.settings
-        asked = replace(self._prepared.request, known=tuple(self._saying.ids))
+        known = tuple(self._saying.ids)
+        # The tokens after known ones may be with clients already, so they are drawn by the same arithmetic.
+        numerics = self.row.numerics if self.row is not None and known else ""
+        asked = replace(self._prepared.request, known=known, numerics=numerics)
         runs = await Runs.submit(self._prepared.model, [asked], self.call, n=1, prompt_field="input", stream=False)
+        self._numerics = runs.runs[0].numerics or self._prepared.model.engine.numerics
         interval_s = settings.stream_interval_s if self._streamed or self.background else _UNHURRIED_S
         try:
             while not runs.done:
@@ -182,12 +188,15 @@ class Live:
             log.warning("a failed response could not be stored", extra={**self.call.identity, "error": failure.code})
         self.answer.head, self.answer.status = {**self.answer.head, "error": told}, "failed"
 
-    async def _release(self, retry_s: float) -> None:
-        """Give the response up: another process, or this one later, goes on with it from what was said so far."""
+    async def _release(self, retry_s: float, *, to_blame: bool = False) -> None:
+        """Give the response up: another process, or this one later, goes on with it from what was said so far.
+
+        `to_blame`: the response may be the reason why it could not be generated.
+        """
         assert self.row is not None
         self.lost = True
         row = self._now(self.answer)
-        await self._write(replace(row, owners=max(0, row.owners - 1), due=time.time() + retry_s))
+        await self._write(replace(row, owners=row.owners - (not to_blame), due=time.time() + retry_s))
 
     async def _forget(self) -> None:
         """Note that another process owns the response. If it was deleted, its state has no owner."""
@@ -226,7 +235,7 @@ class Live:
         assert self.row is not None
         said = answer.said
         raw = None if answer.call is None else said.text
-        return replace(self.row, response=answer.response(), ids=said.ids.copy(), ends=said.ends.copy(), raw=raw)
+        return replace(self.row, response=answer.response(), ids=said.ids.copy(), ends=said.ends.copy(), raw=raw, numerics=self._numerics)
 
     async def _write(self, row: Row) -> int:
         """Write the row if it has not changed since the last time. Returns its bytes. Raises _Lost if it has, or is gone."""

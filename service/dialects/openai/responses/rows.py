@@ -50,6 +50,7 @@ class Row:
     raw: str | None = None  # the text that a tool call was read from
     state: str | None = None  # id of the state after the last token; it is there after the end
     work: dict[str, Any] | None = None  # what a process needs to generate it; None: only its first owner can
+    numerics: str = ""  # of the arithmetic that has drawn `ids`
     owners: int = 0  # processes that have generated it
     version: int = 0
     due: float | None = None
@@ -69,7 +70,7 @@ class Row:
         return self.status in ENDED
 
     def document(self) -> Document:
-        names = ("response", "input", "call", "ids", "ends", "raw", "state", "work", "owners")
+        names = ("response", "input", "call", "ids", "ends", "raw", "state", "work", "numerics", "owners")
         body = whole({name: getattr(self, name) for name in names})
         return Document(kind=KIND, id=self.id, tenant=self.tenant, body=body, due=self.due, expires=self.expires)
 
