@@ -14,7 +14,7 @@ QUICK := not (alone or cluster or export or gpu or pool or prometheus or service
 
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export test quick check bench bench-generate bench-long load capacity peers chart kind kind-tools kind-delete clean
+.PHONY: serve export test quick check bench bench-generate bench-states bench-long load capacity peers chart kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
@@ -61,6 +61,9 @@ bench: $(VENV)/.test $(ENCODER)/manifest.json  ## The service, the bare runtime 
 
 bench-generate: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## Text: the bare step loop, the engine, the service and a softmax twin, in turns
 	$(BIN)/attnserve bench-generate --bundle bundles/$(DECODER) --checkpoint models/pretrained/$(DECODER)
+
+bench-states: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## States: restored, forked and stored, beside a prompt that is fed again
+	$(BIN)/attnserve bench-states --bundle bundles/$(DECODER)
 
 bench-long: $(VENV)/.test bundles/$(LINEAR)/manifest.json bundles/all-MiniLM-L6-v2-repeated/manifest.json  ## Long texts: an encoder of linear cost and its softmax teacher, in turns
 	$(BIN)/attnserve bench-long

@@ -27,3 +27,4 @@ _mount("load", "loadtest.load.command", "Load a running service with Locust and 
 _mount("bench-split", "loadtest.bench.split", "Measure profile split beside single.")
 _mount("bench-long", "loadtest.bench.long", "Measure an encoder of linear cost beside its teacher on long texts.")
 _mount("bench-faults", "loadtest.faults.changes", "Update, scale and kill a cluster of three nodes on this machine under load.")
+_mount("bench-states", "loadtest.bench.states", "Measure restoring, forking and storing states beside feeding their prompts again.")

@@ -18,6 +18,8 @@ SESSION_HEADER = "x-session-id"
 RECEIVED_HEADER = "x-received-ms"  # time when the proxy on this machine received the request, in milliseconds since the epoch
 CONNECTION_HEADER = "x-connection"  # the client's `address:port`, which the proxy in front of this process overwrites on every request
 MODEL_HEADER = "x-model"
+LAST_EVENT_HEADER = "last-event-id"
+RUN_HEADER = "x-run-id"
 ITEM_ERRORS_HEADER = "x-item-errors"
 TRUNCATED_HEADER = "x-truncated-inputs"
 NDJSON = "application/x-ndjson"
@@ -60,6 +62,8 @@ class Call:
     tenant: "CallTenant | None" = None  # owner of the request's API key; None if no API keys are set
     key: str = ""  # name of the request's API key
     idempotency_key: str | None = None  # the header of that name, for the routes that take it
+    last_event_id: str | None = None  # the last event that the client has of a stream that it continues
+    priming: bool = False  # whether the first id of a stream is an event by itself
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""
@@ -111,6 +115,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
         wanted=headers.get(MODEL_HEADER) or None,
         session=_session(headers.get(SESSION_HEADER)),
         idempotency_key=headers.get("idempotency-key"),
+        last_event_id=headers.get(LAST_EVENT_HEADER) or None,
         item_errors=headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true"),
         ndjson=NDJSON in headers.get("accept", ""),
     )

@@ -35,7 +35,9 @@ from service.seq2seq.session import OnnxWritingSession
 from service.settings import Settings, changed, check_names
 from service.states.numerics import numerics_fingerprint
 from service.states.opening import open_store
+from service.states.record import Quota
 from service.states.store import Store
+from service.streams.lease import Leases
 from service.telemetry.metrics import Metrics
 from service.tokenization.threads import Tokenizers
 
@@ -73,6 +75,7 @@ class Catalog:
         self.models: dict[str, Served] = {}
         self.states: Store | None = None  # opened by `load` if a decoder is served
         self.companions: dict[type, Any] = {}  # by class, what higher rooms keep as long as this catalog lives
+        self._leases: Leases | None = None
         self.failure: str | None = None
         self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` has the reason
         self.draining = False
@@ -219,6 +222,13 @@ class Catalog:
         )
         return WritingEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
 
+    @property
+    def leases(self) -> Leases | None:
+        """The leases of streams that clients can continue, or None without a store. Used on the event loop."""
+        if self._leases is None and self.states is not None:
+            self._leases = Leases(self.states, Quota(self.settings.max_states, self.settings.max_state_bytes), self.metrics)
+        return self._leases
+
     def check_maps(self, bundle: Path, manifest: contract.Manifest) -> None:
         """Raise BundleError if the bundle's attention graph fails its test. Runs on another thread, in parallel with loading."""
         check_maps(bundle, manifest)
@@ -250,6 +260,8 @@ class Catalog:
             await model.engine.stop()
             if model.chat_prompts is not None:
                 model.chat_prompts.close()
+        if self._leases is not None:
+            await self._leases.stop()
         if self.states is not None:
             await asyncio.to_thread(self.states.close)
         self.tokenizers.close()

@@ -29,7 +29,7 @@ COMMANDS = {
     "key": "service.deployment.commands",
     "attention": "export.commands",
     "compare": "export.commands",
-    **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long", "bench-faults"), "loadtest.commands"),
+    **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long", "bench-faults", "bench-states"), "loadtest.commands"),
 }
 
 

@@ -225,3 +225,17 @@ class StoreFailed(ServiceError):
 
     status = 503
     code = "store_failed"
+
+
+class RunNotFound(ServiceError):
+    """There is no such run to continue, or it is another tenant's: the two are not told apart."""
+
+    status = 404
+    code = "run_not_found"
+
+
+class Diverged(ServiceError):
+    """What was computed again of a stream differs from what its client has received, so the stream cannot be continued."""
+
+    status = 409
+    code = "diverged"

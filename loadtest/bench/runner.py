@@ -1,6 +1,6 @@
 """Runs a benchmark: contestants are measured in turns, round by round. The figures become rows with verdicts, a table and a JSON file.
 
-The commands `attnserve bench`, `bench-generate`, `bench-long` and `bench-split` define their contestants and comparisons as data.
+The commands `attnserve bench`, `bench-generate`, `bench-long`, `bench-states` and `bench-split` define contestants and comparisons as data.
 """
 
 from collections.abc import Callable, Iterable, Sequence

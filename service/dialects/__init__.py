@@ -3,5 +3,6 @@ answers.
 
 `openai/`, `tei/`, `oip/`, `cohere.py`, `jina.py` and `tgi.py` are APIs of other projects. `states/`, `attention.py`, `health.py` and
 `pages.py` are this project's own. `routers.py` lists all of them. They share `accepted.py` and `fields_page.py` (fields without an
-effect), `ranking.py`, and for text generation `generation.py`, `generation_schemas.py` and `answer_size.py`.
+effect), `ranking.py`, and for text generation `generation.py`, `generation_schemas.py`, `resuming.py` (streams that clients can continue)
+and `answer_size.py`.
 """

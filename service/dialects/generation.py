@@ -39,6 +39,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(16)}"
 
 
+def derived_id(prefix: str, of: str) -> str:
+    """Return an id that is always the same for `of`, a random one with all of its bits."""
+    return f"{prefix}{blake2b(of.encode(), digest_size=16).hexdigest()}"
+
+
 def now() -> int:
     """Return the current Unix time in seconds, for the field `created`."""
     return int(time.time())
@@ -58,11 +63,13 @@ def requests(
     max_tokens_field: str,
     grammar: Grammar | None,
     prompt_logprobs: int | None = None,
+    drawn: Sequence[int] | None = None,
     **options: Any,
 ) -> list[GenerationRequest]:
-    """Create n engine requests for each prompt, in order. The seed of a choice depends only on its index and on the body's seed.
+    """Create n engine requests for each prompt, in order. The seed of a choice depends only on its index and on its prompt's seed.
 
-    If the body has no seed, each prompt gets a random seed. A prompt's log-probabilities are computed for its first choice only.
+    `drawn` has the prompts' seeds. None: they are drawn here, see `seeds`. A prompt's log-probabilities are computed for its first choice
+    only.
     """
     if body.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens={body.min_tokens} is more than {max_tokens_field}={max_tokens}", param="min_tokens")
@@ -77,7 +84,7 @@ def requests(
     check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
     check_ids(body.allowed_token_ids, vocab_size, "allowed_token_ids")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    seeds = [secrets.randbits(63) if body.seed is None else body.seed for _ in prompts]
+    drawn = drawn or seeds(body.seed, len(prompts))
     return [
         GenerationRequest(
             prompt=prompt,
@@ -98,9 +105,16 @@ def requests(
             cache_salt=body.cache_salt,
             **options,
         )
-        for prompt, seed in zip(map(tuple, prompts), seeds, strict=True)  # the n choices share one tuple, which the engine checks once
+        for prompt, seed in zip(
+            map(tuple, prompts), drawn or seeds(body.seed, len(prompts)), strict=True
+        )  # the n choices share one tuple, which the engine checks once
         for index in range(n)
     ]
+
+
+def seeds(seed: int | None, prompts: int) -> tuple[int, ...]:
+    """Return the seeds of the prompts: the request's own, or a random seed for each."""
+    return tuple(secrets.randbits(63) if seed is None else seed for _ in range(prompts))
 
 
 def seed_of(seed: int, index: int) -> int:

@@ -84,6 +84,10 @@ class GenerationRequestBody(SamplingFields, StateFields):
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     prompt_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Log-probabilities of the prompt's tokens.")
+    durability: Literal["turn", "checkpoint", "none"] = Field(
+        "checkpoint",
+        description="Of a stream: checkpoint stores it so that it can be continued; turn stores it before the first byte; none does not.",
+    )
     user: Ignored = None
 
 

@@ -2,7 +2,7 @@
 
 from service.dialects import attention, cohere, health, jina, pages, tgi
 from service.dialects.oip import routes as oip
-from service.dialects.openai import chat, completions, images, tokens, usage
+from service.dialects.openai import chat, completions, images, streams, tokens, usage
 from service.dialects.openai import embeddings as openai
 from service.dialects.openai.responses import routes as responses
 from service.dialects.states import blobs, making
@@ -11,6 +11,9 @@ from service.dialects.tei import routes as tei
 from service.http.dialect import Dialect
 
 # Routes are matched in this order, so the most frequently called ones are first.
-MODULES = (openai, chat, completions, responses, images, states, making, blobs, tei, tgi, cohere, jina, oip, tokens, attention, usage)
+MODULES = (
+    *(openai, chat, completions, responses, streams, images, states, making, blobs, tei, tgi),
+    *(cohere, jina, oip, tokens, attention, usage),
+)
 ROUTERS = tuple(module.router for module in (*MODULES, pages, health))
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, tgi, cohere, jina, oip))

@@ -7,7 +7,6 @@ Speculative decoding would belong in `_step`: the graph gives logits at any posi
 
 import asyncio
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from service.errors import InputTooLong, InvalidRequest, NotReady, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
 from service.generation.keeper import StateKeeper
 from service.generation.prefill import Prefill, Prompt
-from service.generation.prefix_cache import PrefixCache, Salt
+from service.generation.prefix_cache import PrefixCache, Prefixes
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run
 from service.generation.running import Running
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from service.telemetry.tracing import Tracer
 
 _QUANTUM = (4, 128)  # least and most tokens for which a run keeps its slot while others wait
-_MOST_CACHED = 32_768  # tokens: hashing more would delay the next step
 _QUANTA = 4  # number of quanta in `max_wait_s`, within these limits
 
 
@@ -92,7 +90,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._running = Running(session, limits.slots)
         self._prefill = Prefill(session)
         self._masks = Masks(session.vocab_size)
-        self._cache = PrefixCache(limits.prefix_cache_bytes)
+        self._prefixes = Prefixes(PrefixCache(limits.prefix_cache_bytes), session.fingerprint, metrics)
         self._late: list[Sequence] = []  # runs with a slot that skip steps until their masks are ready
         self._step_s = 0.0
         self._drew = 0.0
@@ -350,7 +348,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         if sequence.mask is None:
             self._masks.begin(sequence)
         if not sequence.fed and sequence not in self._prefill:
-            self._look_up(sequence)
+            self._prefixes.begin(sequence)
         if not sequence.left_of_prompt:
             self._go_on(sequence)
         elif sequence in self._prefill:
@@ -358,28 +356,6 @@ class GeneratorEngine(StepEngine[Sequence]):
         else:
             self._prefill.add(sequence)
         sequence.placed_at = sequence.position
-
-    def _look_up(self, sequence: Sequence) -> None:
-        """Begin after the longest prefix of the run's prompt whose state is in the cache."""
-        request, salt = sequence.request, _salt(sequence)
-        if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # these need the logits of every token
-            return
-        state, miss = self._cache.find(salt, sequence.tokens, len(sequence.tokens) - (not request.max_tokens))
-        found = 0 if state is None else state.position - sequence.position
-        self.metrics.looked_up(len(sequence.tokens), found, miss)
-        if state is not None:
-            sequence.base = sequence.state = state
-            sequence.position, sequence.fed = state.position, found
-            sequence.run.usage.cached_tokens += found
-
-    def _remember(self, sequence: Sequence, fed: tuple[int, ...], copy: Callable[[], tuple[Several[Tensor], Logits]]) -> None:
-        """Put the state after the tokens `fed` of a run into the prefix cache. `copy` returns its tensors and logits."""
-        salt = _salt(sequence)
-        if salt is not None and len(fed) <= _MOST_CACHED and not self._cache.has(salt, fed):
-            tensors, logits = copy()
-            position = sequence.start + len(fed)
-            state = State(tensors=tuple(tensors), position=position, logits=logits, fingerprint=self._session.fingerprint)
-            self._cache.put(salt, fed, state)
 
     def _feed_some(self) -> None:
         """Feed pieces of prompts until the token budget before the next decode step is used up."""
@@ -394,8 +370,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         before = sum(prompt.left for prompt in prompts)
         for fed in self._prefill.feed(prompts, size):
             copied = fed.states.slots.state(fed.states.at) if any(each.aside for each in fed.sequences) else []
-            first = fed.sequences[0]
-            self._remember(first, first.tokens, lambda fed=fed: (fed.states.slots.state(fed.states.at), fed.logits.copy()))  # type: ignore[misc]
+            self._prefixes.keep(fed.sequences[0], fed.sequences[0].tokens, fed.copy)
             for sequence in fed.sequences:
                 if sequence.over is not None:
                     self._admission.remove(sequence)
@@ -466,7 +441,7 @@ class GeneratorEngine(StepEngine[Sequence]):
                 continue
             self._ended(sequence, now)
             fed_tokens = sequence.request.prompt + tuple(sequence.completion[:-1])
-            self._remember(sequence, fed_tokens, partial(self._running.copy, sequence))
+            self._prefixes.keep(sequence, fed_tokens, partial(self._running.copy, sequence))
             if sequence.request.keep is None:
                 self._emit(sequence.run, made)
                 self._running.remove(sequence)
@@ -493,14 +468,6 @@ class GeneratorEngine(StepEngine[Sequence]):
         super()._end()
         for each in self._admission.wanted().values():
             self._hand_over(each, stopping())
-
-
-def _salt(sequence: Sequence) -> Salt | None:
-    """Return who may find the states of this run, or None if the state that it began with has no name."""
-    request = sequence.request
-    if request.start is None:
-        return None if sequence.start else Salt(request.tenant, request.cache_salt, "")
-    return Salt(request.tenant, request.cache_salt, request.start.id)
 
 
 def _settle(future: "asyncio.Future[Snapshot]", what: Snapshot | ServiceError) -> None:

@@ -69,6 +69,10 @@ class Fed:
     states: Row
     logits: NDArray[np.float32]
 
+    def copy(self) -> tuple[list[Tensor], Logits]:
+        """Return copies of the state tensors, each without B, and of the logits."""
+        return self.states.slots.state(self.states.at), self.logits.copy()
+
 
 class Prefill:
     """The prompts that are being fed, and the prompts of runs that are set aside."""

@@ -9,17 +9,21 @@ few hundred tokens: for prompts longer than that, clients make a named state onc
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
+from service.generation.sequence import Sequence
+from service.generation.session import Logits, Tensor
 from service.generation.snapshot import State
-from service.telemetry.metrics import Miss
+from service.telemetry.metrics import GeneratorMetrics, Miss
 
 LEAST_TOKENS = 16  # feeding fewer takes about as long as looking them up
+_MOST_TOKENS = 32_768  # hashing more would delay the next step
 _TRIED = 256  # most boundaries that are looked up for a prompt, which takes 0.2 ms
 _GONE = 4096  # hashes of evicted states, to tell why a prompt was not found
 
@@ -60,7 +64,7 @@ class PrefixCache:
         self._gone: OrderedDict[tuple[Salt, int, bytes], None] = OrderedDict()
         self._size = 0  # bytes
 
-    def find(self, salt: Salt, tokens: Sequence[int], most: int) -> tuple[State | None, Miss | None]:
+    def find(self, salt: Salt, tokens: Several[int], most: int) -> tuple[State | None, Miss | None]:
         """Return the state after the longest known prefix of at most `most` tokens, or None and the reason."""
         if not self._most_bytes:
             return None, "disabled"
@@ -74,7 +78,7 @@ class PrefixCache:
                 return entry.state, None
         return None, self._why(salt, tokens, most, boundaries)
 
-    def put(self, salt: Salt, tokens: Sequence[int], state: State) -> None:
+    def put(self, salt: Salt, tokens: Several[int], state: State) -> None:
         """Keep the state after these tokens. `state` has logits."""
         if len(tokens) < LEAST_TOKENS or (size := _size(state)) > self._most_bytes:
             return
@@ -94,7 +98,7 @@ class PrefixCache:
         while self._size > self._most_bytes:
             self._evict()
 
-    def has(self, salt: Salt, tokens: Sequence[int]) -> bool:
+    def has(self, salt: Salt, tokens: Several[int]) -> bool:
         """Whether the state after exactly these tokens is kept."""
         if len(tokens) < LEAST_TOKENS or not self._most_bytes:
             return True  # nothing is to be done
@@ -115,7 +119,7 @@ class PrefixCache:
         if len(self._gone) > _GONE:
             self._gone.popitem(last=False)
 
-    def _why(self, salt: Salt, tokens: Sequence[int], most: int, boundaries: _Boundaries) -> Miss:
+    def _why(self, salt: Salt, tokens: Several[int], most: int, boundaries: _Boundaries) -> Miss:
         """Return why no state was found, as far as can be told from what is kept."""
         ((_, beginning), (length, digest)) = _hashes(tokens, [LEAST_TOKENS, most])
         if (salt, length, digest) in self._gone:
@@ -125,6 +129,45 @@ class PrefixCache:
         if self._by_content[salt.tenant, digest]:
             return "salt"
         return "tenant" if self._contents[digest] else "new"
+
+
+class Prefixes:
+    """The prefix cache of an engine: where its runs begin, and the states that they leave. Used on the engine's thread."""
+
+    def __init__(self, cache: PrefixCache, fingerprint: str, metrics: GeneratorMetrics) -> None:
+        """`fingerprint` is the bundle's."""
+        self._cache = cache
+        self._fingerprint = fingerprint
+        self._metrics = metrics
+
+    def begin(self, sequence: Sequence) -> None:
+        """Begin a run that has no slot yet after the longest prefix of its prompt whose state is kept."""
+        request, salt = sequence.request, _salt(sequence)
+        if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # these need the logits of every token
+            return
+        state, miss = self._cache.find(salt, sequence.tokens, len(sequence.tokens) - (not request.max_tokens))
+        found = 0 if state is None else state.position - sequence.position
+        self._metrics.looked_up(len(sequence.tokens), found, miss)
+        if state is not None:
+            sequence.base = sequence.state = state
+            sequence.position, sequence.fed = state.position, found
+            sequence.run.usage.cached_tokens += found
+
+    def keep(self, sequence: Sequence, fed: tuple[int, ...], copy: Callable[[], tuple[Several[Tensor], Logits]]) -> None:
+        """Keep the state after the tokens `fed` of a run. `copy` returns its tensors, each without B, and its logits (V,)."""
+        salt = _salt(sequence)
+        if salt is not None and len(fed) <= _MOST_TOKENS and not self._cache.has(salt, fed):
+            tensors, logits = copy()
+            position = sequence.start + len(fed)
+            self._cache.put(salt, fed, State(tensors=tuple(tensors), position=position, logits=logits, fingerprint=self._fingerprint))
+
+
+def _salt(sequence: Sequence) -> Salt | None:
+    """Return who may find the states of this run, or None if the state that it began with has no name."""
+    request = sequence.request
+    if request.start is None:
+        return None if sequence.start else Salt(request.tenant, request.cache_salt, "")
+    return Salt(request.tenant, request.cache_salt, request.start.id)
 
 
 def _take(counter: Counter, value: object) -> None:  # type: ignore[type-arg]
@@ -138,7 +181,7 @@ def _size(state: State) -> int:
     return sum(tensor.nbytes for tensor in state.tensors) + state.logits.nbytes
 
 
-def _hashes(tokens: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, bytes]]:
+def _hashes(tokens: Several[int], lengths: Several[int]) -> list[tuple[int, bytes]]:
     """Return each length with the hash of so many first tokens. `lengths` are in ascending order."""
     content = memoryview(np.array(tokens[: lengths[-1]] if lengths else (), "<i4").tobytes())
     running, done, found = blake2b(digest_size=16), 0, []

@@ -39,6 +39,7 @@ EXPOSED = (
     "x-ratelimit-reset-requests",
     "x-ratelimit-reset-tokens",
     "x-request-id",
+    "x-run-id",
     "x-should-retry",
     "x-state-exact",
     "x-tokenization-time",

@@ -54,7 +54,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/generate_stream": {"inputs": _CODE, "parameters": {"max_new_tokens": 32}},
     "/v2/models/{model}/infer": {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}]},
 }
-_PARAMETERS = {"model": "all-MiniLM-L6-v2", "response_id": "resp_0123456789abcdef", "state": "state_0123456789abcdef0123456789abcdef"}
+_PARAMETERS = {
+    "model": "all-MiniLM-L6-v2",
+    "response_id": "resp_0123456789abcdef",
+    "run": "run_0123456789abcdef0123456789abcdef",
+    "state": "state_0123456789abcdef0123456789abcdef",
+}
 _OPEN_TAG = "Operation"  # routes with this tag need no API key
 _OPEN_PATHS = ("/health", "/ping", "/v2/health/live", "/v2/health/ready")
 

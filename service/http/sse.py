@@ -4,13 +4,16 @@ Events have the format of the HTML standard, section 9.2: `data: {json}` and an 
 before the first piece and the first heartbeat has its own HTTP status. Later the status is already sent, so the error is the last
 event of the stream, in the dialect's format. Therefore a client can distinguish a failed stream from a complete one.
 
+The events of a stream that can be continued have ids (`service/streams/`). OpenAI's client parses the data of every event, also of one
+that has only an id. Therefore the first id and the comments have no empty line of their own: they become part of the next event.
+
 A slow client delays only its own stream. Its unread pieces are joined into one, so memory is bounded by the length of the
 completion. A client that reads nothing for `stream_stall_s` is treated as disconnected. The generation is cancelled when the
 stream ends.
 """
 
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -27,7 +30,8 @@ from service.settings import Settings
 
 log = logging.getLogger("attnserve")
 
-PING = b": ping\n\n"
+PING = b": ping\n"
+RETRY = b"retry: 1000\n"  # milliseconds after which a client connects again
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -52,6 +56,16 @@ class PieceSource(Protocol[Taken]):
 
     def close(self) -> None:
         """Cancel the generation. Idempotent."""
+
+
+class Owner(Protocol):
+    """Who sends a stream that another process may take over."""
+
+    on_loss: Callable[[], None]  # called when that has happened
+
+    async def holds(self) -> bool:
+        """Return whether the stream may still be sent from here."""
+        ...
 
 
 class Script(Protocol[Told]):
@@ -86,27 +100,49 @@ def _opening(name: str | None) -> bytes:
 
 async def stream(source: PieceSource[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
     """Return a response that streams `source`. Waits for the first piece or heartbeat. Raises an error that occurs before."""
+    return EventStream(source, script, await first_pieces(source, settings), call, settings)
+
+
+async def first_pieces(source: PieceSource[Piece], settings: Settings) -> Sequence[Piece]:
+    """Return the first pieces, or none at the first heartbeat. Raises an error that occurs before, and then closes the source."""
     try:
-        first = await source.take(settings.stream_heartbeat_s, settings.stream_interval_s)
+        return await source.take(settings.stream_heartbeat_s, settings.stream_interval_s)
     except BaseException:  # catches CancelledError too, which is raised if the client disconnects
         source.close()
         raise
-    return EventStream(source, script, first, call, settings)
 
 
 class EventStream(Response):
-    """A response that formats the pieces of `source` as events with `script`, and sends them."""
+    """A response that formats the pieces of `source` as events with `script`, and sends them.
 
-    def __init__(self, source: PieceSource[Any], script: Script[Any], first: Sequence[Any], call: Call, settings: Settings) -> None:
+    `priming` is sent first. If the stream has an `owner`, nothing is sent after the owner has lost it: the connection is closed.
+    """
+
+    def __init__(
+        self,
+        source: PieceSource[Any],
+        script: Script[Any],
+        first: Sequence[Any],
+        call: Call,
+        settings: Settings,
+        *,
+        priming: bytes = b"",
+        owner: Owner | None = None,
+    ) -> None:
         super().__init__(headers={**call.headers, **_HEADERS})
         del self.headers["content-length"]
         self._source, self._script, self._first, self._call, self._settings = source, script, first, call, settings
+        self._priming, self._owner = priming, owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ended_with(ClientGone()) as interrupt:
-            timer = ResettableTimer(interrupt)
+            timer, owner = ResettableTimer(interrupt), self._owner
+            if owner is not None:
+                owner.on_loss = interrupt
 
             async def write(message: Message) -> None:
+                if owner is not None and not await owner.holds():
+                    raise ClientGone
                 timer.set(self._settings.stream_stall_s)
                 await send(message)
                 timer.clear()
@@ -125,7 +161,10 @@ class EventStream(Response):
         """Yield the bytes of each write: all events that are ready at that time."""
         try:
             opening, first = self._script.opening(), self._script.pieces(self._first)
-            events: Written = opening + first or PING if isinstance(first, bytes) else chain((opening,), first)
+            if isinstance(first, bytes):
+                events: Written = self._priming + (opening + first or PING)
+            else:
+                events = chain((self._priming + opening,), first)
             async for chunk in _joined_chunks(events):
                 yield chunk
             while not self._source.done:

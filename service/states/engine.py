@@ -24,7 +24,8 @@ class StateEngine(Protocol):
     ) -> StateRecord:
         """Keep a state. `blob` None: it shares the blob of its parent, with no bytes of its own. `ids`: tokens since its parent.
 
-        If `key` was used for the same request before, nothing is written and that request's state is returned.
+        If `key` was used for the same request before, nothing is written and that request's state is returned. The same holds if this very
+        state was put before: a generator may be lost after its write, and another one then writes the state again.
         Raises StateNotFound or StateGone (the parent), NameMoved, KeyReused, QuotaExceeded.
         """
         ...

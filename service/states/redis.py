@@ -104,7 +104,7 @@ class RedisEngine:
     ) -> StateRecord:
         fields = {each: str(getattr(record, each)) for each in ("id", "tenant", "model", "fingerprint", "numerics", "position", "origin")}
         fields |= {"created": repr(record.created), "used": repr(record.used), "expires": _time(record.expires)}
-        fields |= {"parent": record.parent or "", "metadata": orjson.dumps(record.metadata).decode()}
+        fields |= {"parent": record.parent or "", "turn": record.turn, "metadata": orjson.dumps(record.metadata).decode()}
         arguments: dict[str, Any] = {
             "record": fields,
             "pinned": _flag(record.pinned),
@@ -119,6 +119,9 @@ class RedisEngine:
 
     def get(self, tenant: str, state: str) -> StateRecord:
         return _record(self._call(tenant, "get", {"id": state})[0])
+
+    def use(self, tenant: str, state: str) -> StateRecord:
+        return _record(self._call(tenant, "use", {"id": state})[0])
 
     def blob(self, tenant: str, state: str) -> bytes:
         sha256, content = self._call(tenant, "blob", {"id": state})
@@ -147,10 +150,11 @@ class RedisEngine:
     def delete(self, tenant: str, state: str) -> None:
         self._call(tenant, "delete", {"id": state})
 
-    def lineage(self, tenant: str, state: str) -> list[Ancestor]:
+    def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
         line: list[Ancestor] = []
-        while state:
-            parent, rows = self._call(tenant, "lineage", {"id": state, "first": not line, "scan": _SCAN})
+        while state and (most is None or len(line) < most):
+            scan = _SCAN if most is None else min(_SCAN, most - len(line))
+            parent, rows = self._call(tenant, "lineage", {"id": state, "first": not line, "scan": scan})
             line += [Ancestor(_record(fields), ids) for fields, ids in rows]
             state = parent.decode()
         return line

@@ -177,6 +177,13 @@ function calls.put(a, ids, blob)
         return made
     end
     local id, sha256, size = a.record.id, a.sha256, a.size
+    if redis_call("EXISTS", key("state", id)) == 1 then
+        local parent, kept = unpack(redis_call("HMGET", key("state", id), "parent", "sha256"))
+        if parent ~= a.record.parent or (blob and kept ~= sha256) then
+            return { "refused", "exists", id }
+        end
+        return refusal(id) or { "ok", (record(id)) }
+    end
     if not blob then
         local refused = refusal(a.record.parent)
         if refused then
@@ -187,9 +194,6 @@ function calls.put(a, ids, blob)
     local refused = a.change and name_refusal(a.change)
     if refused then
         return refused
-    end
-    if redis_call("EXISTS", key("state", id)) == 1 then
-        return { "refused", "exists", id }
     end
     size = tonumber(size)
     local is_new = redis_call("SCARD", key("sharing", sha256)) == 0
@@ -239,16 +243,29 @@ function calls.get(a)
     return refusal(a.id) or { "ok", (record(a.id)) }
 end
 
+-- Note that a state is used now. By pcall, because a Redis that refuses writes can still be read.
+local function touch(id)
+    redis.pcall("HSET", key("state", id), "used", now_text)
+    if redis_call("HGET", key("state", id), "pinned") ~= "1" then
+        redis.pcall("ZADD", key("lru"), now_text, id)
+    end
+end
+
+function calls.use(a)
+    local refused = refusal(a.id)
+    if not refused then
+        touch(a.id)
+    end
+    return refused or { "ok", (record(a.id)) }
+end
+
 function calls.blob(a)
     local refused = refusal(a.id)
     if refused then
         return refused
     end
-    local sha256, pinned = unpack(redis_call("HMGET", key("state", a.id), "sha256", "pinned"))
-    redis.pcall("HSET", key("state", a.id), "used", now_text) -- pcall: a Redis that refuses writes can still be read
-    if pinned ~= "1" then
-        redis.pcall("ZADD", key("lru"), now_text, a.id)
-    end
+    touch(a.id)
+    local sha256 = redis_call("HGET", key("state", a.id), "sha256")
     return { "ok", sha256, redis_call("GET", key("blob", sha256)) or "" }
 end
 

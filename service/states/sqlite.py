@@ -2,7 +2,7 @@
 
 A call has returned when its transaction is synced, so it survives kill -9 and power loss. Several processes of one
 machine may open the same directory. A blob of at most `INLINE_BYTES` is a row; a larger one is a file named by its hash, written before
-the row that refers to it (temporary file, fdatasync, rename, fsync of the directory). A file is removed only under the write lock, after
+the row that refers to it (see `blob_files.py`). A file is removed only under the write lock, after
 no row refers to it.
 
 SQLite comes with `apsw`: versions before 3.51.3, such as those of many Python builds, can corrupt a database in WAL mode.
@@ -10,7 +10,6 @@ SQLite comes with `apsw`: versions before 3.51.3, such as those of many Python b
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import orjson
 
 from service.errors import StoreFailed
 from service.states import sqlite_documents as documents
+from service.states.blob_files import BlobFiles
 from service.states.record import (
     Ancestor,
     Document,
@@ -60,13 +60,11 @@ class SqliteEngine:
 
     def __init__(self, folder: Path | None, *, vfs: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """Raises StoreFailed if the folder cannot be used."""
-        self._folder = folder
         self._clock = clock
         self._touched: dict[str, float] = {}  # state -> time of its last read, not yet written to the database
         self._unused: set[str] = set()  # hashes of the files that may have no row
         try:
-            if folder is not None:
-                (folder / "blobs").mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._files = None if folder is None else BlobFiles(folder)
             self._db = apsw.Connection(":memory:" if folder is None else str(folder / "states.sqlite3"), vfs=vfs)
             self._db.set_busy_timeout(_BUSY_MS)
             # Otherwise power loss can bring back the journal of the change to WAL, which empties the database.
@@ -82,11 +80,20 @@ class SqliteEngine:
             raise StoreFailed(f"the store of states in {folder} cannot be opened: {_reason(error)}") from error
         if version not in (0, VERSION):
             raise StoreFailed(f"the store in {folder} has version {version}, and this release reads {VERSION}: use another folder")
-        self._collect_strays()
+        if self._files is not None:
+            self._unused |= self._files.begin()
+            self._remove_unused()
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails."""
+        """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails.
+
+        If a call fails in a group inside another group, the changes of the inner group are undone.
+        """
+        if self._db.in_transaction:
+            with self._db:  # a savepoint
+                yield
+            return
         try:
             with self._transaction():
                 yield
@@ -98,11 +105,7 @@ class SqliteEngine:
     @contextmanager
     def _atomic(self) -> Iterator[None]:
         """A context whose changes are made completely or not at all, in a transaction of its own or within a group."""
-        if not self._db.in_transaction:
-            with self.group():
-                yield
-            return
-        with self._db:  # a savepoint
+        with self.group():
             yield
 
     @contextmanager
@@ -135,6 +138,8 @@ class SqliteEngine:
         with self._atomic():
             if key is not None and (made := self.answered(record.tenant, key)) is not None:
                 return made
+            if self._is_kept(record, blob):
+                return self.get(record.tenant, record.id)
             blob_id, sha256, size = self._shared(record) if blob is None else self._kept(record.tenant, blob)
             row = (
                 *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
@@ -171,10 +176,8 @@ class SqliteEngine:
         record = self.use(tenant, state)
         blob_id, content = self._db.execute("SELECT b.id, b.content " + _FROM + " WHERE s.id = ?", (state,)).get
         if content is None:
-            try:
-                content = self._file(record.sha256).read_bytes()
-            except FileNotFoundError:
-                content = b""
+            assert self._files is not None
+            content = self._files.read(record.sha256)
         if hashlib.sha256(content).hexdigest() != record.sha256:
             self._quarantine(blob_id, record)
             raise gone(state, "damaged")
@@ -324,20 +327,24 @@ class SqliteEngine:
             raise name_moved(change, version)
         return version
 
+    def _is_kept(self, record: StateRecord, blob: bytes | None) -> bool:
+        """Return whether this state, with these bytes, was put before."""
+        found = self._db.execute("SELECT parent, sha256 FROM states WHERE id = ? AND tenant = ?", (record.id, record.tenant)).get
+        return found is not None and found == (record.parent, found[1] if blob is None else hashlib.sha256(blob).hexdigest())
+
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """Return the blob of the parent: id, hash and size."""
-        parent = self.get(record.tenant, record.parent or "")
-        self._touched[parent.id] = self._clock()  # so that it does not give way to its own forks
+        parent = self.use(record.tenant, record.parent or "")  # so that it is not evicted before its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 
     def _kept(self, tenant: str, blob: bytes) -> tuple[int, str, int]:
         """Store the bytes, to which no state refers yet. Returns the blob's id, hash and size."""
         sha256, size = hashlib.sha256(blob).hexdigest(), len(blob)
-        inline = size <= INLINE_BYTES or self._folder is None
-        if not inline:
+        inline = size <= INLINE_BYTES or self._files is None
+        if not inline and self._files is not None:
             self._unused.add(sha256)  # the file has no row if this transaction fails
-            self._write_file(sha256, blob)
+            self._files.write(sha256, blob)  # no process removes a file while this transaction holds the write lock
         found = self._db.execute("SELECT id FROM blobs WHERE tenant = ? AND sha256 = ?", (tenant, sha256)).get
         if found is None:
             self._db.execute("INSERT INTO blobs VALUES (NULL, ?, ?, ?, ?, 0, 0)", (tenant, sha256, size, blob if inline else None))
@@ -405,57 +412,21 @@ class SqliteEngine:
             sharing = list(self._db.execute("SELECT tenant, id FROM states WHERE blob = ?", (blob_id,)))
             for tenant, state in sharing:
                 self._drop(tenant, state, "damaged")
-            if self._folder is not None and (file := self._file(record.sha256)).exists():
-                apart = self._folder / "damaged"
-                apart.mkdir(exist_ok=True, mode=0o700)
-                file.replace(apart / file.name)
-
-    # Files -----------------------------------------------------------------------------------------------------------------------------
-
-    def _file(self, sha256: str) -> Path:
-        assert self._folder is not None
-        return self._folder / "blobs" / sha256[:2] / sha256
-
-    def _write_file(self, sha256: str, blob: bytes) -> None:
-        path = self._file(sha256)
-        if path.exists():
-            return  # no process removes a file while this transaction holds the write lock
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with part.open("wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fdatasync(file.fileno())
-        part.replace(path)
-        for folder in (path.parent, path.parent.parent):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            if self._files is not None:
+                self._files.set_apart(record.sha256)
 
     def _remove_unused(self) -> None:
         """Remove files without a row, after the transaction that may have needed them."""
-        if not self._unused or self._db.in_transaction:
+        if self._files is None or not self._unused or self._db.in_transaction:
             return
         unused, self._unused = self._unused, set()
         try:
             with self._transaction():
                 for sha256 in unused:
                     if self._db.execute("SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1", (sha256,)).get is None:
-                        self._file(sha256).unlink(missing_ok=True)
+                        self._files.remove(sha256)
         except (apsw.Error, OSError):
             self._unused |= unused  # the next transaction, or the next start, removes them
-
-    def _collect_strays(self) -> None:
-        """Remove the files that an interrupted transaction has left."""
-        if self._folder is not None:
-            for file in (self._folder / "blobs").glob("??/*"):
-                if file.suffix:
-                    file.unlink(missing_ok=True)
-                else:
-                    self._unused.add(file.name)
-            self._remove_unused()
 
 
 def _record(row: tuple[Any, ...]) -> StateRecord:

@@ -22,7 +22,8 @@ _RETRY_S = 1.0
 
 
 class GroupingEngine(StateEngine, Protocol):
-    """An engine whose calls can become durable together, up to `group_size` of them. `failures`: errors of a call that `group` turns into
+    """An engine whose calls can become durable together, up to `group_size` of them. SQLite undoes a group inside another one if a call
+    of it fails; Redis does not. `failures`: errors of a call that `group` turns into
     StoreFailed."""
 
     group_size: int
@@ -77,7 +78,7 @@ class Store:
             with self._engine.group():
                 for call, future in group:
                     results.append(self._one(call, future))
-        except BaseException as error:  # nothing of this group is durable
+        except BaseException as error:  # then no call of this group is durable
             results = [(future, None, error) for _, future in group]
         for future, result, failure in results:
             if failure is None:

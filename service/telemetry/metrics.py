@@ -68,6 +68,9 @@ class Metrics:
         self.tenant_requests = counter("attnserve_tenant_requests", "Requests of a tenant, refused ones among them", ["tenant"])
         self.tenant_tokens = counter("attnserve_tenant_tokens", "Tokens of a tenant: prompt or completion", ["tenant", "kind"])
         self.tenant_limited = counter("attnserve_tenant_limited", "Requests refused by a tenant's own limits", ["tenant"])
+        self.unstored_runs = counter(
+            "attnserve_unstored_runs", "Failures to store a stream's run: until the next success it cannot be continued", ["reason"]
+        )
         self.tenant = cache(partial(TenantMetrics, self))
         named = ["model_name"]
         self.running = gauge("vllm:num_requests_running", "Runs that have a slot", named)

@@ -74,10 +74,10 @@ class FakeEngine:
         self.cached_tokens = 0
         self.runs: list[FakeRun] = []
         self.healthy = self.alive = True
+        self.numerics = "fake"
         self.stuck_s = 0.0
         self.pending = 0
         self.full = False
-        self.numerics = ""
         self.offered = OfferedSlots(4)
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
@@ -366,9 +366,10 @@ def events(stream: str) -> list[Any]:
     assert blocks.pop() == "", "the last event ends with an empty line"
     found = []
     for block in blocks:
-        *kind, data = block.split("\n")
-        if data.startswith(":"):
+        lines = [line for line in block.split("\n") if not line.startswith((":", "id: ", "retry: "))]
+        if not lines:
             continue
+        *kind, data = lines
         assert data.startswith("data: ")
         content = data.removeprefix("data: ")
         found.append(content if content == "[DONE]" else json.loads(content))

@@ -16,7 +16,7 @@ from tests.imports import ROOT
 
 PACKAGES = ("models", "export", "service", "loadtest")
 # Exceptions that are always caught within the package that raises them.
-INTERNAL = {"Broken", "ClientGone", "NoRanges", "ReplicaNotFound", "WrongOwner"}
+INTERNAL = {"TransferBroken", "ClientGone", "NoRanges", "ReplicaNotFound", "WrongOwner"}
 
 
 def helped(*arguments: str) -> subprocess.CompletedProcess[str]:

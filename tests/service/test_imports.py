@@ -26,6 +26,7 @@ ORDER = [
         "encoding",
         "generation",
         "seq2seq",
+        "streams",
     ),
     *("catalog", "pools", "http", "dialects", "app", "deployment", "cli"),
 ]

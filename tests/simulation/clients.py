@@ -60,10 +60,16 @@ class Client:
         chance = self._random
         size = chance.choice((1, 2, 5, 40)) if parent is None or chance.random() < 0.8 else 0
         prompt = tuple(chance.randrange(1, 290) for _ in range(size))
+        if size and self._world.prompts and chance.random() < 0.4:  # begin as an earlier prompt does
+            earlier = chance.choice(self._world.prompts)
+            prompt = (earlier[: chance.choice((20, len(earlier)))] + prompt)[: chance.choice((len(earlier), 120))]
+        if prompt:
+            self._world.prompts.append(prompt)
         first = GenerationRequest(
             prompt=prompt,
             max_tokens=chance.choice((0, 1, 6, 12, 30)) if size else chance.choice((1, 6, 30)),
             client=self.name,
+            tenant=self.tenant,
             start=None if parent is None else StateReference(self.tenant, parent.id),
             **chance.choice(_KINDS),
         )
@@ -80,6 +86,7 @@ class Client:
                 for request, state in zip(requests, kept, strict=True)
             ]
             if await self._read(asked, expected, kept, change):
+                self._world.prompts += [(*prompt, *each.ids) for each in expected]
                 return
 
     async def _read(
@@ -117,6 +124,7 @@ class Client:
         finally:
             if runs is not None:
                 runs.close()
+                world.stats["cached tokens"] += runs.cached_tokens
         for deltas, outcome in zip(made, expected, strict=True):
             if (wrong := wrong_stream(deltas, outcome)) is not None:
                 world.violated(f"{self.name}: {wrong}")

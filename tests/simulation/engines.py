@@ -88,14 +88,14 @@ class SimulatedMasks(Masks):
 class SimulatedEngine(GeneratorEngine):
     """An engine whose loop calls `_turn` after random pauses while there is work. `paused` and `dead` are those of its process."""
 
-    def __init__(self, name: str, loop: SimulatedLoop, steps: FakeSteps, keeper: StateKeeper | None, slots: int) -> None:
+    def __init__(self, name: str, loop: SimulatedLoop, steps: FakeSteps, keeper: StateKeeper | None, slots: int, cache_bytes: int) -> None:
         super().__init__(
             steps,
             tokenizer().vocabulary,
             eos_token_ids=(EOS,),
             grammars=tokenizer().grammars,
             keeper=keeper,
-            limits=GeneratorLimits(slots=slots, max_wait_s=_HUGE_S, max_bulk_wait_s=_HUGE_S),
+            limits=GeneratorLimits(slots=slots, max_wait_s=_HUGE_S, max_bulk_wait_s=_HUGE_S, prefix_cache_bytes=cache_bytes),
             numerics=NUMERICS,
             metrics=_metrics(),
         )
@@ -120,7 +120,7 @@ class SimulatedEngine(GeneratorEngine):
         self._due = False
         if self.paused or self.dead:
             return
-        with self._simulated.in_thread(self.name):
+        with self._simulated.in_process(self.name):
             if self._admission._closed:
                 self._end()
                 self.dead = True
@@ -154,6 +154,7 @@ class SimulatedStore(Store):
         self._simulated = loop
         self._chances = chances
         self._queued: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]] = []
+        self.written: Callable[[], None] = lambda: None  # called when a group is durable, before anybody outside the process knows
         self._due = False
 
     def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
@@ -182,8 +183,9 @@ class SimulatedStore(Store):
             return
         size = self._simulated.random.randint(1, _GROUP)
         group, self._queued = self._queued[:size], self._queued[size:]
-        with self._simulated.in_thread(f"store {self.name}"):
+        with self._simulated.in_process(self.name):
             self._carry_out(group)
+        self.written()
         if self._queued:
             self.wake()
 
@@ -210,11 +212,13 @@ class FailingSqlite(SqliteEngine):
                 raise OSError("no space left, by chance")
 
 
-def opened(name: str, loop: SimulatedLoop, store: Store, chances: Chances, *, slots: int, hot_bytes: int) -> SimulatedEngine:
+def opened(
+    name: str, loop: SimulatedLoop, store: Store, chances: Chances, *, slots: int, hot_bytes: int, cache_bytes: int
+) -> SimulatedEngine:
     """An engine that has started, with a keeper."""
     steps = TimedSteps(loop, chances)
     keeper = StateKeeper(store, steps.decoder, vocab_size=VOCAB_SIZE, fingerprint=FINGERPRINT, numerics=NUMERICS, hot_bytes=hot_bytes)
-    engine = SimulatedEngine(name, loop, steps, keeper, slots)
+    engine = SimulatedEngine(name, loop, steps, keeper, slots, cache_bytes)
     engine.start()
     return engine
 

@@ -1,7 +1,7 @@
 """An event loop with virtual time and a seeded scheduler: the same seed gives the same run, event by event.
 
 Nothing waits: if no callback is ready, the clock jumps to the next timer. Ready callbacks run in random order, since real ones come from
-sockets and threads. Only the callbacks that one thread has posted keep their order. There is one thread, so no locks are contended.
+sockets and threads. Only the callbacks that the threads of one process have posted keep their order, as in asyncio. There is one thread, so no locks are contended.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ class Deadlock(AssertionError):
 
 
 class _Posted(Handle):
-    """A callback that a thread has posted. It does not overtake earlier ones of the same thread."""
+    """A callback that a thread has posted. It does not overtake earlier ones of the same process."""
 
-    __slots__ = ("thread",)
+    __slots__ = ("process",)
 
     def __init__(self, callback: Callable[..., object], arguments: Any, loop: "SimulatedLoop", context: Context | None) -> None:
         super().__init__(callback, arguments, loop, context)
-        self.thread = loop.thread
+        self.process = loop.process
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -44,7 +44,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.random = random.Random(seed)
         self.now = _START
-        self.thread = ""  # name of the simulated thread that is running
+        self.process = ""  # name of the process whose thread is running
         self.events: list[tuple[float, str]] = []
         self.broken: list[str] = []  # errors that no caller has seen
         self.set_exception_handler(lambda loop, context: self.broken.append(_described(context)))
@@ -70,13 +70,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self.random.expovariate(1 / mean_s)
 
     @contextlib.contextmanager
-    def in_thread(self, name: str) -> Iterator[None]:
-        """What is posted inside comes from this thread."""
-        before, self.thread = self.thread, name
+    def in_process(self, name: str) -> Iterator[None]:
+        """What is posted inside comes from a thread of this process."""
+        before, self.process = self.process, name
         try:
             yield
         finally:
-            self.thread = before
+            self.process = before
 
     # What asyncio calls -------------------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         at = self.random.randrange(len(self._ready))
         handle = self._ready[at]
         if isinstance(handle, _Posted):
-            at = next(i for i, each in enumerate(self._ready) if isinstance(each, _Posted) and each.thread == handle.thread)
+            at = next(i for i, each in enumerate(self._ready) if isinstance(each, _Posted) and each.process == handle.process)
             handle = self._ready[at]
         del self._ready[at]
         return handle

@@ -22,11 +22,13 @@ _LOST: tuple[Any, ...] = ("lost",)
 class Process:
     """A generator: its engine, its own connection to the store, and the host that serves both to gateways."""
 
-    def __init__(self, name: str, loop: SimulatedLoop, states: FailingSqlite, chances: Chances, *, slots: int, hot_bytes: int) -> None:
+    def __init__(
+        self, name: str, loop: SimulatedLoop, states: FailingSqlite, chances: Chances, *, slots: int, hot_bytes: int, cache_bytes: int
+    ) -> None:
         self.name = name
         self.loop = loop
         self.store = SimulatedStore(states, name, loop, chances)
-        self.engine: SimulatedEngine = opened(name, loop, self.store, chances, slots=slots, hot_bytes=hot_bytes)
+        self.engine = opened(name, loop, self.store, chances, slots=slots, hot_bytes=hot_bytes, cache_bytes=cache_bytes)
         self.host = Host(cast(Any, _OneModel(self.engine)))
         self.dead = False
         self._running = asyncio.Event()

@@ -21,6 +21,7 @@ FAULTS = ("deaths", "pauses", "runtime", "commit", "restarts", "slow store", "sl
 _MOST_S = 900.0  # virtual seconds until all clients must be done
 _QUIET_S = 30.0  # virtual seconds after which no slot may be held
 _REPLACED_S = (2.0, 8.0)  # until a dead generator is replaced
+_UNTOLD = 0.1  # chance that a generator is lost after a write of its store
 _PAUSED_S = (0.2, 14.0)  # silence is 5 s
 _AMPLE, _SMALL = Quota(states=10_000, size=2**30), Quota(states=4, size=2**30)
 
@@ -66,6 +67,7 @@ class World:
         self.wrong: list[str] = []
         self.stats: Counter[str] = Counter()
         self.history = History()
+        self.prompts: list[tuple[int, ...]] = []  # that were sent
         chance = loop.random
         self.faults = tuple(fault for fault in FAULTS if chance.random() < 0.3)
         self.leaves, self.slow = "leaving" in self.faults, "slow readers" in self.faults
@@ -78,6 +80,7 @@ class World:
         )
         self._slots = chance.choice((1, 2, 3))
         self._hot_bytes = chance.choice((0, 3_000, 2**20))
+        self._cache_bytes = chance.choice((0, 6_000, 2**20))
         self._delay_s = 0.05 if "slow network" in self.faults else 0.001
         self._processes = 0
         self._disturbed: set[str] = set()  # the faults that have happened
@@ -131,7 +134,10 @@ class World:
     def _begin(self) -> None:
         self._processes += 1
         name = f"generator {self._processes}"
-        self._pool.add(Process(name, self.loop, self._states, self._chances, slots=self._slots, hot_bytes=self._hot_bytes))
+        sizes = {"slots": self._slots, "hot_bytes": self._hot_bytes, "cache_bytes": self._cache_bytes}
+        process = Process(name, self.loop, self._states, self._chances, **sizes)
+        process.store.written = lambda: self._written(process)
+        self._pool.add(process)
 
     async def _disturb(self) -> None:
         """Do something bad now and then, until the clients are done."""
@@ -152,6 +158,15 @@ class World:
             elif fault == "sweeps":
                 self.store.submit(lambda engine: engine.sweep())
             await asyncio.sleep(chance.choice((0.0, 0.5, 3.0)))
+
+    def _written(self, process: Process) -> None:
+        """The worst moment to end: something is durable, and nobody knows."""
+        may = [fault for fault in ("deaths", "pauses") if fault in self.faults]
+        if may and not process.dead and not process.paused and self.loop.random.random() < _UNTOLD:
+            fault = self.loop.random.choice(may)
+            self._disturbed.add(fault)
+            self.stats[f"{fault} after a write"] += 1
+            asyncio.create_task(self._replace(process) if fault == "deaths" else self._pause(process))  # noqa: RUF006
 
     async def _replace(self, process: Process) -> None:
         process.kill()

@@ -13,7 +13,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
 
-from service.dialects import accepted, generation
+from service.call import LAST_EVENT_HEADER, Call
+from service.catalog import Catalog
+from service.dialects import accepted, generation, resuming
 from service.dialects.answer_size import check_chat_size
 from service.dialects.generation_schemas import (
     EMPTY_IS_ABSENT,
@@ -34,16 +36,18 @@ from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
 from service.dialects.openai.tool_calls import AllowedTools, Calling, Function, FunctionType, NamedTool, arguments_of, choose
+from service.dialects.resuming import AnswerStart, Resumable
 from service.dialects.states import turns
 from service.errors import InvalidRequest
 from service.generation.chat.continuation import turn_of
 from service.generation.model import Generator
 from service.generation.request import Delta
 from service.generation.runs import Runs
-from service.http import sse
 from service.http.answers import Elements, Text, done, json_answer
 from service.http.fields import WITHOUT_NULLS, Fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.streams.position import EventId
+from service.streams.source import Received
 
 Metadata = Annotated[
     dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored."), WITHOUT_NULLS
@@ -157,16 +161,28 @@ class ChatCompletion(BaseModel):
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
+PATH = "/v1/chat/completions"
+
+
+@router.post(PATH, response_model=ChatCompletion, responses=STREAM)
 async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return n choices of the next message. With `stream`, chunks contain new text, and a choice's first chunk has the role."""
+    if body.stream and call.last_event_id is not None:
+        wanted = EventId.parse(call.last_event_id, LAST_EVENT_HEADER)
+        return await resuming.resume(wanted, {PATH: Resumable(ChatRequest, answer)}, call, catalog)
+    return await answer(body, call, catalog)
+
+
+async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerStart | None = None) -> Any:
+    """Answer a request. `start` None: from the beginning."""
     begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
     model = catalog.generator(body.model or (None if begin is None else begin.record.model))
     turns.check_model(model, begin)
     field = "max_tokens" if body.max_tokens is not None and body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = catalog.settings.default_max_tokens if (given := getattr(body, field)) is None else given
     _check(body, max_tokens, field)
-    await turns.check_name(body, catalog, call)
+    if start is None or start.continued is None:
+        await turns.check_name(body, catalog, call)
     tools, calling = _tools(body)
     messages = messages_of(body.messages)
     answered = max_tokens > 0
@@ -175,6 +191,7 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     if (wanted := body.response_format) is not None:
         schema = wanted.json_schema.schema_ if wanted.json_schema else None
         format_ = generation.format_grammar(wanted.type, schema, "response_format.json_schema")
+    start = start or AnswerStart.new("chatcmpl-", body.seed, 1)
     asked = generation.requests(
         body,
         [prompt],
@@ -186,17 +203,22 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
         grammar=generation.grammar_of(body, format_, "response_format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        drawn=start.seeds,
     )
     turn = "generated" if answered else turn_of(messages)
     asked = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn=turn)
     if not body.stream:
         fields = {"n": body.n > 1, field: True, "top_logprobs": body.top_logprobs, "prompt_logprobs": body.prompt_logprobs}
         check_chat_size(model, asked[0], catalog.settings, n=body.n, fields=fields, streamable=body.prompt_logprobs is None)
+    if body.stream:
+        asked = start.of_stream(asked, model)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages", stream=body.stream)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
-        return await sse.stream(runs, _ChatAnswer(body, model, runs, calling), call, catalog.settings)
-    return json_answer(await _ChatAnswer(body, model, runs, calling).whole(), call.headers)
+        script = _ChatAnswer(body, model, runs, calling, start)
+        again = body.model_copy(update={"model": model.name, "max_completion_tokens": max_tokens, "state": begin and begin.record.id})
+        return await resuming.stream(script, again, start, model, call, catalog, path=PATH, durability=body.durability)
+    return json_answer(await _ChatAnswer(body, model, runs, calling, start).whole(), call.headers)
 
 
 def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], Calling | None]:
@@ -239,23 +261,24 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 class _Choice:
     """The text of a choice while its tokens arrive, or the tool call if the request requires one."""
 
-    def __init__(self, calling: Calling | None) -> None:
+    def __init__(self, calling: Calling | None, name: str) -> None:
+        """`name` is unique, and the same when a stream is continued."""
         self.text, self.logprobs, self.last = Text(), Elements(), Delta("")
-        self.call = None if calling is None else calling.call()
+        self.call = None if calling is None else calling.call(generation.derived_id("call_", name))
         self.named = False  # whether a chunk with the call's id and name was built
 
 
 class _ChatAnswer(Chunks):
     """The answer to a chat request, as a whole or as the chunks of a stream."""
 
-    def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
+    def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None, start: AnswerStart) -> None:
         object_ = "chat.completion.chunk" if body.stream else "chat.completion"
-        super().__init__(model, runs, body.stream_options, id_prefix="chatcmpl-", object_=object_)
+        super().__init__(model, runs, body.stream_options, start, object_=object_)
         self._body, self._calling = body, calling
         self._begin()
 
     def _begin(self) -> None:
-        self._choices = [_Choice(self._calling) for _ in range(self._body.n)]
+        self._choices = [_Choice(self._calling, f"{self.head['id']}/{index}") for index in range(self._body.n)]
 
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer. Its parts are serialised while the tokens arrive."""
@@ -295,7 +318,18 @@ class _ChatAnswer(Chunks):
         """Return a chunk for each choice, with the role of its message."""
         role = {"role": "assistant", "content": "" if self._calling is None else None, "refusal": None}
         begun = {"delta": role, "logprobs": None, "finish_reason": None}
-        return b"".join(self.chunk([{"index": index, **begun}]) for index in range(self._body.n))
+        opened = b""
+        for index in range(self._body.n):
+            if self.places[index].untouched:
+                self.begin(index)
+                opened += self.chunk([{"index": index, **begun}])
+        return opened
+
+    async def skip(self, index: int, part: Received) -> None:
+        choice = self._choices[index]
+        if choice.call is not None:
+            choice.call.push(part.text)
+            choice.named = choice.call.name is not None and bool(part.text or (self._body.logprobs and part.token_ids))
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         choice = self._choices[index]

@@ -7,23 +7,28 @@ from service.dialects import generation
 from service.dialects.generation_schemas import StreamOptions
 from service.dialects.openai.embeddings import render
 from service.dialects.openai.token_json import token_json
+from service.dialects.resuming import AnswerStart
 from service.dialects.states.turns import kept
 from service.errors import ServiceError
 from service.generation.model import Generator
 from service.generation.request import Delta
 from service.generation.runs import Runs
 from service.http import sse
+from service.streams.position import Place, Sent
+from service.streams.source import Received
 
 
 class Chunks(sse.Script[tuple[int, Delta]]):
     """Builds one answer or its chunks. A whole answer contains the usage, a stream only if the request asks for it."""
 
-    def __init__(self, model: Generator, runs: Runs, options: StreamOptions | None, *, id_prefix: str, object_: str) -> None:
+    def __init__(self, model: Generator, runs: Runs, options: StreamOptions | None, start: AnswerStart, *, object_: str) -> None:
         self.model, self.runs = model, runs
+        self.sent: Sent | None = None  # set if the stream can be continued
+        self.places = start.places or (Place(),) * len(runs.runs)  # what the client has already
         self.head = {
-            "id": generation.new_id(id_prefix),
+            "id": start.id,
             "object": object_,
-            "created": generation.now(),
+            "created": start.created,
             "model": model.name,
             "system_fingerprint": generation.system_fingerprint(model),
         }
@@ -46,13 +51,39 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         return {**self.head, "choices": choices, "usage": usage, **self._only_state(choices)}
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> sse.Written:
-        return b"".join([self.chunk([self.choice(index, delta)]) for index, delta in pieces if worth_sending(delta)])
+        return b"".join([self.piece(index, delta) for index, delta in pieces])
+
+    def piece(self, index: int, delta: Delta) -> bytes:
+        """Return the chunk of a delta, or b"" if it has nothing to send: its tokens are counted with the next chunk."""
+        if self.sent is not None:
+            self.sent.add(index, delta.token_ids, ended=delta.finish_reason is not None)
+        return self.chunk([self.choice(index, delta)]) if worth_sending(delta) else b""
+
+    def begin(self, index: int) -> None:
+        """Note that the next chunk begins a choice, without a token."""
+        if self.sent is not None:
+            self.sent.begin(index)
+
+    async def restore(self, received: Sequence[Received]) -> None:
+        """Go on as if these parts of the choices had been sent by this script."""
+        for index, part in enumerate(received):
+            if self.sent is not None:
+                self.sent.restore(index, part.token_ids, part.place)
+            await self.skip(index, part)
+
+    async def skip(self, index: int, part: Received) -> None:
+        """Bring a choice to where it was after this part."""
 
     def chunk(self, choices: Sequence[dict[str, Any]]) -> bytes:
-        return sse.event(self._content(choices))
+        return self._id + sse.event(self._content(choices))
 
     def chunk_pieces(self, choices: Sequence[dict[str, Any]]) -> Iterator[bytes]:
-        return sse.event_pieces(self._content(choices))
+        yield self._id
+        yield from sse.event_pieces(self._content(choices))
+
+    @property
+    def _id(self) -> bytes:
+        return b"" if self.sent is None else self.sent.line
 
     def _content(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if self._with_usage and self._continuous:
@@ -69,7 +100,8 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         return {"state": choices[0]["state"]} if len(self.runs.runs) == 1 and choices and "state" in choices[0] else {}
 
     def closing(self) -> bytes:
-        return (sse.event(self.answer([])) if self._with_usage else b"") + sse.DONE
+        usage = self._id + sse.event(self.answer([])) if self._with_usage else b""
+        return usage + self._id + sse.DONE
 
     def failure(self, error: ServiceError) -> bytes:
         return sse.event(render(error)[1])

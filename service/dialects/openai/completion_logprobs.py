@@ -7,11 +7,13 @@ from typing import Any
 from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.openai.token_json import TokenJson, slices, token_json
+from service.dialects.resuming import AnswerStart
 from service.generation.model import Generator
 from service.generation.request import Delta, TokenLogprob
 from service.generation.runs import Runs
 from service.generation.text import Vocabulary
-from service.http.answers import Elements
+from service.http.answers import Elements, done
+from service.streams.source import Received
 
 
 class Columns:
@@ -96,13 +98,17 @@ class _Offsets:
 class CompletionChunks(Chunks):
     """The chunks of a completion, from a decoder or an encoder-decoder."""
 
-    def __init__(self, body: CompletionRequest, model: Generator, runs: Runs) -> None:
-        super().__init__(model, runs, body.stream_options, id_prefix="cmpl-", object_="text_completion")
+    def __init__(self, body: CompletionRequest, model: Generator, runs: Runs, start: AnswerStart) -> None:
+        super().__init__(model, runs, body.stream_options, start, object_="text_completion")
         self.body = body
         self.logprobs = [self.new_logprobs() for _ in runs.runs]  # one for each choice
 
     def new_logprobs(self) -> Logprobs:
         return Logprobs(self.model, skip_special_tokens=self.body.skip_special_tokens)
+
+    async def skip(self, index: int, part: Received) -> None:
+        if self.body.logprobs is not None:
+            await done(self.logprobs[index].after(part.token_ids))
 
     def choice(self, index: int, delta: Delta, columns: Columns | None = None) -> dict[str, Any]:
         """Return the part of a choice that a delta adds. `columns` replaces the delta's log-probabilities."""

@@ -9,16 +9,17 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from service.call import LAST_EVENT_HEADER, Call
 from service.catalog import Catalog
-from service.dialects import generation
+from service.dialects import generation, resuming
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.generation_schemas import STREAM
 from service.dialects.openai import writings
-from service.dialects.openai.chunks import worth_sending
 from service.dialects.openai.completion_logprobs import Columns, CompletionChunks, Logprobs
 from service.dialects.openai.completion_schemas import Completion, CompletionRequest
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
+from service.dialects.resuming import AnswerStart, Resumable
 from service.dialects.states import turns
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.model import Generator
@@ -28,6 +29,8 @@ from service.http import sse
 from service.http.answers import Elements, Text, done, json_answer
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 from service.settings import Settings
+from service.streams.position import EventId
+from service.streams.source import Received
 
 MOST_RUNS = 256  # maximum number of choices of a request, for all prompts together
 
@@ -35,9 +38,20 @@ MOST_RUNS = 256  # maximum number of choices of a request, for all prompts toget
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
-@router.post("/v1/completions", response_model=Completion, responses=STREAM)
+PATH = "/v1/completions"
+
+
+@router.post(PATH, response_model=Completion, responses=STREAM)
 async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Continue each prompt n times. With `stream`, each chunk contains a choice's text since its last chunk."""
+    if body.stream and call.last_event_id is not None:
+        wanted = EventId.parse(call.last_event_id, LAST_EVENT_HEADER)
+        return await resuming.resume(wanted, {PATH: Resumable(CompletionRequest, answer)}, call, catalog)
+    return await answer(body, call, catalog)
+
+
+async def answer(body: CompletionRequest, call: Call, catalog: Catalog, start: AnswerStart | None = None) -> Any:
+    """Answer a request. `start` None: from the beginning."""
     begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
     name = body.model or (None if begin is None else begin.record.model)
     if (writer := catalog.writer(name)) is not None:
@@ -46,10 +60,12 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
     model = catalog.generator(name)
     _check(body)
     turns.check_model(model, begin)
-    await turns.check_name(body, catalog, call)
+    if start is None or start.continued is None:
+        await turns.check_name(body, catalog, call)
     prompts = await _prompts(body, model, catalog, begin)
     if len(prompts) * body.n > MOST_RUNS:
         raise BatchTooLarge(f"{len(prompts)} prompts with n={body.n} are more than {MOST_RUNS} completions: send them in parts", param="n")
+    start = start or AnswerStart.new("cmpl-", body.seed, len(prompts))
     asked = generation.requests(
         body,
         [ids for _, ids in prompts],
@@ -61,14 +77,19 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
         grammar=generation.grammar_of(body),
         top_logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
+        drawn=start.seeds,
     )
     asked = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn="")
     _check_size(body, prompts, model, catalog.settings)
+    if body.stream:
+        asked = start.of_stream(asked, model)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
     if body.stream:
         generation.bound_unread(runs, body.logprobs, catalog.settings)
-        return await sse.stream(runs, _CompletionAnswer(body, model, prompts, runs), call, catalog.settings)
-    return json_answer(await _CompletionAnswer(body, model, prompts, runs).whole(), call.headers)
+        script = _CompletionAnswer(body, model, prompts, runs, start)
+        again = body.model_copy(update={"model": model.name, "state": begin and begin.record.id})
+        return await resuming.stream(script, again, start, model, call, catalog, path=PATH, durability=body.durability)
+    return json_answer(await _CompletionAnswer(body, model, prompts, runs, start).whole(), call.headers)
 
 
 def _check_size(body: CompletionRequest, prompts: Sequence[tuple[str, list[int]]], model: Generator, settings: Settings) -> None:
@@ -128,11 +149,14 @@ async def _prompts(
 class _CompletionAnswer(CompletionChunks):
     """The answer of a decoder. An echoed prompt is serialised once for all choices, with the first choice's log-probabilities."""
 
-    def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
-        super().__init__(body, model, runs)
+    def __init__(
+        self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs, start: AnswerStart
+    ) -> None:
+        super().__init__(body, model, runs, start)
         self._prompts = prompts
         self._echoed_logprobs = body.echo and body.logprobs is not None
-        self._begun: set[int] = set()  # choices of a stream whose echoed prompt was sent
+        # Choices of a stream whose echoed prompt was sent.
+        self._begun = {index for index, place in enumerate(self.places) if not place.untouched}
         self._rendered: dict[int, tuple[Columns, Logprobs]] = {}  # echoed prompts by index, until all their choices have begun
         self._held: dict[int, list[tuple[int, Delta]]] = {}  # deltas by prompt, until the prompt's log-probabilities arrive
 
@@ -191,6 +215,11 @@ class _CompletionAnswer(CompletionChunks):
             return self._after_echo(pieces)
         return super().pieces(pieces)
 
+    async def skip(self, index: int, part: Received) -> None:
+        if self._echoed_logprobs and not part.place.untouched:
+            await done(self.logprobs[index].after(self._prompts[index // self.body.n][1]))
+        await super().skip(index, part)
+
     def _after_echo(self, pieces: Sequence[tuple[int, Delta]]) -> Iterator[bytes]:
         """Yield the chunks of these deltas, with the echoed prompt before the first chunk of each choice."""
         n = self.body.n
@@ -202,8 +231,7 @@ class _CompletionAnswer(CompletionChunks):
             for index, delta in self._held.pop(number):
                 if index not in self._begun:
                     yield from self._echo(index, number)
-                if worth_sending(delta):
-                    yield self.chunk([self.choice(index, delta)])
+                yield self.piece(index, delta)
 
     def _echo(self, index: int, number: int) -> Iterator[bytes]:
         text, ids = self._prompts[number]
@@ -215,6 +243,7 @@ class _CompletionAnswer(CompletionChunks):
             self._rendered[number] = columns, counted
         columns, counted = self._rendered[number]
         self._begun.add(index)
+        self.begin(index)
         self.logprobs[index].like(counted)
         if self._begun.issuperset(range(first, first + self.body.n)):
             del self._rendered[number]

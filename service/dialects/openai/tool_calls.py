@@ -117,16 +117,19 @@ class Calling:
         defs = {f"tool{at}": _moved(schema, f"#/$defs/tool{at}") for at, schema in enumerate(schemas)}
         return generation.json_schema({"anyOf": calls, "$defs": defs}, "tools")
 
-    def call(self) -> "CallBuilder":
-        return CallBuilder(next(iter(self.tools)) if len(self.tools) == 1 else None)
+    def call(self, id: str | None = None) -> "CallBuilder":
+        return CallBuilder(next(iter(self.tools)) if len(self.tools) == 1 else None, id)
 
 
 class CallBuilder:
     """Builds one tool call from its text while the text arrives."""
 
-    def __init__(self, name: str | None) -> None:
-        """`name` is the only tool that may be called, and then the text is its arguments. It is None if there are several tools."""
-        self.id = generation.new_id("call_")
+    def __init__(self, name: str | None, id: str | None = None) -> None:
+        """`name` is the only tool that may be called, and then the text is its arguments. It is None if there are several tools.
+
+        `id` None: a random one.
+        """
+        self.id = id or generation.new_id("call_")
         self.name = name
         self.arguments = ""
         self._bare = name is not None

@@ -19,6 +19,7 @@ from service.dialects import generation
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.openai.completion_logprobs import Columns, CompletionChunks
 from service.dialects.openai.completion_schemas import CompletionRequest
+from service.dialects.resuming import AnswerStart
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.model import Generator
 from service.generation.request import Delta, Sampling
@@ -68,7 +69,7 @@ async def complete(
             )
     _check_size(body, sum(map(len, prompts)), model, catalog.settings, n=len(prompts) * body.n)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
-    answer = _BeamAnswer(body, model, runs)
+    answer = _BeamAnswer(body, model, runs, AnswerStart.new("cmpl-", None, len(prompts)))
     if body.stream:
         return await sse.stream(runs, answer, call, catalog.settings)
     choices = []

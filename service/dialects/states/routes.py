@@ -144,10 +144,11 @@ async def fork(
 
     def forked(engine: GroupingEngine) -> tuple[list[dict[str, Any]], bool]:
         earlier = [engine.answered(tenant, each) for at in range(body.n or 1) if (each := nth(key, at)) is not None]
-        if earlier and earlier[0] is not None:
-            return [described(engine, each) for each in earlier if each is not None], True
+        if earlier and (found := [each for each in earlier if each is not None]) and len(found) == len(earlier):
+            return [described(engine, each) for each in found], True
         with engine.group():
             parent = find(engine, tenant, state).record
+            engine.use(tenant, parent.id)  # so that it does not give way to its own forks
             move = change_of(engine, tenant, body.name, if_match, if_none_match)
             made = [
                 engine.put(copied(parent, body, settings), None, quota=quota_of(settings), name=move, key=nth(key, at))

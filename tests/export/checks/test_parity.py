@@ -91,7 +91,7 @@ def test_a_graph_with_another_interface_is_refused(tmp_path: Path, broken: dict[
 def test_a_missing_input_is_refused(tmp_path: Path) -> None:
     session = open_graph(write(tmp_path), threads=1)
     typed = (*INPUTS, contract.Tensor(name=contract.TOKEN_TYPE_IDS, dtype="int64", shape=("B", "N")))
-    with pytest.raises(ExportError, match=r"inputs are .* should be .*token_type_ids"):
+    with pytest.raises(ExportError, match=r"inputs are .* must be .*token_type_ids"):
         check_interface(session, typed, OUTPUTS)
 
 

@@ -89,7 +89,7 @@ def test_replicas_are_as_many_as_the_formula_says():
 
 def test_a_bound_that_an_idle_replica_misses_is_refused():
     asked = {"arrivals": 1000.0, "replica": 100.0, "service": exponential(0.01), "requests": 1000, "seed": 0}
-    with pytest.raises(LoadtestError, match="cannot be had"):
+    with pytest.raises(LoadtestError, match="cannot be reached"):
         fleet.replicas_for(p99_s=0.01, routing=Routing.random, **asked)
 
 

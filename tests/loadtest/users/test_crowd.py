@@ -13,7 +13,7 @@ CODE = f"""
 import json
 from pathlib import Path
 from gevent import GreenletExit
-from loadtest.load.plan import Plan, Stage
+from loadtest.load.plan import LoadPlan, Stage
 from loadtest.users import crowd
 
 class Members(list):
@@ -21,7 +21,7 @@ class Members(list):
         self.append((run, arguments))
 
 stage = Stage(name="crowd", seconds=1, level=1, idle={MEMBERS}, slow=20)
-plan = Plan(url="http://127.0.0.1:1", out=Path(), seed=3, open_loop=True, rate=1, mix={{"embed": 1}}, models={{}}, stages=(stage,))
+plan = LoadPlan(url="http://127.0.0.1:1", out=Path(), seed=3, open_loop=True, rate=1, mix={{"embed": 1}}, models={{}}, stages=(stage,))
 made = crowd.Crowd(plan)
 made._idle, made._slow = Members(), Members()
 made.become(stage)

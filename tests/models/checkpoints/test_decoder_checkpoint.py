@@ -122,7 +122,7 @@ def edit_tensors(folder: Path, edit: Callable) -> None:
         (lambda v: v.pop("architectures"), "has no 'architectures'"),
         (lambda v: v.pop("attnserve_decoder"), "has no 'attnserve_decoder'"),
         (lambda v: v["attnserve_decoder"].update(d_modle=3), "attnserve_decoder has 'd_modle', which is not one of vocab_size, d_model"),
-        (lambda v: v["attnserve_decoder"].pop("n_heads"), "attnserve_decoder has no 'n_heads'"),
+        (lambda v: v["attnserve_decoder"].pop("n_heads"), "attnserve_decoder lacks the field 'n_heads'"),
         (lambda v: v["attnserve_decoder"].update(d_model="12"), "config.json: d_model='12': Input should be a valid integer"),
         (lambda v: v["attnserve_decoder"].update(layers="magic"), "config.json: layers='magic' is not one of"),
         (lambda v: v["attnserve_decoder"].update(layers=["causal_linear"]), "layers has 1 entries for n_layers=2"),

@@ -127,7 +127,7 @@ def test_likeness_by_kind_and_by_length() -> None:
 def test_plans_that_make_no_run_are_refused() -> None:
     with pytest.raises(ValueError, match="attention='causal_linear' is not one of softmax"):
         DistillationConfig(attention="causal_linear")
-    with pytest.raises(ValueError, match="make no run"):
+    with pytest.raises(ValueError, match="must be at least 0, and not both 0"):
         DistillationConfig(attention="hybrid", transfer_steps=0, end_to_end_steps=0)
     with pytest.raises(ValueError, match="longest=9000 must be ordered"):
         DistillationConfig(attention="hybrid", longest=9_000, tokens=10_000)

@@ -69,6 +69,7 @@ GENERATING = {
     "stream": True,
     "stream_options": {"include_usage": True},
     "prompt_logprobs": 1,
+    "durability": "none",
     "user": "u",
     **CONTINUING,
 }

@@ -407,7 +407,7 @@ SECRET = "sk-written-in-the-wrong-place"
         ([entry(ACME, name="x" * 65)], "`name`"),
         ([entry(ACME, tenant="")], "`tenant`"),
         ([entry(ACME, tenant='a"} 1')], "`tenant`"),
-        ([entry(ACME, tenant="other")], "name other is taken"),
+        ([entry(ACME, tenant="other")], "name other is reserved"),
         ([entry(ACME, tenant=None)], "`tenant`"),
         ([{**entry(ACME), "sha256": SECRET}], "`sha256`"),
         ([{**entry(ACME), "sha256": "ab"}], "`sha256`"),

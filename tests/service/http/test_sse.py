@@ -85,7 +85,8 @@ async def test_an_event_is_one_line_of_json_and_an_empty_one() -> None:
     assert event({"a": "é\n\r"}) == 'data: {"a":"é\\n\\r"}\n\n'.encode()
     assert event([1], "response.created") == b"event: response.created\ndata: [1]\n\n"
     assert PING.startswith(b":")
-    assert PING.endswith(b"\n\n")
+    assert PING.endswith(b"\n")
+    assert not PING.endswith(b"\n\n"), "after an id, an empty line would be an event"
 
 
 async def test_a_stream_opens_plays_and_closes() -> None:

@@ -222,7 +222,7 @@ async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary) ->
         (asked("x" * 41), InputTooLong, "41 tokens and this model reads 40"),
         (asked(prompt=()), InvalidRequest, "no tokens"),
         (asked(prompt=(256,)), InvalidRequest, "token id 256"),
-        (asked(n=3, beams=2), InvalidRequest, "n=3 outputs of 2 beams"),
+        (asked(n=3, beams=2), InvalidRequest, "n=3 outputs of num_beams=2"),
         (asked(beams=33), InvalidRequest, "at most 32"),
     ],
 )

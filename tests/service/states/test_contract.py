@@ -9,6 +9,7 @@ import pytest
 
 from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
 from service.states.record import Document, Filter, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
+from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
 from tests.service.states.conftest import Clock
 
@@ -34,6 +35,31 @@ def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) 
     assert engine.blob("acme", new.id) == b"tensors"
 
 
+def test_putting_a_state_again_changes_nothing(engine: GroupingEngine, clock: Clock) -> None:
+    new = record(clock)
+    kept = engine.put(new, b"tensors", quota=AMPLE, name=NameChange("doc", 0))
+    assert engine.put(new, b"tensors", quota=AMPLE, name=NameChange("doc", 0)) == kept
+    assert engine.usage("acme").states == 1
+    assert engine.name("acme", "doc").version == 1
+
+
+def test_a_group_inside_a_group_is_undone_together(engine: GroupingEngine, clock: Clock) -> None:
+    """Redis keeps the calls before the one that fails."""
+    kept, undone = record(clock), record(clock)
+
+    def fail() -> None:
+        with engine.group():
+            engine.put(undone, b"2", quota=AMPLE)
+            engine.move("acme", NameChange("doc", 3), kept.id)
+
+    with engine.group():
+        engine.put(kept, b"1", quota=AMPLE)
+        with pytest.raises(NameMoved):
+            fail()
+    states = [each.id for each in engine.page("acme", Filter())]
+    assert states == ([kept.id] if isinstance(engine, SqliteEngine) else [undone.id, kept.id])
+
+
 def test_a_state_is_there_after_the_store_was_opened_again(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
     small, large = record(clock), record(clock)
     engine = opened()
@@ -48,6 +74,7 @@ def test_a_foreign_state_is_a_missing_state(engine: GroupingEngine, clock: Clock
     mine = engine.put(record(clock), b"x", quota=AMPLE, name=NameChange("doc"), key=IdempotencyKey("k", "d"))
     calls: list[Callable[[str], Any]] = [
         lambda state: engine.get("other", state),
+        lambda state: engine.use("other", state),
         lambda state: engine.blob("other", state),
         lambda state: engine.change("other", state, Patch(pinned=True)),
         lambda state: engine.delete("other", state),
@@ -137,6 +164,23 @@ def test_a_repeated_request_makes_one_state(engine: GroupingEngine, clock: Clock
     assert engine.answered("acme", IdempotencyKey("k", "digest")) is None
 
 
+def test_a_state_that_is_put_again_stays_as_it_is(engine: GroupingEngine, clock: Clock) -> None:
+    """A generator was lost after it had stored a state, so another one stores it again, or the first one does so later."""
+    first = engine.put(record(clock), b"1", ids=b"ids_", quota=AMPLE, name=NameChange("doc", 0))
+    fork = engine.put(record(clock, parent=first.id, origin="fork"), None, quota=AMPLE)
+    before, clock.now = engine.usage("acme"), clock.now + 1
+    with engine.group():
+        other = engine.put(record(clock), b"2", quota=AMPLE)
+        assert engine.put(first, b"1", ids=b"ids_", quota=AMPLE, name=NameChange("doc", 0)).id == first.id
+        assert engine.put(fork, None, quota=AMPLE).id == fork.id
+    assert engine.get("acme", other.id).size == 1, "the rest of the group is not affected"
+    assert engine.name("acme", "doc") == ("doc", first.id, 1)
+    assert engine.usage("acme").states == before.states + 1
+    engine.delete("acme", first.id)
+    with pytest.raises(StateNotFound):
+        engine.put(first, b"1", quota=AMPLE)
+
+
 def test_pages_are_whole_and_newest_first(engine: GroupingEngine, clock: Clock) -> None:
     states = [engine.put(record(clock, metadata={"even": str(at % 2 == 0)}), b"%d" % at, quota=AMPLE).id for at in range(7)]
     found: list[str] = []
@@ -198,6 +242,29 @@ def test_the_state_that_was_used_least_recently_makes_room(engine: GroupingEngin
     with pytest.raises(StateGone, match="evicted"):
         engine.get("acme", states[1])
     assert {each.id for each in engine.page("acme", Filter())} == {states[0], states[2], newest.id}
+
+
+def test_a_state_that_was_used_without_its_bytes_is_evicted_later(engine: GroupingEngine, clock: Clock) -> None:
+    quota, states = Quota(states=2, size=10**6), []
+    for at in range(2):
+        clock.now += 1
+        states.append(engine.put(record(clock), b"%d" % at, quota=quota).id)
+    clock.now += 1
+    assert engine.use("acme", states[0]).id == states[0]
+    clock.now += 1
+    engine.put(record(clock), b"new", quota=quota)
+    assert engine.get("acme", states[0]).id == states[0]
+    with pytest.raises(StateGone, match="evicted"):
+        engine.use("acme", states[1])
+
+
+def test_evicting_a_state_frees_no_bytes_that_the_new_state_shares(engine: GroupingEngine, clock: Clock) -> None:
+    for size in (600, 300):
+        clock.now += 1
+        engine.put(record(clock), bytes(size), quota=AMPLE)
+    with pytest.raises(QuotaExceeded, match=r"1 states of 600 bytes.* 10 of 500 bytes"):
+        engine.put(record(clock), bytes(600), quota=Quota(states=10, size=500))
+    assert engine.usage("acme") == Usage(2, 900, 0)
 
 
 def test_pinned_states_are_never_evicted_and_a_refusal_has_the_numbers(engine: GroupingEngine, clock: Clock) -> None:

@@ -1,5 +1,6 @@
 """The store in Redis: away and back, full, damaged, or set up in a way that loses states."""
 
+import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,13 @@ def test_damaged_bytes_are_set_apart_and_never_given(engine: RedisEngine, redis_
     assert [redis_server.client.get(each) for each in apart] == ([b"Tensors"] if harm == "flipped" else [])
     again = engine.put(record(), b"tensors", quota=AMPLE)
     assert engine.blob("acme", again.id) == b"tensors"
+
+
+def test_bytes_that_were_replaced_meanwhile_are_not_set_apart(engine: RedisEngine) -> None:
+    state = engine.put(record(), b"tensors", quota=AMPLE)
+    damaged = hashlib.sha1(b"Tensors", usedforsecurity=False).hexdigest()  # as another process has read them
+    engine._call("acme", "quarantine", {"sha256": state.sha256, "damaged": damaged, "kept_s": 60})
+    assert engine.blob("acme", state.id) == b"tensors"
 
 
 def test_a_full_redis_refuses_writes_and_can_be_read_and_emptied(engine: RedisEngine, redis_server: RedisServer, clock: Clock) -> None:

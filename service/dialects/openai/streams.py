@@ -1,0 +1,53 @@
+"""The route `/v1/stream/{run}`, which continues a stream by the id of its run.
+
+The same request sent again with the header `Last-Event-ID` does the same. Here the request's body is not needed, and the first event has
+an id and no data, as browsers expect. Source of `from`: llama.cpp's resumable streams.
+"""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+
+from service.call import LAST_EVENT_HEADER
+from service.dialects.openai import chat, completions
+from service.dialects.openai.chat import ChatRequest
+from service.dialects.openai.completion_schemas import CompletionRequest
+from service.dialects.openai.embeddings import ERRORS
+from service.dialects.resuming import Resumable, resume
+from service.errors import InvalidRequest, RunNotFound
+from service.http.routing import CallDep, CatalogDep, JsonRoute
+from service.streams.position import RUN, EventId, Place
+
+_MOST = 10**9
+Tokens = Annotated[int | None, Query(ge=0, lt=_MOST, description="Tokens of each choice that the client has.")]
+
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "The rest of the stream.", "content": {"text/event-stream": {}}}}
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+RESUMABLE = {
+    completions.PATH: Resumable(CompletionRequest, completions.answer),
+    chat.PATH: Resumable(ChatRequest, chat.answer),
+}
+
+
+@router.get("/v1/stream/{run}", response_class=Response, responses=_EVENTS)
+async def stream(
+    run: Annotated[str, Path(max_length=64)],
+    call: CallDep,
+    catalog: CatalogDep,
+    from_: Annotated[Tokens, Query(alias="from")] = None,
+    starting_after: Tokens = None,
+) -> Any:
+    """Continue a stream after the event with the id of the header `Last-Event-ID`, or after so many tokens; without these, from its
+    beginning."""
+    if RUN.fullmatch(run) is None:
+        raise RunNotFound(f"there is no run {run}: the header x-run-id of a stream has its id", param="run")
+    if call.last_event_id is not None:
+        wanted = EventId.parse(call.last_event_id, LAST_EVENT_HEADER)
+        if wanted.run != run:
+            raise InvalidRequest(f"{LAST_EVENT_HEADER} is of the run {wanted.run}, and the path is of {run}", param=LAST_EVENT_HEADER)
+    else:
+        wanted = EventId(run, (Place(from_ if from_ is not None else starting_after or 0),))
+    call.priming = True
+    return await resume(wanted, RESUMABLE, call, catalog)

@@ -1,0 +1,172 @@
+"""The runs of a stream, from their beginning, or from where a client stopped.
+
+To go on, the tokens that the client has are needed: those that were stored are fed again, the others are computed again and not sent.
+They are the same tokens, which their hash proves before anything is sent.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from service.errors import Diverged, ServiceError
+from service.generation.request import Delta, GenerationRequest
+from service.generation.runs import Runs
+from service.generation.text import TextStream, Vocabulary
+from service.streams.lease import Lease
+from service.streams.position import EventId, Place, Sent
+
+
+class Received(NamedTuple):
+    """What the client has of one choice: its tokens, and their text as far as it was sent."""
+
+    place: Place
+    token_ids: tuple[int, ...]
+    text: str
+
+
+class LeasedRuns:
+    """Runs whose progress is stored. A `PieceSource`."""
+
+    def __init__(self, runs: Runs, lease: Lease) -> None:
+        self._runs, self._lease = runs, lease
+        self._failed = False
+
+    @property
+    def done(self) -> bool:
+        return self._runs.done
+
+    async def take(self, timeout_s: float, interval_s: float) -> Sequence[tuple[int, Delta]]:
+        """See `Runs.take`."""
+        try:
+            taken = await self._runs.take(timeout_s, interval_s)
+        except ServiceError:
+            self._failed = True
+            raise
+        for index, delta in taken:
+            self._note(index, delta)
+        return taken
+
+    def close(self) -> None:
+        """End the runs, and the lease."""
+        completed = self.done and not self._failed
+        self._runs.close()
+        self._lease.close("completed" if completed else "failed" if self._failed else "in_progress")
+
+    def _note(self, index: int, delta: Delta) -> None:
+        self._lease.note(index, delta.token_ids, ended=delta.finish_reason is not None)
+
+
+class ContinuedRuns(LeasedRuns):
+    """The same for a client that has a part already. Pieces come after all that it has was computed again, and is the same."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        lease: Lease,
+        wanted: EventId,
+        known: Sequence[tuple[int, ...]],
+        vocabulary: Vocabulary,
+        received: Callable[[Sequence[Received]], Awaitable[None]],
+    ) -> None:
+        """`wanted`: what the client has. `known`: the first tokens of each choice, which `runs` do not return.
+
+        `received` is awaited once with what the client has, before the first piece.
+        """
+        super().__init__(runs, lease)
+        self._wanted, self._received = wanted, received
+        requests = [run.request for run in runs.runs]
+        self._choices = [
+            _Choice(request, place, tokens, vocabulary) for request, place, tokens in zip(requests, wanted.places, known, strict=True)
+        ]
+        self._held: list[tuple[int, Delta]] = []  # deltas of choices that have come further than what the client has
+        self._proven = False
+        lease.progress.tokens = [list(tokens) for tokens in known]
+        lease.progress.ended = [False] * len(known)
+
+    @property
+    def done(self) -> bool:
+        return self._proven and super().done
+
+    async def take(self, timeout_s: float, interval_s: float) -> Sequence[tuple[int, Delta]]:
+        """See `Runs.take`. Raises Diverged if the tokens that the client has were not computed again."""
+        if self._proven:
+            return await self._taken(timeout_s, interval_s)
+        until = time.monotonic() + timeout_s
+        while not all(choice.reached for choice in self._choices):
+            if (left_s := until - time.monotonic()) <= 0:
+                return []
+            self._held += await self._taken(left_s, interval_s)
+        self._prove()
+        await self._received([choice.received for choice in self._choices])
+        self._proven = True
+        held, self._held = self._held, []
+        return held or ([] if self.done else await self._taken(max(until - time.monotonic(), 0.0), interval_s))
+
+    async def _taken(self, timeout_s: float, interval_s: float) -> list[tuple[int, Delta]]:
+        new = []
+        for index, delta in await super().take(timeout_s, interval_s):
+            try:
+                if (rest := self._choices[index].rest(delta)) is not None:
+                    new.append((index, rest))
+            except Diverged:
+                self._failed = True
+                raise
+        return new
+
+    def _prove(self) -> None:
+        """Raise Diverged unless the tokens have the client's hash."""
+        sent = Sent(self._wanted.run, len(self._choices))
+        for index, choice in enumerate(self._choices):
+            sent.restore(index, choice.received.token_ids, choice.received.place)
+        if self._wanted.hash is not None and sent.hash != self._wanted.hash:
+            self._failed = True
+            raise diverged(sent.hash, self._wanted.hash)
+
+
+def diverged(hash: str, wanted: str) -> Diverged:
+    return Diverged(
+        f"the tokens before this position have the hash {hash}, and those that the client has {wanted}: this machine computes other "
+        "tokens, so the stream cannot go on; send the request again"
+    )
+
+
+def released(request: GenerationRequest, vocabulary: Vocabulary, token_ids: Sequence[int]) -> str:
+    """The text that was sent with the first tokens of a run that had not ended with them."""
+    text = TextStream(vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens)
+    return "".join([text.push(token_id, may_stop=at >= request.min_tokens) for at, token_id in enumerate(token_ids)])
+
+
+class _Choice:
+    """One choice, while the part that its client has is computed again."""
+
+    def __init__(self, request: GenerationRequest, place: Place, known: tuple[int, ...], vocabulary: Vocabulary) -> None:
+        self._request, self._place, self._vocabulary = request, place, vocabulary
+        self._ids = list(known)
+        self._text = released(request, vocabulary, known)
+        self.reached = place.tokens == len(known) and not place.ended
+        self.received = Received(place, known, self._text)
+
+    def rest(self, delta: Delta) -> Delta | None:
+        """Return the part of a delta that the client does not have, or None. Raises Diverged if the run is shorter than that."""
+        if self.reached:
+            return delta._replace(text="") if self._place.ended else delta
+        had = self._place.tokens
+        self._ids += delta.token_ids
+        self._text += delta.text
+        ended = delta.finish_reason is not None
+        if len(self._ids) < had or (self._place.ended and not ended):
+            if ended:
+                raise Diverged(f"the text ended after {len(self._ids)} tokens, and the client has {had}: send the request again")
+            return None
+        ids, text = tuple(self._ids[:had]), self._text
+        if not self._place.ended:
+            text = released(self._request, self._vocabulary, ids)
+            if not self._text.startswith(text):  # the last token ended the run, and has no text
+                text = self._text
+        self.reached, self.received = True, Received(self._place, ids, text)
+        new = tuple(self._ids[had:])
+        if new and self._place.ended:
+            raise Diverged(f"the text has more than {had} tokens, which are all that the client has: send the request again")
+        logprobs = delta.logprobs[len(delta.logprobs) - len(new) :] if new else ()
+        rest = Delta(self._text[len(text) :], new, logprobs, delta.finish_reason, delta.stop_reason)
+        return rest if rest != Delta("") else None

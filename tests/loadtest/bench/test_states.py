@@ -1,0 +1,24 @@
+"""The benchmark of states runs to its end, and each of its rows has a figure."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loadtest.bench import states
+
+
+def test_every_row_has_a_figure(decoder_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "CONTEXTS", (20, 40, 60))
+    monkeypatch.setattr(states, "LONG", 2_000)
+    monkeypatch.setattr(states, "REPEATS", 2)
+    monkeypatch.setattr(states, "WRITES", 4)
+    CliRunner().invoke(states.app, ["--bundle", str(decoder_bundle), "--rounds", "1", "--many", "100", "--out", str(tmp_path)])
+    (file,) = tmp_path.glob("*.json")
+    rows = json.loads(file.read_text())["rows"]
+    assert all(row["figures"] for row in rows)
+    assert len(rows) == 11 + 10 * (1 + bool(shutil.which("redis-server")))
+    (again,) = [row for row in rows if "fed again" in row["work"]]
+    assert again["ratio"] > 1, "restoring a state takes less time than feeding its prompt"
