@@ -57,13 +57,13 @@ class Responses:
         """The events of a stored response."""
         answer = await self.ask("GET", f"/{response}", params={"stream": "true", **query})
         assert answer.status_code == 200, answer.text
-        return events(answer.text)
+        return events(answer.text) if "data: " in answer.text else []
 
     async def until(self, condition: Callable[[dict[str, Any]], object], response: str) -> dict[str, Any]:
         """Poll a response until something about it is so."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition(found := await self.read(response)):
-            assert time.monotonic() < deadline, found
+            assert time.monotonic() < deadline, str(found)
             await asyncio.sleep(0.01)
         return found
 
