@@ -74,7 +74,7 @@ class Live:
         """End the generation. A response that is `released` waits for another owner, and a cancelled one has ended."""
         if self._task is not None and not self.ended:
             self._why = why
-            self._task.cancel()
+            asyncio.get_running_loop().call_soon(self._task.cancel)  # a task that is cancelled before its first step writes nothing
 
     async def wait(self, timeout_s: float) -> None:
         """Wait for something new."""

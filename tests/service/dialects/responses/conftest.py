@@ -19,6 +19,14 @@ ALICE, BOB = "alice-0123456789", "bob-0123456789"
 NO_RESPONSE = "resp_" + "0" * 32
 
 
+async def so(condition: Callable[[], object]) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
 class Responses:
     """`/v1/responses` as its clients use it."""
 
@@ -82,7 +90,9 @@ class Responses:
 
 
 @asynccontextmanager
-async def service(model: FakeGenerator | None = None, *, headers: dict[str, str] | None = None, **settings: Any) -> AsyncIterator[Responses]:
+async def service(
+    model: FakeGenerator | None = None, *, headers: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[Responses]:
     """An application with one decoder, wordy, whose engine keeps the ids of all tokens as if they were a state."""
     made = model or FakeGenerator("wordy")
     app = generator_app(made, default_max_tokens=64, **settings)

@@ -10,7 +10,7 @@ from service.dialects.openai.responses import rows
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.running import running_of
 from service.errors import Overloaded, RuntimeFailed
-from tests.service.dialects.responses.conftest import Responses, service
+from tests.service.dialects.responses.conftest import Responses, service, so
 from tests.service.generation_fakes import SAID, FakeGenerator, events
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
@@ -85,8 +85,7 @@ async def test_cancelling_ends_a_background_response_once(responses: Responses) 
 async def test_a_deleted_response_is_not_generated_on(responses: Responses) -> None:
     made = await begun(responses)
     await responses.ask("DELETE", f"/{made['id']}")
-    while not responses.engine.runs[0].cancelled:
-        await asyncio.sleep(0.01)
+    await so(lambda: responses.engine.runs[0].cancelled)
     await responses.refused(404, "GET", f"/{made['id']}")
 
 
@@ -151,8 +150,7 @@ async def test_a_stream_of_a_live_response_goes_on_where_it_was_left(responses: 
 async def test_a_reader_that_leaves_does_not_end_a_background_response(responses: Responses) -> None:
     responses.engine.hold(4)
     streaming = asyncio.create_task(responses.ask("POST", json={"input": "Hi", "background": True, "stream": True}))
-    while not responses.engine.runs or responses.engine.runs[0].usage.completion_tokens < 4:
-        await asyncio.sleep(0.01)
+    await so(lambda: responses.engine.runs and responses.engine.runs[0].usage.completion_tokens >= 4)
     store: Any = responses.engine.states
     (row,) = await store.call(lambda engine: engine.documents("", "response", None, 10))
     streaming.cancel()
@@ -229,8 +227,7 @@ async def test_a_paused_owner_writes_and_sends_nothing(responses: Responses, qui
     assert live_of(responses, made["id"]) is not zombie
     responses.engine.release()
     whole = await responses.ended(made["id"])
-    while not zombie.ended:
-        await asyncio.sleep(0.01)
+    await so(lambda: zombie.ended)
     assert (zombie.lost, whole["status"], text_of(whole)) == (True, "completed", SAID)
     assert (await row_of(responses, made["id"])).owners == 2
     assert texts(await following) == SAID, "its readers go on with the response of the other owner"
@@ -244,8 +241,7 @@ async def test_a_response_cancelled_elsewhere_is_given_up(responses: Responses, 
     del responses.running._lives["", made["id"]]
     assert (await responses.ask("POST", f"/{made['id']}/cancel")).json()["status"] == "cancelled"
     responses.engine.release()
-    while not live.ended:
-        await asyncio.sleep(0.01)
+    await so(lambda: live.ended)
     assert (live.lost, (await responses.read(made["id"]))["status"]) == (True, "cancelled")
 
 
@@ -256,8 +252,7 @@ async def test_a_response_deleted_elsewhere_leaves_no_state(responses: Responses
     monkeypatch.setattr(live, "_next_write", float("inf"))  # its next write is its last
     await responses.ask("DELETE", f"/{made['id']}")
     responses.engine.release()
-    while not live.ended:
-        await asyncio.sleep(0.01)
+    await so(lambda: live.ended)
     assert live.lost
     assert (await responses.http.get("/v1/states")).json()["data"] == []
 
@@ -293,8 +288,7 @@ async def test_a_response_that_ends_its_processes_is_given_up(responses: Respons
 async def test_an_overloaded_service_keeps_a_background_response_queued(responses: Responses) -> None:
     responses.engine.refusal = Overloaded("the queue is full", retry_after_s=0.01)
     made = await responses.make(background=True)
-    while responses.running.live("", made["id"]) is not None:
-        await asyncio.sleep(0.01)
+    await so(lambda: responses.running.live("", made["id"]) is None)
     assert (await responses.read(made["id"]))["status"] == "queued"
     responses.engine.refusal = None
     await asyncio.sleep(0.02)

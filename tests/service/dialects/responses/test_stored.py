@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.errors import RuntimeFailed, StoreFailed
-from tests.service.dialects.responses.conftest import NO_RESPONSE, Responses, service
+from service.errors import RuntimeFailed, StateGone, StoreFailed
+from tests.service.dialects.responses.conftest import NO_RESPONSE, Responses, service, so
 from tests.service.generation_fakes import SAID, FakeGenerator, events
 
 FED = "<s><user>Hi\n<assistant>"
@@ -26,8 +26,7 @@ async def test_a_response_is_read_as_it_was_answered(responses: Responses) -> No
 async def test_the_row_is_there_before_the_first_token(responses: Responses) -> None:
     responses.engine.hold()
     asking = asyncio.create_task(responses.make())
-    while not responses.engine.requests:
-        await asyncio.sleep(0.01)
+    await so(lambda: responses.engine.requests)
     store: Any = responses.engine.states
     (row,) = await store.call(lambda engine: engine.documents("", "response", None, 10))
     assert (await responses.read(row.id))["status"] == "in_progress"
@@ -116,7 +115,8 @@ async def test_a_state_that_is_gone_is_never_computed_again(responses: Responses
         responses.later(20)
     else:
         await store.call(lambda _: engine._db.execute("UPDATE blobs SET content = zeroblob(3)"))
-        await store.call(lambda _: pytest.raises(Exception, engine.blob, "", state))
+        with pytest.raises(StateGone, match="damaged"):
+            await store.call(lambda _: engine.blob("", state))
     error = await responses.refused(410, "POST", json={"input": "More", "previous_response_id": first["id"]})
     assert (error["code"], error["param"]) == ("state_gone", "previous_response_id")
     assert why in error["message"]
@@ -242,8 +242,7 @@ async def test_a_request_with_the_same_key_answers_the_same_response(responses: 
 async def test_a_second_request_waits_for_the_first_one(responses: Responses, quick_polls: None) -> None:
     responses.engine.hold(4)
     both = [asyncio.create_task(responses.make(headers={"Idempotency-Key": "k"})) for _ in range(2)]
-    while not responses.engine.requests:
-        await asyncio.sleep(0.01)
+    await so(lambda: responses.engine.requests)
     await asyncio.sleep(0.05)
     responses.engine.release()
     first, second = await asyncio.gather(*both)
@@ -265,8 +264,7 @@ async def test_a_client_that_leaves_cancels_its_response(quick_polls: None) -> N
     async with service(FakeGenerator("wordy")) as responses:
         responses.engine.hold(4)
         asking = asyncio.create_task(responses.make())
-        while not responses.engine.requests or responses.engine.runs[0].usage.completion_tokens < 4:
-            await asyncio.sleep(0.01)
+        await so(lambda: responses.engine.runs and responses.engine.runs[0].usage.completion_tokens >= 4)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
