@@ -140,11 +140,10 @@ async def _again(response: str, tenant: str, stream: bool, call: Call, catalog: 
 
 
 async def _follower(response: str, tenant: str, catalog: Catalog, after: int) -> Follower:
-    live = running_of(catalog).live(tenant, response)
-    if live is not None:
-        return Follower(catalog, live, seen=tokens_before(after))
+    """Return a reader of a response after event `after`. Raises ResponseNotFound."""
     row = await store_of(catalog).call(lambda engine: rows.find(engine, tenant, response))
-    return Follower(catalog, StoredView(catalog, row), seen=tokens_before(after))
+    live = running_of(catalog).live(tenant, response)
+    return Follower(catalog, StoredView(catalog, row) if live is None else live, seen=tokens_before(after))
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject, responses=STREAM)
@@ -168,11 +167,10 @@ async def response(
         follower = await _follower(response_id, tenant, catalog, after)
         call.begin_stream()
         return await sse.stream(follower, Events(follower.answer, after), call, catalog.settings)
-    live = running_of(catalog).live(tenant, response_id)
-    if live is not None and not live.lost:
-        return json_answer(live.answer.response(), call.headers)
     row = await store_of(catalog).call(lambda engine: rows.find(engine, tenant, response_id))
-    return json_answer(row.response, call.headers)
+    live = running_of(catalog).live(tenant, response_id)
+    newer = live is not None and not live.lost and not row.ended  # than what was written
+    return json_answer(live.answer.response() if live is not None and newer else row.response, call.headers)
 
 
 @router.delete("/v1/responses/{response_id}", response_model=ResponseDeleted)
