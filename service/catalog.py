@@ -89,6 +89,7 @@ class Catalog:
         self.models: dict[str, Served] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self.states: Store | None = None  # opened by `load` if a decoder is served
+        self.companions: dict[type, Any] = {}  # by class, what higher rooms keep as long as this catalog lives
         self._leases: Leases | None = None
         self.failure: str | None = None
         self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` has the reason
