@@ -21,7 +21,7 @@ from service.errors import AttnserveError
 
 PREFIX = "ATTNSERVE_"
 IN_MEMORY = "memory"  # the value of `states` without a store on disk
-STATES_PASSWORD = f"{PREFIX}STATES_PASSWORD"  # no setting, because those are stored by Ray and can be printed
+STATES_PASSWORD = "ATTNSERVE_STATES_PASSWORD"  # no setting, because those are stored by Ray and can be printed
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
 
