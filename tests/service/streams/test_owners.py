@@ -89,11 +89,9 @@ async def held(http: httpx.AsyncClient, events: int = 3, **fields: Any) -> Async
     """A stream whose engine stands still after some events."""
     steps = model_of(http).steps
     steps.hold()
+    steps.release(events + 2)  # the prompt, and a token or two each: not all
     stream = OpenStream(http, **fields)
-    while len(stream.messages) < 2 or len(stream.events) < events:
-        if not steps._permits:
-            steps.release()
-        await asyncio.sleep(0.001)
+    await until(lambda: len(stream.messages) > 1 and len(stream.events) >= events)
     try:
         yield stream
     finally:
