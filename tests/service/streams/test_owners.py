@@ -2,25 +2,39 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from service.states.record import Document
+from service.errors import StoreFailed
+from service.states.record import Document, Quota
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.streams.lease import LEASE_S, Lease, Leases
-from service.streams.record import REQUEST_KIND, RUN_KIND, owner_of, unpack
+from service.streams.record import REQUEST_KIND, RUN_KIND, RunStart, new_run_id, owner_of, unpack
+from service.telemetry.metrics import Metrics
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.http.test_sse import _SCOPE
 from tests.service.stream_fakes import Answer, Event, RealGenerator, gateway, parsed
 
 PATH = "/v1/completions"
 BODY = {"prompt": "a prompt", "max_tokens": 12, "seed": 3, "stream": True}
+
+RUN = {
+    "tenant": "",
+    "path": PATH,
+    "body": b"{}",
+    "seeds": (3,),
+    "answer_id": "a",
+    "created": 0,
+    "model": "m",
+    "fingerprint": "f",
+    "numerics": "n",
+}
 
 
 class OpenStream:
@@ -309,3 +323,41 @@ async def test_a_write_whose_result_was_lost_is_no_loss(http: httpx.AsyncClient,
         await written(store)
         await asyncio.sleep(0)
         assert not lease.lost
+
+
+class Undoing(SqliteEngine):
+    """A store in memory whose transactions are undone at their end while `undo` is set."""
+
+    undo = False
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        with super().group():
+            yield
+            if self.undo:
+                raise OSError("no space left on device")
+
+
+async def test_a_write_that_was_undone_gives_no_right_over_the_next_owner() -> None:
+    """Found by the simulation: the undone write had left the version one too high, which is that of the next owner's first write."""
+    engine = Undoing(None)
+    store, start = Store(engine), RunStart(**{**RUN, "id": new_run_id()})
+    first, second = (Leases(store, Quota(states=10, size=2**20), Metrics()) for _ in range(2))
+    try:
+        lease = first.begin(start, 1, runs_s=60)
+        assert await lease.begun(patient=True)
+        engine.undo = True
+        lease.renew()
+        assert lease._latest is not None
+        with pytest.raises(StoreFailed):
+            await asyncio.wrap_future(lease._latest)
+        engine.undo = False
+        other = await second.take_over("", start.id, runs_s=60)
+        lease.renew()
+        await until(lambda: lease.lost)
+        document = await store.call(lambda engine: engine.read("", RUN_KIND, start.id))
+        assert owner_of(document.body) == other._owner
+    finally:
+        await first.stop()
+        await second.stop()
+        store.close()
