@@ -30,7 +30,7 @@ KEPT_S = 3600.0  # a run can be continued so long after its end, or after its ow
 _RENEWALS = 3  # in a lease
 _TOKENS = 256  # new tokens after which the progress is written, or an eighth of all if that is more
 _PATIENCE_S = 5.0  # a send waits so long for a lease to be renewed
-_WRITE_S = 0.05  # a stream waits so long for its document before it begins without one
+_WRITE_S = 0.05  # a stream waits so long for its document before it begins
 
 
 class Lease:
@@ -59,22 +59,24 @@ class Lease:
         self._submit(new=True)
 
     async def begun(self, *, patient: bool) -> bool:
-        """Return whether the run is stored. If not `patient`, wait for the store for `_WRITE_S` at most and return False on failure;
-        otherwise raise the store's error."""
+        """Return whether the run is stored, or will probably be: if not `patient`, wait for the store for `_WRITE_S` at most, and return
+        False on failure; otherwise raise the store's error."""
         assert self._latest is not None
         writing = asyncio.wrap_future(self._latest)
         try:
             await asyncio.wait_for(asyncio.shield(writing), None if patient else _WRITE_S)
         except TimeoutError:
-            writing.add_done_callback(lambda done: done.exception())  # it is of no interest any more
-            self._leases.count("slow")
-            return False
+            writing.add_done_callback(self._begun_late)
         except ServiceError as error:
             if patient:
                 raise
             self._leases.count(error.code)
             return False
         return True
+
+    def _begun_late(self, done: "asyncio.Future[Any]") -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._leases.count(error.code if isinstance(error, ServiceError) else "error")
 
     def note(self, index: int, token_ids: tuple[int, ...], *, ended: bool) -> None:
         """Note new tokens of a choice. They are written now and then."""

@@ -99,15 +99,13 @@ async def written(store: Store) -> None:
 
 
 @asynccontextmanager
-async def held(http: httpx.AsyncClient, events: int = 3, **fields: Any) -> AsyncIterator[OpenStream]:
-    """A stream whose engine stands still after some events."""
+async def held(http: httpx.AsyncClient, tokens: int = 3, **fields: Any) -> AsyncIterator[OpenStream]:
+    """A stream whose engine stands still after so many tokens of each choice, all of which were sent."""
     steps = model_of(http).steps
     steps.hold()
+    steps.release(tokens)  # the prompt, and all tokens but the last, which is sent before it is fed
     stream = OpenStream(http, **fields)
-    while len(stream.messages) < 2 or len(stream.events) < events:
-        if not steps._permits:
-            steps.release()
-        await asyncio.sleep(0.001)
+    await until(lambda: len(stream.messages) > 1 and stream.events and set(stream.events[-1].tokens) == {tokens})
     try:
         yield stream
     finally:
@@ -152,13 +150,13 @@ async def test_a_client_that_lost_its_connection_goes_on(http: httpx.AsyncClient
 
 async def test_the_first_connection_ends_when_its_client_comes_back_on_another(http: httpx.AsyncClient) -> None:
     async with held(http) as stream:
-        n_sent, steps = len(stream.messages), model_of(http).steps
+        n_sent, steps = len(stream.events), model_of(http).steps
         events = stream.events
         going_on = asyncio.create_task(rest_of(http, events))
         await stream.ended()
         steps.open()
         rest = await going_on
-        assert len(stream.messages) == n_sent
+        assert len(stream.events) == n_sent
         assert not stream.complete, "the connection is closed, and not as if the text were complete"
     assert texts(rest) == texts(await whole_of(http))
 
@@ -166,11 +164,11 @@ async def test_the_first_connection_ends_when_its_client_comes_back_on_another(h
 async def test_of_two_gateways_on_one_store_the_last_one_sends(http: httpx.AsyncClient, store: Store, tokenizer: Path) -> None:
     async with held(http) as stream, gateway(tokenizer, store) as other:
         assert texts(await rest_of(other, stream.events)) == texts(await whole_of(other))
-        n_sent, lease = len(stream.messages), leases_of(http).open[stream.run]
+        n_sent, lease = len(stream.events), leases_of(http).open[stream.run]
         lease.renew()  # as the task does that renews all
         await stream.ended()
         assert lease.lost
-        assert (len(stream.messages), stream.complete) == (n_sent, False)
+        assert (len(stream.events), stream.complete) == (n_sent, False)
         await written(store)
         assert owner_of((await document(store, stream.run)).body) == "", "the zombie's writes are refused"
 
@@ -182,12 +180,12 @@ async def test_a_gateway_that_was_paused_for_longer_than_its_lease_sends_nothing
     leases = leases_of(http)
     clock, leases.clock = leases.clock, lambda: clock() + late_s
     async with held(http) as stream, gateway(tokenizer, store) as other:
-        n_sent = len(stream.messages)
+        n_sent = len(stream.events)
         assert (await rest_of(other, stream.events)).done
         late_s = LEASE_S + 1
         model_of(http).steps.open()  # it goes on as if nothing had happened
         await stream.ended()
-        assert (len(stream.messages), stream.complete) == (n_sent, False)
+        assert (len(stream.events), stream.complete) == (n_sent, False)
 
 
 async def test_a_gateway_that_was_paused_goes_on_if_nobody_took_its_stream(http: httpx.AsyncClient, store: Store) -> None:
