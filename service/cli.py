@@ -29,7 +29,8 @@ COMMANDS = {
     "key": "service.deployment.commands",
     "attention": "export.commands",
     "compare": "export.commands",
-    **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long", "bench-faults", "bench-states"), "loadtest.commands"),
+    **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long"), "loadtest.commands"),
+    **dict.fromkeys(("bench-faults", "bench-states", "bench-streams", "demo"), "loadtest.commands"),
 }
 
 
@@ -179,8 +180,10 @@ def _run(settings: Settings) -> None:
         if settings.profile == "split":
             from service.deployment import ray_private
             from service.deployment.gpus import check_gpus
+            from service.states.opening import check_shared
 
             check_gpus(settings, ray_private.gpus_here())
+            check_shared(settings.states)
         to_file(None, settings.log_level)
 
         def end(reason: str) -> None:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 
 from service.errors import StoreFailed
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.keeper import StateKeeper
 from service.generation.sampling.grammar import Words
 from service.generation.sampling.masks import Masks, _mask_of
+from service.generation.saved.keeper import StateKeeper
 from service.generation.sequence import Sequence
 from service.generation.session import HostStates, Ids, Logits
 from service.states.sqlite import SqliteEngine
@@ -125,7 +125,10 @@ class SimulatedEngine(GeneratorEngine):
                 self._end()
                 self.dead = True
                 return
+            cancelled = [sequence for sequence in self._holders if sequence.run.cancelled]
             self._turn()
+            if any(sequence in self._holders for sequence in cancelled):
+                self._simulated.broken.append(f"{self.name}: a run keeps its slot although it was cancelled before this turn")
         admission = self._admission
         if self._held or len(admission) or admission._cancelled or admission._wanted:
             self.wake()

@@ -145,15 +145,21 @@ def run(loop: SimulatedLoop, main: Coroutine[Any, Any, T]) -> T:
             try:
                 return loop.run_until_complete(main)
             finally:
-                loop.run_until_complete(_end(asyncio.all_tasks(loop)))
-                loop.run_until_complete(loop.shutdown_asyncgens())
-                loop.close()
+                end(loop)
     finally:
         gc.enable()
         random.setstate(chance)
 
 
-async def _end(left: set["asyncio.Task[Any]"]) -> None:
+def end(loop: SimulatedLoop) -> None:
+    """Cancel all tasks and close the loop."""
+    loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))  # what generators began when they were closed
+    loop.close()
+
+
+async def _cancel(left: set["asyncio.Task[Any]"]) -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)

@@ -69,7 +69,7 @@ class World:
         self.history = History()
         self.prompts: list[tuple[int, ...]] = []  # that were sent
         chance = loop.random
-        self.faults = tuple(fault for fault in FAULTS if chance.random() < 0.3)
+        self.faults = tuple(fault for fault in FAULTS if chance.random() < 0.35)
         self.leaves, self.slow = "leaving" in self.faults, "slow readers" in self.faults
         self.quota = _SMALL if "quota" in self.faults else _AMPLE
         self.named = "quota" not in self.faults and chance.random() < 0.5  # evicted and deleted states lose their names
@@ -144,7 +144,7 @@ class World:
         chance = self.loop.random
         may = [fault for fault in self.faults if fault in ("deaths", "pauses", "restarts", "sweeps")]
         while may:
-            await asyncio.sleep(self.loop.soon(chance.choice((0.03, 0.1, 1.0))))
+            await asyncio.sleep(self.loop.soon(chance.choice((0.03, 0.03, 0.1, 1.0))))
             fault = chance.choice(may)
             self._disturbed.add(fault)
             self.stats[fault] += 1

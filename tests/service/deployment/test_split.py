@@ -301,7 +301,7 @@ def test_more_gpus_than_there_are_stop_the_start(tiny: Path) -> None:
     service = LiveService([tiny], "--profile", "split", "--set", "replica_gpus=64")
     service.process.wait(PATIENCE_S)
     assert service.stop() == 1
-    assert "error: encoders=1 and replica_gpus=64 need 64 GPUs, but this machine has" in service.output
+    assert "error: encoders=1 and replica_gpus=64 need 64 GPUs, and this machine has" in service.output
     assert "starting Ray" not in service.output
 
 

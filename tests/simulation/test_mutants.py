@@ -1,0 +1,15 @@
+"""The checks see: each bug of `mutants.py` makes some schedule go wrong, and without one none does (`test_simulation.py`)."""
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.world import simulate
+
+MOST_SCHEDULES = 300  # well under a minute; most bugs show in the first ten
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_planted_bug_is_found(mutant: str) -> None:
+    with MUTANTS[mutant]():
+        assert any(simulate(seed).wrong for seed in range(MOST_SCHEDULES))
