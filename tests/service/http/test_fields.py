@@ -14,9 +14,10 @@ from service.dialects import cohere, fields_page, generation_schemas, jina, rank
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
 from service.dialects.openai import embeddings as openai
-from service.dialects.openai import images, responses, tokens, tool_calls
+from service.dialects.openai import images, tokens, tool_calls
 from service.dialects.openai.chat import ChatMessage, ChatRequest, ContentPart, FunctionCall, Tool, ToolCall
 from service.dialects.openai.completion_schemas import CompletionRequest
+from service.dialects.openai.responses import schemas as responses
 from service.dialects.states import options
 from service.dialects.states import schemas as states
 from service.dialects.tei import schemas as tei_schemas
