@@ -379,6 +379,7 @@ def test_every_route_with_a_body_has_its_row() -> None:
     tested = {path.replace("/encoder/", "/{model:path}/") for path in ROUTES}
     elsewhere = {"/", "/invocations", "/embed_sparse", "/v1/attention"}  # the same bodies, or none that is answered here
     elsewhere |= {"/v1/states/{state}/fork", "/v1/states/{state}/rewind"}  # below, with a state
+    elsewhere |= {"/v1/responses/{response_id}/cancel"}  # without a body
     assert routes == tested | elsewhere
 
 
