@@ -100,6 +100,10 @@ class Live:
                 await self._release(LEASE_S if lost else min(error.retry_after_s, _LONGEST_RETRY_S), to_blame=lost)
         except _Lost:
             await self._forget()
+        except StoreFailed as error:
+            if not self.background:
+                await self._fail(error)
+            self.lost = self.background  # when its lease has ended, a process goes on from what is in the store
         except Exception as error:
             await self._fail(error)
 

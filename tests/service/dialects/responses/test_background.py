@@ -9,7 +9,7 @@ import pytest
 from service.dialects.openai.responses import rows
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.running import running_of
-from service.errors import Overloaded, RuntimeFailed
+from service.errors import Overloaded, RuntimeFailed, StoreFailed
 from tests.service.dialects.responses.conftest import Responses, service, so
 from tests.service.generation_fakes import SAID, FakeGenerator, events
 
@@ -294,6 +294,26 @@ async def test_an_overloaded_service_keeps_a_background_response_queued(response
     await asyncio.sleep(0.02)
     await responses.running.sweep()
     assert text_of(await responses.ended(made["id"])) == SAID
+
+
+async def test_a_store_that_fails_at_the_end_costs_a_background_response_nothing(
+    responses: Responses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await begun(responses)
+    live, store = live_of(responses, made["id"]), responses.engine.states
+    assert store is not None
+
+    def fail(*_: Any) -> None:
+        raise StoreFailed("the store of states failed: disk full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store._engine, "write", fail)
+        responses.engine.release()
+        await so(lambda: live.ended)
+    await store.call(lambda engine: engine._db.execute("UPDATE documents SET due = 1 WHERE kind = 'response'"))  # type: ignore[attr-defined]
+    await responses.running.sweep()
+    whole = await responses.ended(made["id"])
+    assert (whole["status"], text_of(whole)) == ("completed", SAID)
 
 
 async def test_the_work_of_a_response_is_erased_when_it_has_ended(responses: Responses) -> None:
