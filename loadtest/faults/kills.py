@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
 
+from loadtest.common import server
+from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 
 EVERY_S = 0.1  # interval between requests of each kind
@@ -170,11 +172,21 @@ class Victim:
         self._log = tempfile.NamedTemporaryFile(mode="w+", suffix=".log")  # noqa: SIM115  closed in `stop`
         command = [sys.executable, "-m", "service.cli", "serve", "--port", str(self.port), *flags]
         command += [part for bundle in bundles for part in ("--bundle", str(bundle))]
-        self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        # In a session of its own, so that Ctrl-C reaches only the measurement, which then stops the service in order.
+        self.process = subprocess.Popen(
+            command, stdout=self._log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True
+        )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            server.stop(self.process)
+            raise
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
         while "ready at" not in self.output():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the service did not start: {self.output()}")
+                raise LoadtestError(f"the service did not start: {self.output()}")
             time.sleep(0.05)
 
     def output(self) -> str:
@@ -196,11 +208,11 @@ class Victim:
         raise LookupError(f"there is no process {title}")
 
     def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
-        status = self.process.wait(60)
-        self._log.close()
-        return status
+        try:
+            server.stop(self.process)
+        finally:
+            self._log.close()
+        return self.process.wait()
 
 
 @contextmanager
@@ -260,16 +272,21 @@ def _has_ended(process: psutil.Process) -> bool:
 def steps(output: str, began: float) -> dict[str, float]:
     """Read from the log when a replica ended, started, had loaded its models, had tested them and was ready, in seconds from the fault."""
     found: dict[str, float] = {}
-    for line in output.splitlines():
-        if not re.search(r'"message": "(replica ended|replica started|loaded|tested|ready)"', line):
-            continue
-        record, _ = json.JSONDecoder().raw_decode(line, line.index('{"time"'))  # another thread of Ray may print on this line
+    for record in records(output, "replica ended|replica started|loaded|tested|ready"):
         name = " ".join(filter(None, (record["message"], record.get("model"))))
-        found.setdefault(name, _wall(record["time"]) - began)
+        found.setdefault(name, wall(record["time"]) - began)
     return found
 
 
-def _wall(stamp: str) -> float:
+def records(output: str, messages: str) -> Iterator[dict[str, Any]]:
+    """Yield the log records whose message matches the regular expression `messages`."""
+    for line in output.splitlines():
+        if re.search(rf'"message": "({messages})"', line):
+            yield json.JSONDecoder().raw_decode(line, line.index('{"time"'))[0]  # another thread of Ray may print on this line
+
+
+def wall(stamp: str) -> float:
+    """Convert the time of a log record to seconds as of `time.time()`."""
     seconds, milliseconds = stamp.split(",")
     return time.mktime(time.strptime(seconds, "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000
 

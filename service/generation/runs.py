@@ -1,6 +1,7 @@
 """Reads the runs of one request together: n choices for each of its prompts. The first error ends all of them."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,9 @@ from service.generation.reopening import Reopening
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run, join
 from service.runtime.timer import ResettableTimer
+from service.states.record import new_state_id
+
+log = logging.getLogger("attnserve")
 
 _UNHURRIED_S = 0.25  # minimum interval between two reads of a response that is not streamed
 _PIECE_TOKENS = 256  # most tokens per read: they are written in one piece, which blocks the event loop
@@ -34,6 +38,7 @@ class Runs:
         call.model = model.name
         if stream:
             call.begin_stream()
+        requests = [replace(each, checkpoint=each.checkpoint or new_state_id()) if each.takes_known else each for each in requests]
         if call.traceparent is not None:
             requests = [replace(request, traceparent=call.traceparent) for request in requests]
 
@@ -171,6 +176,7 @@ class Runs:
         """Start to open the unfinished runs again if they were lost. Returns whether they can still go on."""
         if self._reopening is None or not self._reopening.may(self._error):
             return False
+        log.warning("runs lost", extra={**self._call.identity, "reason": str(self._error)})
         self._error = None
         self._opening = asyncio.create_task(self._open_again(self._reopening))
         return True
@@ -181,6 +187,8 @@ class Runs:
             await reopening.open(self.runs)
         except Exception as error:
             self._error = error
+        else:
+            log.info("runs opened again", extra=self._call.identity)
         for run, old in zip(self.runs, before, strict=True):
             if run is not old:
                 old.listen(lambda ended: None)

@@ -72,6 +72,7 @@ GENERATING = {
     "durability": "none",
     "user": "u",
     **CONTINUING,
+    "cache_salt": "s",
 }
 TRUNCATION = {"truncate": True, "truncation_direction": "Left"}
 RANKING = {"model": "reranker", "top_n": 1, "return_documents": False, "raw_scores": True}
@@ -134,6 +135,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
         {
             **ENDING,
             **CONTINUING,
+            "cache_salt": "s",
             "model": "wordy",
             "instructions": "be brief",
             "max_output_tokens": 5,
