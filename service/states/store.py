@@ -77,6 +77,10 @@ class Store:
         self._closed = False
         if observer is not None:
             observer.opened(self._calls.qsize)
+        self._start()
+
+    def _start(self) -> None:
+        """Start the thread. Simulations have none."""
         self._thread = threading.Thread(target=self._work, name="states", daemon=True)
         self._thread.start()
 
