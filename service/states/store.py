@@ -77,6 +77,10 @@ class Store:
         self._closed = False
         if observer is not None:
             observer.opened(self._calls.qsize)
+        self._start()
+
+    def _start(self) -> None:
+        """Start the thread. Simulations have none."""
         self._thread = threading.Thread(target=self._work, name="states", daemon=True)
         self._thread.start()
 
@@ -95,7 +99,9 @@ class Store:
     async def call(self, call: Callable[[GroupingEngine], T]) -> T:
         """Return the result of a call of the engine, for a caller on the event loop. The call is carried out even if the caller is
         cancelled."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(call)))
+        calling = asyncio.wrap_future(self.submit(call))
+        calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # otherwise asyncio logs it if the caller has left
+        return await asyncio.shield(calling)
 
     def close(self) -> None:
         """Carry out the waiting calls, then close the engine."""

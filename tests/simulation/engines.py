@@ -150,8 +150,7 @@ class SimulatedStore(Store):
     """A store whose writer the loop calls. Several of them may share one engine, as processes share a directory."""
 
     def __init__(self, engine: GroupingEngine, name: str, loop: SimulatedLoop, chances: Chances) -> None:
-        self._engine = engine
-        self._closed = False
+        super().__init__(engine)
         self.name = name
         self.paused = self.dead = False
         self._simulated = loop
@@ -159,6 +158,9 @@ class SimulatedStore(Store):
         self._queued: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]] = []
         self.written: Callable[[], None] = lambda: None  # called when a group is durable, before anybody outside the process knows
         self._due = False
+
+    def _start(self) -> None:
+        """There is no thread."""
 
     def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
         future: Future[T] = Future()

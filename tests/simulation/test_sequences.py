@@ -271,7 +271,7 @@ def _run(*phases: Phase) -> None:
     run_state_machine_as_test(
         Sequences,
         settings=settings(
-            max_examples=80,
+            max_examples=40,
             stateful_step_count=12,
             deadline=None,
             derandomize=True,

@@ -13,7 +13,7 @@ from tests.simulation.world import explain, simulate
 SCHEDULES = 300
 PARTS = 6
 GATEWAY_SCHEDULES = 150
-FOUND = (13, 2076)  # a run lost after its last token; a generator lost after it had stored a state
+FOUND = (141, 254)  # failures of the store that nobody waited for any more
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -30,6 +30,7 @@ def test_no_schedule_loses_doubles_or_changes_anything(part: int) -> None:
     assert stats["streams"] > 3 * SCHEDULES / PARTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", FOUND)
 def test_schedules_that_went_wrong_once(seed: int) -> None:
     result = simulate(seed)

@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from service.errors import NameMoved, NotReady, QuotaExceeded, RuntimeFailed, ServiceError, StateGone, StateNotFound, StoreFailed
+from service.errors import (
+    NameMoved,
+    NotReady,
+    Overloaded,
+    QuotaExceeded,
+    RuntimeFailed,
+    ServiceError,
+    StateGone,
+    StateNotFound,
+    StoreFailed,
+)
 from service.generation.model import Generator
 from service.pools.client import PoolGenerator
 from service.pools.replicas import Replicas
@@ -118,6 +128,8 @@ class World:
         self.loop.log(f"{client} got {error!r}")
         self.stats[type(error).__name__] += 1
         explained: dict[type[ServiceError], bool] = {
+            # A replica that is not to queue the run has no free slot, and meanwhile the other one was lost: the client sends it again.
+            Overloaded: bool(self._disturbed & {"deaths", "pauses"}),
             NotReady: bool(self._disturbed & {"deaths", "pauses"}),
             RuntimeFailed: "runtime" in self.faults,
             StoreFailed: bool({"commit", "restarts"} & set(self.faults)),

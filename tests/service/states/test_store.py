@@ -1,5 +1,7 @@
 """A store on its thread: calls share groups, failures stay with their calls, and the queue is bounded."""
 
+import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -172,3 +174,21 @@ def test_the_store_of_a_url_is_redis(redis_server: RedisServer, monkeypatch: pyt
     engine = open_engine(redis_server.url)
     assert type(engine).__name__ == "RedisEngine"
     engine.close()
+
+
+async def test_a_call_that_fails_after_its_caller_has_left_is_not_logged(store: Store) -> None:
+    free, told = held(store), list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
+
+    def fail(engine: GroupingEngine) -> None:
+        raise StoreFailed("no space left on device")
+
+    calling = asyncio.ensure_future(store.call(fail))
+    await asyncio.sleep(0)
+    calling.cancel()
+    await asyncio.gather(calling, return_exceptions=True)
+    free.set()
+    await asyncio.to_thread(store.close)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not told
