@@ -19,7 +19,7 @@ from loadtest.common.terminal import interruptible, run, stdout
 from loadtest.errors import LoadtestError
 from loadtest.faults.kills import Victim
 from loadtest.faults.reading import Reading, compare, difference, read
-from loadtest.faults.streams import generators_of, service
+from loadtest.faults.streams import GENERATOR, processes, service
 from service.terminal import command_app, console
 
 app = command_app()
@@ -131,7 +131,7 @@ def show(running: Victim, body: dict[str, Any], terminal: Console) -> tuple[Read
         if undisturbed.error is not None:
             raise LoadtestError(f"the undisturbed stream failed: {undisturbed.error}")
         whole = len(undisturbed.choices[0].text)
-        killer = Killer(generators_of(running), [round(share * whole) for share in _KILL_AT])
+        killer = Killer(processes(running, GENERATOR), [round(share * whole) for share in _KILL_AT])
         if shown.live is None:
             killer.tell = lambda kill: terminal.print(
                 f"killed generator {kill.pid} when the client had {kill.characters} of {whole} characters"

@@ -12,6 +12,8 @@ from typing import Any, Literal
 Verdict = Literal["same", "lost", "doubled", "different", "failed"]
 
 _TIMEOUT_S = 90.0  # longest wait for the next byte; a service without generators keeps a stream waiting for at most 30 s
+_RESUMED_FOR_S = 60.0
+_AGAIN_S = 0.5  # interval between attempts to connect
 
 
 @dataclass
@@ -39,6 +41,10 @@ class Reading:
     completion_tokens: int | None = None
     error: str | None = None  # why the stream did not come to its end
     times: list[float] = field(default_factory=list)  # of the chunks with content
+    began: float = field(default_factory=time.time)
+    connections: int = 1  # more than one: the client came back
+    last_event_id: str = ""
+    lost_connection: bool = False  # whether the last connection ended too early, or was refused with 503
 
     @property
     def longest_gap_s(self) -> float:
@@ -50,41 +56,80 @@ class Reading:
         return (before[-1], after[0]) if before and after else None
 
 
-def read(port: int, body: dict[str, Any], request_id: str = "", seen: Callable[[Reading], object] = lambda reading: None) -> Reading:
-    """Stream a completion to its end. `seen` is called after each chunk. A failure becomes the reading's `error`."""
+def read(
+    port: int,
+    body: dict[str, Any],
+    request_id: str = "",
+    seen: Callable[[Reading], object] = lambda reading: None,
+    *,
+    resumes: bool = False,
+) -> Reading:
+    """Stream a completion to its end. `seen` is called after each chunk. A failure becomes the reading's `error`.
+
+    With `resumes`, a lost connection and a 503 are no failure: the client sends the request again with the id of its last event, for up to
+    `_RESUMED_FOR_S` after the last chunk.
+    """
     reading = Reading(request_id)
+    while True:
+        began = time.time()
+        reading.error = _attempt(port, body, reading, seen)
+        if reading.error is None or not (resumes and reading.lost_connection):
+            return reading
+        if time.time() - max([*reading.times[-1:], reading.began]) > _RESUMED_FOR_S:
+            return reading
+        reading.connections += 1
+        time.sleep(max(began + _AGAIN_S - time.time(), 0))
+
+
+def _attempt(port: int, body: dict[str, Any], reading: Reading, seen: Callable[[Reading], object]) -> str | None:
+    """Read until the end of the stream, or until an error, which is returned."""
+    reading.lost_connection = False
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    headers = {"content-type": "application/json", **({"x-request-id": request_id} if request_id else {})}
+    headers = {
+        "content-type": "application/json",
+        **({"x-request-id": reading.request_id} if reading.request_id else {}),
+        **({"last-event-id": reading.last_event_id} if reading.last_event_id else {}),
+    }
     try:
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)) as connection:
             connection.request("POST", "/v1/completions", content, headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                reading.error = f"{answer.status}: {answer.read()[:300].decode(errors='replace')}"
-                return reading
-            for data in _events(answer):
+                reading.lost_connection = answer.status in (502, 503)
+                return f"{answer.status}: {answer.read()[:300].decode(errors='replace')}"
+            for event_id, data in _events(answer):
                 if data == "[DONE]":
-                    return reading
-                _add(reading, json.loads(data))
-                if reading.error:
-                    return reading
+                    return None
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    return json.dumps(chunk["error"])
+                _add(reading, chunk)
+                reading.last_event_id = event_id or reading.last_event_id
                 seen(reading)
-        reading.error = "the stream ended without [DONE]"
-    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-        reading.error = repr(error)
-    return reading
+    except (OSError, http.client.HTTPException) as error:
+        reading.lost_connection = True
+        return repr(error)
+    except (ValueError, KeyError) as error:
+        return repr(error)
+    reading.lost_connection = True
+    return "the stream ended without [DONE]"
 
 
-def _events(answer: http.client.HTTPResponse) -> Iterator[str]:
+def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, str]]:
+    """Yield the id and the data of each complete event that has data."""
+    event_id = data = ""
     for line in answer:
-        if line.startswith(b"data:"):
-            yield line[5:].decode().strip()
+        name, _, value = line.decode().rstrip("\n").partition(":")
+        if name == "id":
+            event_id = value.strip()
+        elif name == "data":
+            data = value.strip()
+        elif not name and data:
+            yield event_id, data
+            data = ""
 
 
 def _add(reading: Reading, chunk: dict[str, Any]) -> None:
-    if "error" in chunk:
-        reading.error = json.dumps(chunk["error"])
-        return
     if chunk["choices"]:
         reading.times.append(time.time())
     for choice in chunk["choices"]:

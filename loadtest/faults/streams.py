@@ -1,5 +1,5 @@
-"""The kill campaign: clients stream eight requests again and again while one generator after another is killed or stopped. Each stream is
-compared with the undisturbed answer to the same request.
+"""The kill campaign: clients stream eight requests again and again while generators are killed or stopped, or the gateway is killed. Each
+stream is compared with the undisturbed answer to the same request. Clients of a killed gateway continue their streams by the ids of events.
 
 `python -m loadtest.faults.streams --bundle DIR` prints a table, and writes every figure and every difference to a JSON file.
 """
@@ -12,10 +12,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ import psutil
 import typer
 from rich.table import Table
 
-from loadtest.common import machine
+from loadtest.common import machine, server
 from loadtest.common.terminal import interruptible, progress, run, stdout
 from loadtest.errors import LoadtestError
 from loadtest.faults.kills import Victim, records, victim, wall
@@ -32,12 +33,12 @@ from service.terminal import command_app, console
 
 app = command_app()
 
-GENERATOR = "ServeReplica:attnserve:generator"
+GENERATOR, GATEWAY = "ServeReplica:attnserve:generator", "ServeReplica:attnserve:gateway"
 WHOLE_S = 90.0  # longest wait for the replacement of a generator
 _STOPPED_S = 10.0  # twice the silence after which a gateway gives a generator up
 _INSTANTS_S = (0.2, 3.0)  # a fault comes so long after the pool was whole
 
-What = StrEnum("What", ["kill", "sigstop"])
+What = StrEnum("What", ["kill", "sigstop", "gateway"])
 
 
 def requests(tokens: int) -> list[dict[str, Any]]:
@@ -70,15 +71,16 @@ def requests(tokens: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Lost:
-    """One loss of a stream's generator, in seconds. `pause_s` lies between two chunks of the client; the other three are its parts: until
-    the gateway knows of the loss, until another generator has queued the runs, until the client has the next chunk."""
+    """One loss of a stream's generator or gateway, in seconds. `pause_s` lies between two chunks of the client. The others are parts of it,
+    if a generator was lost: until the gateway knows of the loss, until another generator has queued the runs, until the client has the
+    next chunk."""
 
     request_id: str
     at: float
     pause_s: float
-    detection_s: float
-    dispatch_s: float
-    replay_s: float
+    detection_s: float | None = None
+    dispatch_s: float | None = None
+    replay_s: float | None = None
 
 
 @dataclass
@@ -105,9 +107,9 @@ class Campaign:
 class Readers:
     """One thread for each request. It streams the request again and again until stopped."""
 
-    def __init__(self, port: int, bodies: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, port: int, bodies: Sequence[dict[str, Any]], *, resumes: bool) -> None:
         self.asked: list[tuple[int, Reading]] = []
-        self._port = port
+        self._port, self._resumes = port, resumes
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._read, args=each, daemon=True) for each in enumerate(bodies)]
         for thread in self._threads:
@@ -123,7 +125,7 @@ class Readers:
         round_ = 0
         while not self._stopping.is_set():
             round_ += 1
-            reading = read(self._port, body, f"stream-{number}-{round_}")
+            reading = read(self._port, body, f"stream-{number}-{round_}", resumes=self._resumes)
             self.asked.append((number, reading))
             if reading.error is not None:
                 self._stopping.wait(1.0)  # a service that refuses at once is not asked in a busy loop
@@ -139,34 +141,42 @@ def service(bundle: Path, generators: int = 2) -> Iterator[Victim]:
             yield running
 
 
-def generators_of(running: Victim) -> list[psutil.Process]:
-    """Return the generators' processes, in the order of their start."""
+def processes(running: Victim, title: str) -> list[psutil.Process]:
+    """Return the processes with this title, in the order of their start."""
     found = []
     for process in running.family():
         with suppress(psutil.Error):
-            if GENERATOR in " ".join(process.cmdline()[:1]) and process.status() != psutil.STATUS_ZOMBIE:
+            if title in " ".join(process.cmdline()[:1]) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return sorted(found, key=lambda process: process.create_time())
 
 
 def until_whole(running: Victim, generators: int, faults: int) -> None:
     """Wait until the gateway knows that so many generators have left, and has all of them again."""
+
+    def whole() -> bool:
+        known = Counter(record["message"] for record in records(running.output(), "a replica has (come|left)"))
+        come, left = known["a replica has come"], known["a replica has left"]
+        return left >= faults and come - left == generators == len(processes(running, GENERATOR))
+
+    _until(running, whole, "a generator")
+
+
+def _until(running: Victim, whole: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WHOLE_S
     while time.monotonic() < deadline:
         if running.process.poll() is not None:
             raise LoadtestError(f"the service ended with {running.process.returncode}: {running.output()[-2000:]}")
-        known = Counter(record["message"] for record in records(running.output(), "a replica has (come|left)"))
-        come, left = known["a replica has come"], known["a replica has left"]
-        if left >= faults and come - left == generators == len(generators_of(running)):
+        if whole():
             return
         time.sleep(0.2)
-    raise LoadtestError(f"a killed generator was not replaced within {WHOLE_S:g} s: {running.output()[-2000:]}")
+    raise LoadtestError(f"{what} was not replaced within {WHOLE_S:g} s: {running.output()[-2000:]}")
 
 
 def strike(process: psutil.Process, what: What) -> float:
     """Kill the process, or stop it for `_STOPPED_S`; the command that watches it may kill it meanwhile. Returns the time of the fault."""
     at = time.time()
-    process.send_signal(signal.SIGKILL if what is What.kill else signal.SIGSTOP)
+    process.send_signal(signal.SIGSTOP if what is What.sigstop else signal.SIGKILL)
     if what is What.sigstop:
         with suppress(psutil.Error):
             process.wait(_STOPPED_S)
@@ -192,6 +202,12 @@ def losses(output: str, asked: Sequence[tuple[int, Reading]], faults: Sequence[f
     return found
 
 
+def cut(asked: Sequence[tuple[int, Reading]], faults: Sequence[float]) -> list[Lost]:
+    """Return the pauses of the streams whose clients had to come back."""
+    gaps = [(reading, fault, reading.gap(fault)) for _, reading in asked if reading.connections > 1 for fault in faults]
+    return [Lost(reading.request_id, fault, gap[1] - gap[0]) for reading, fault, gap in gaps if gap is not None]
+
+
 def campaign(running: Victim, kills: int, what: What, seed: int, tokens: int, generators: int = 2) -> Campaign:
     """Read the undisturbed answers, then strike so many times. Raises LoadtestError if the service does not recover."""
     chance = random.Random(seed)
@@ -201,20 +217,29 @@ def campaign(running: Victim, kills: int, what: What, seed: int, tokens: int, ge
         made = Campaign([read(running.port, body, f"undisturbed-{number}") for number, body in enumerate(bodies)])
         if errors := [reading.error for reading in made.wanted if reading.error]:
             raise LoadtestError(f"an undisturbed stream failed: {errors[0]}")
-        readers = Readers(running.port, bodies)
+        readers = Readers(running.port, bodies, resumes=what is What.gateway)
         try:
             for number in range(kills):
                 begin(f"{what.value} {number + 1} of {kills}")
-                until_whole(running, generators, number)
                 time.sleep(chance.uniform(*_INSTANTS_S))
-                made.faults.append(strike(chance.choice(generators_of(running)), what))
+                victims = processes(running, GATEWAY if what is What.gateway else GENERATOR)
+                made.faults.append(strike(struck := chance.choice(victims), what))
+                if what is What.gateway:
+                    _until(running, partial(_answers_without, running, struck), "the gateway")
+                else:
+                    until_whole(running, generators, number + 1)
             begin("last streams")
-            until_whole(running, generators, kills)
         finally:
             readers.stop()
     made.asked = readers.asked
-    made.lost = losses(running.output(), made.asked, made.faults)
+    made.lost = cut(made.asked, made.faults) if what is What.gateway else losses(running.output(), made.asked, made.faults)
     return made
+
+
+def _answers_without(running: Victim, struck: psutil.Process) -> bool:
+    """Whether the service is ready, with a gateway that is not this one."""
+    found = processes(running, GATEWAY)
+    return bool(found) and struck not in found and server.answers(f"http://127.0.0.1:{running.port}/health/ready")
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -227,7 +252,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 def summary(made: Campaign) -> dict[str, Any]:
     """Return the figures of the table."""
     parts = ("pause_s", "detection_s", "dispatch_s", "replay_s")
-    of = {part: [getattr(each, part) for each in made.lost] for part in parts}
+    of = {part: [value for each in made.lost if (value := getattr(each, part)) is not None] for part in parts}
     return {
         "faults": len(made.faults),
         "streams": len(made.asked),
@@ -255,16 +280,20 @@ def show(figures: dict[str, Any], title: str) -> None:
 @app.command()
 def bench_streams(
     bundle: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
-    kills: Annotated[int, typer.Option(min=1, help="How many times a generator is killed or stopped.")] = 100,
+    kills: Annotated[int, typer.Option(min=1, help="How many times a process is killed or stopped.")] = 100,
     what: Annotated[
-        What, typer.Option(help="kill: SIGKILL. sigstop: SIGSTOP, and SIGCONT after 10 s if the service has not killed it by then.")
+        What,
+        typer.Option(
+            help="kill: a generator, by SIGKILL. sigstop: a generator, by SIGSTOP, then SIGCONT after 10 s unless the service has killed "
+            "it. gateway: the gateway, by SIGKILL; clients continue their streams."
+        ),
     ] = What.kill,
     seed: Annotated[int, typer.Option(help="Of the instants and of the choice of the generator.")] = 0,
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of a choice.")] = 600,
     out: Annotated[Path, typer.Option(help="Directory for the JSON file of this run.")] = Path("out/streams"),
 ) -> None:
-    """Start the service with two generators, and kill one after the other at random instants while eight clients stream. Exits with 1 if
-    a stream was not the same as without kills."""
+    """Start the service with two generators, and kill its processes at random instants while eight clients stream. Exits with 1 if a
+    stream was not the same as without kills."""
     about = machine.about_run()
     with interruptible(), service(bundle) as running:
         made = campaign(running, kills, what, seed, tokens)

@@ -187,8 +187,9 @@ class Resumable(NamedTuple):
 
 async def resume(wanted: EventId, routes: Mapping[str, Resumable], call: Call, catalog: Catalog) -> Any:
     """Return the rest of a stream, of a run of one of these `routes`, by path. A position with one number and no hash is that of all
-    choices. Raises RunNotFound, InvalidRequest, or what the route raises."""
+    choices. Raises NotReady while the models are loaded, RunNotFound, InvalidRequest, or what the route raises."""
     if (leases := catalog.leases) is None:
+        catalog.find(None)
         raise RunNotFound(f"there is no run {wanted.run}: no decoder is served here", param="run")
     lease = await leases.take_over(tenant_of(call), wanted.run, runs_s=call.deadline - time.monotonic())
     try:

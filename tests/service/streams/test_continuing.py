@@ -167,3 +167,22 @@ async def test_what_cannot_be_continued_is_refused_with_the_reason(http: httpx.A
     assert "and the path is of" in answer.json()["error"]["message"]
     path, body = BODIES["plain"]
     assert (await http.post(path, json=body, headers={"last-event-id": "17"})).status_code == 200, "a whole answer has no events"
+
+
+async def test_a_client_that_comes_back_while_the_models_are_loaded_is_told_to_wait(tokenizer: Path, store: Store) -> None:
+    """Not that there is no such run, after which it would give up."""
+    path, body = BODIES["two"]
+    async with gateway(tokenizer, store) as http:
+        run, events = await begin(http, path, body)
+        catalog = http.app.state.catalog  # type: ignore[attr-defined]
+        models, catalog.models, catalog.states, catalog._leases = catalog.models, {}, None, None
+        headers = {"last-event-id": events[2].id or ""}
+        for early in (
+            await http.post(path, json={**body, "stream": True}, headers=headers),
+            await http.get(f"/v1/stream/{run}", headers=headers),
+        ):
+            assert (early.status_code, early.json()["error"]["message"]) == (503, "the models are still being loaded")
+            assert early.headers["retry-after"]
+        catalog.models, catalog.states = models, store
+        rest = await http.post(path, json={**body, "stream": True}, headers=headers)
+        assert Answer.of([*events[:3], *parsed(rest.text)]).choices == Answer.of(events).choices

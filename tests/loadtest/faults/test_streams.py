@@ -1,0 +1,86 @@
+"""The figures of the kill campaign, a campaign of two kills on a real service, and `attnserve demo crash`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest.faults.demo import Kill, pauses
+from loadtest.faults.kills import wall
+from loadtest.faults.reading import Choice, Reading
+from loadtest.faults.streams import Campaign, Lost, What, campaign, cut, losses, service, summary
+
+DAY = "2026-11-23 01:18"
+
+
+def record(second: float, message: str, request_id: str = "stream-0-1") -> str:
+    stamp = f"{DAY}:{int(second):02},{round(second % 1 * 1000):03}"
+    return f'{{"time": "{stamp}", "level": "INFO", "message": "{message}", "request_id": "{request_id}"}}\n'
+
+
+def test_a_pause_is_split_by_the_gateways_log() -> None:
+    """Killed at 10.0 s, noticed at 10.1 s, queued again at 10.3 s, next chunk at 10.7 s; the last one before was at 9.8 s."""
+    zero = wall(f"{DAY}:00,000")
+    output = record(10.1, "runs lost") + record(10.1, "runs lost", "unknown") + record(10.3, "runs opened again")
+    asked = [(0, Reading("stream-0-1", times=[zero + second for second in (9.0, 9.8, 10.7, 10.8)]))]
+    (lost,) = losses(output, asked, [zero + 2.0, zero + 10.0, zero + 20.0])
+    assert [lost.pause_s, lost.detection_s, lost.dispatch_s, lost.replay_s] == pytest.approx([0.9, 0.1, 0.2, 0.4], abs=1e-4)
+
+
+def test_a_stream_that_was_continued_has_a_pause_for_each_cut() -> None:
+    kept, continued = Reading("kept", times=[1.0, 2.0]), Reading("continued", times=[1.0, 4.5, 5.0], connections=2)
+    assert [(each.request_id, each.pause_s) for each in cut([(0, kept), (1, continued)], [1.5, 9.0])] == [("continued", 3.5)]
+
+
+def test_a_campaign_counts_what_was_not_the_same() -> None:
+    def read(text: str) -> Reading:
+        return Reading(text, {0: Choice(text, {}, "stop")}, 3, times=[0.0, 0.25])
+
+    made = Campaign([read("one two")], [1.0], [(0, read("one two")), (0, read("one"))], [Lost("one", 1.0, 0.5, 0.1, 0.1, 0.3)])
+    figures = summary(made)
+    assert [figures[name] for name in ("streams", "hit", "same", "lost", "doubled")] == [2, 1, 1, 1, 0]
+    assert (figures["pause_s"]["p50"], figures["undisturbed_longest_gap_s"]) == (0.5, 0.25)
+    assert [problem["is"] for problem in made.problems()] == ["lost"]
+
+
+def test_the_pause_of_a_kill_ends_before_the_next_kill() -> None:
+    reading = Reading(times=[0.0, 0.1, 0.9, 1.0, 1.5, 1.6])
+    assert pauses(reading, [Kill(0.2, 1, 5), Kill(1.1, 2, 9)]) == pytest.approx([0.8, 0.5])
+
+
+# The real service ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("what", [What.kill, What.gateway])
+def test_streams_are_the_same_after_two_kills(decoder_bundle: Path, what: What) -> None:
+    with service(decoder_bundle) as running:
+        made = campaign(running, 2, what, seed=0, tokens=600)
+    assert made.problems() == []
+    assert made.lost, "no kill has hit a stream"
+    assert len(made.faults) == 2
+
+
+@pytest.mark.service
+def test_demo_crash_shows_the_same_text_twice(decoder_bundle: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "service.cli",
+        "demo",
+        "crash",
+        "--bundle",
+        str(decoder_bundle),
+        "--prompt",
+        "one two",
+        "--tokens",
+        "1500",
+    ]
+    done = subprocess.run([*command, "--tokens", "1500"], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"The same text: 1500 tokens, 2 generators killed, pauses of \d+\.\d\d and \d+\.\d\d s\.", done.stdout)
+    killed = re.findall(r"killed generator (\d+) when the client had", done.stdout)
+    assert len(set(killed)) == 2
+    assert "undisturbed" in done.stdout
