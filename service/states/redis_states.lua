@@ -174,6 +174,7 @@ end
 function calls.put(a, ids, blob)
     local made = a.key and answered(a.key)
     if made then
+        made[3] = made[1] == "ok" and 0 or made[3]
         return made
     end
     local id, sha256, size = a.record.id, a.sha256, a.size
@@ -182,7 +183,7 @@ function calls.put(a, ids, blob)
         if parent ~= a.record.parent or (blob and kept ~= sha256) then
             return { "refused", "exists", id }
         end
-        return refusal(id) or { "ok", (record(id)) }
+        return refusal(id) or { "ok", (record(id)), 0 }
     end
     if not blob then
         local refused = refusal(a.record.parent)

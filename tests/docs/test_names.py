@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.settings import PREFIX, Settings
+from service.settings import PREFIX, STATES_PASSWORD, Settings
 from tests.docs import names
 from tests.docs.pages import RECORDS, ROOT, WRITTEN, anchors, blocks, commands, links, pages, prose, quoted, title
 
@@ -36,7 +36,8 @@ def missing_of(text: str, page: Path) -> str | None:
     if re.fullmatch(r"/[\w./{}*-]*", text):
         return None if route_like(text) or f'"{text}"' in names.source() or text.startswith(SYSTEM) else text
     if text.startswith(PREFIX):
-        return None if text == f"{PREFIX}NAME" or text.removeprefix(PREFIX).lower() in Settings.model_fields else text
+        known = text in (f"{PREFIX}NAME", STATES_PASSWORD) or text.removeprefix(PREFIX).lower() in Settings.model_fields
+        return None if known else text
     if names.FILE.fullmatch(text):
         known = names.has_file(text, page.parent) or (not text.endswith(".py") and text.rsplit("/", 1)[-1].lstrip("*") in names.source())
         return None if known else text
