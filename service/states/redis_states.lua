@@ -182,7 +182,7 @@ function calls.put(a, ids, blob)
         if parent ~= a.record.parent or (blob and kept ~= sha256) then
             return { "refused", "exists", id }
         end
-        return refusal(id) or { "ok", (record(id)) }
+        return refusal(id) or { "ok", (record(id)), 0 }
     end
     if not blob then
         local refused = refusal(a.record.parent)
