@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from service.catalog import Catalog
+from service.dialects.openai.responses.running import running_of
 from service.dialects.routers import DIALECTS, ROUTERS
 from service.errors import CANNOT_START, InvalidRequest, MethodNotAllowed, RouteNotFound, ServiceError
 from service.http import openapi
@@ -62,10 +63,13 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = asyncio.create_task(_warm(catalog, on_failure)), asyncio.create_task(keys.watch())
+        running = running_of(catalog)
+        running.tenant_named = keys.tenant
+        tasks = [asyncio.create_task(work) for work in (_warm(catalog, on_failure), keys.watch(), running.watch())]
         yield
         for task in tasks:
             task.cancel()
+        await running.close()
         await catalog.stop()
 
     app = Application(

@@ -61,6 +61,7 @@ class Call:
     host: str = ""  # name by which memory is shared: the tenant, or the client's address if no API keys are set
     tenant: "CallTenant | None" = None  # owner of the request's API key; None if no API keys are set
     key: str = ""  # name of the request's API key
+    idempotency_key: str | None = None  # the header of that name, for the routes that take it
     last_event_id: str | None = None  # the last event that the client has of a stream that it continues
     priming: bool = False  # whether the first id of a stream is an event by itself
     item_errors: bool = False
@@ -113,6 +114,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
         lane=_lane(headers.get(LANE_HEADER)),
         wanted=headers.get(MODEL_HEADER) or None,
         session=_session(headers.get(SESSION_HEADER)),
+        idempotency_key=headers.get("idempotency-key"),
         last_event_id=headers.get(LAST_EVENT_HEADER) or None,
         item_errors=headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true"),
         ndjson=NDJSON in headers.get("accept", ""),

@@ -1,7 +1,9 @@
 """The catalog opens the models that a process serves, and finds them by name and kind."""
 
 import asyncio
+import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +22,9 @@ from service.errors import ModelNotFound, NotReady, ServiceError, WrongKind
 from service.generation.admission import QueueLimits
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.gpu.session import open_steps
-from service.generation.saved.keeper import StateKeeper
 from service.generation.model import DecoderModel, Generating, Generator
 from service.generation.sampling.grammar import Grammars
+from service.generation.saved.keeper import StateKeeper
 from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import StepSession
 from service.overload.byte_shares import ByteShares
@@ -39,6 +41,7 @@ from service.states.record import Quota
 from service.states.store import Store
 from service.streams.lease import Leases
 from service.telemetry.metrics import Metrics
+from service.telemetry.store_metrics import StoreMetrics
 from service.tokenization.threads import Tokenizers
 
 if TYPE_CHECKING:
@@ -49,6 +52,17 @@ log = logging.getLogger("attnserve")
 ENCODER_KINDS, GENERATOR_KINDS = contract.kinds_of("encoder"), contract.kinds_of("generator")
 
 Served = Model | Generator
+
+
+_SWEEP_S = 60.0  # between two sweeps of the store, in each process
+
+
+async def _sweep(store: Store) -> None:
+    """Remove expired states and documents from time to time."""
+    while True:
+        await asyncio.sleep(_SWEEP_S * random.uniform(0.5, 1.5))  # processes that share a store do not sweep at the same moment
+        with contextlib.suppress(ServiceError):  # the next sweep does the same work
+            await store.call(lambda engine: engine.sweep())
 
 
 class Catalog:
@@ -73,7 +87,9 @@ class Catalog:
         self.maps = AttentionMaps()
         self.release = Release()
         self.models: dict[str, Served] = {}
+        self._sweeping: asyncio.Task[None] | None = None
         self.states: Store | None = None  # opened by `load` if a decoder is served
+        self.companions: dict[type, Any] = {}  # by class, what higher rooms keep as long as this catalog lives
         self._leases: Leases | None = None
         self.failure: str | None = None
         self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` has the reason
@@ -96,7 +112,7 @@ class Catalog:
             manifests = list(readers.map(contract.verify, self.settings.bundles))
             check_names(self.settings, [manifest.name for manifest in manifests])
             if self.states is None and any(manifest.traits.part == "decoder" for manifest in manifests):
-                self.states = open_store(self.settings.states)
+                self.states = open_store(self.settings.states, StoreMetrics(self.metrics))
             checks = [readers.submit(self.check_maps, *each) for each in zip(self.settings.bundles, manifests, strict=True)]
             for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
                 model = self._opened(bundle, manifest)
@@ -253,8 +269,12 @@ class Catalog:
         """Start the engines. Call this on the event loop, after `load`."""
         for model in self.models.values():
             model.engine.start()
+        if self.states is not None:
+            self._sweeping = asyncio.create_task(_sweep(self.states))
 
     async def stop(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for model in self.models.values():
             await model.engine.stop()
             if model.chat_prompts is not None:

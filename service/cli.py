@@ -27,6 +27,7 @@ COMMANDS = {
     "serve": "service.cli",
     "config": "service.cli",
     "key": "service.deployment.commands",
+    "states": "service.states.commands",
     "attention": "export.commands",
     "compare": "export.commands",
     **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long"), "loadtest.commands"),
@@ -180,8 +181,10 @@ def _run(settings: Settings) -> None:
         if settings.profile == "split":
             from service.deployment import ray_private
             from service.deployment.gpus import check_gpus
+            from service.states.opening import check_shared
 
             check_gpus(settings, ray_private.gpus_here())
+            check_shared(settings.states)
         to_file(None, settings.log_level)
 
         def end(reason: str) -> None:

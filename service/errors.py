@@ -192,18 +192,18 @@ class NameMoved(ServiceError):
     code = "precondition_failed"
 
 
-class RangeRefused(ServiceError):
-    """A range of bytes begins after the end of what is asked for."""
-
-    status = 416
-    code = "range_not_satisfiable"
-
-
 class DocumentMoved(ServiceError):
     """A document of the store has another version than its writer expects, because another process has written it."""
 
     status = 409
     code = "document_moved"
+
+
+class RangeRefused(ServiceError):
+    """A range of bytes begins after the end of what is asked for."""
+
+    status = 416
+    code = "range_not_satisfiable"
 
 
 class KeyReused(ServiceError):

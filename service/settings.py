@@ -21,7 +21,7 @@ from service.errors import AttnserveError
 
 PREFIX = "ATTNSERVE_"
 IN_MEMORY = "memory"  # the value of `states` without a store on disk
-STATES_PASSWORD = f"{PREFIX}STATES_PASSWORD"  # no setting, because those are stored by Ray and can be printed
+STATES_PASSWORD = "ATTNSERVE_STATES_PASSWORD"  # no setting, because those are stored by Ray and can be printed
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
 
@@ -167,6 +167,7 @@ class Settings(BaseModel):
     state_ttl_s: float = Field(
         2_592_000.0, gt=0, le=3_153_600_000, description="Seconds after which a state expires whose request sets no `ttl_s`."
     )
+    max_background: _Count = Field(64, description="Most background responses that one process generates for one tenant.")
     prefix_cache_bytes: int = Field(
         256 * 1024**2, ge=0, description="Memory for the states after earlier prompts, from which equal beginnings continue. 0: none."
     )

@@ -33,6 +33,7 @@ from service.pools.limits import MESSAGE_BYTES
 from service.pools.replicas import ReplicaLost
 from service.runtime.budget import available_cpus, share_out
 from service.settings import Settings, SettingsError, freeze, live, load
+from service.states.opening import check_shared
 from service.telemetry.logs import to_file
 
 APPLICATION = "attnserve"
@@ -162,6 +163,7 @@ def application(args: dict[str, Any]) -> Any:
     file of keys whose path is stored, on its own node.
     """
     settings = load({**args, "profile": "split"})
+    check_shared(settings.states)
     return build(settings.model_copy(update={"api_keys": ()}), None, own_keys=bool(settings.api_keys))
 
 

@@ -19,7 +19,7 @@ _PLAIN_TEXT = Other("no chat template is applied to the texts")
 _LANES = Other("requests are served in order; the header x-lane selects interactive or bulk")
 _NOT_STORED = "this service stores nothing"
 _NO_TRUNCATION = Other("prompts are never truncated; send a shorter one")
-_NO_PREFIX_CACHE = "prompts are not cached between requests"
+_OWN_CACHE = "all prompts are cached, those of a tenant apart; `cache_salt` divides them further"
 _NO_REASONING = "models write no separate reasoning"
 _NO_MODERATION = "content is not moderated"
 _BY_MODEL_LENGTH = "documents are truncated to the model's limit"
@@ -31,12 +31,12 @@ _VLLM: Others = {
     "priority": _LANES,
     "request_id": ignored("the header x-request-id sets the id of a request"),
     "mm_processor_kwargs": _TEXT_ONLY,
-    "cache_salt": Other(_NO_PREFIX_CACHE),
+    "cache_salt": Other("vectors are cached by text, for all requests"),
     "kv_transfer_params": Other("requests cannot transfer the state of a model"),
     "vllm_xargs": Other("there are no custom extensions"),
 }
 _SAMPLING: Others = {
-    **_VLLM,
+    **{name: other for name, other in _VLLM.items() if name != "cache_salt"},
     "truncate_prompt_tokens": _NO_TRUNCATION,
     "use_beam_search": Other("decoders sample; encoder-decoders have beam search with `num_beams`"),
     "length_penalty": Other("beams are not ranked by length", accepts=(1,)),
@@ -55,7 +55,7 @@ _SAMPLING: Others = {
     "thinking_token_budget": Other(_NO_REASONING),
 }
 _OPENAI: Others = {
-    **_all(ignored(_NO_PREFIX_CACHE), "prompt_cache_retention", "prompt_cache_options"),
+    **_all(ignored(_OWN_CACHE), "prompt_cache_retention", "prompt_cache_options"),
     "moderation": Other(_NO_MODERATION),
 }
 COMPLETIONS: Others = {
@@ -64,7 +64,7 @@ COMPLETIONS: Others = {
     "store": Other(_NOT_STORED),
     "service_tier": Other("there is only one tier", accepts=("auto", "default")),
     "safety_identifier": ignored(_NO_MODERATION),
-    "prompt_cache_key": ignored(_NO_PREFIX_CACHE),
+    "prompt_cache_key": ignored(_OWN_CACHE),
     "metadata": ignored(_NOT_STORED),
     "suffix": Other("no model here fills in the middle"),
     "add_special_tokens": Other(
@@ -101,11 +101,11 @@ RESPONSES: Others = {
     **_SAMPLING,
     **_OPENAI,
     "reasoning": Other(_NO_REASONING, accepts=({"effort": "none"},)),
-    "conversation": Other("answers are not stored by this service; send the conversation as `input`"),
+    "conversation": Other("there are no conversations here; use `previous_response_id`"),
     "prompt": Other("this service does not store prompts"),
     "max_tool_calls": ignored("this service executes no tools"),
     "context_management": _NO_TRUNCATION,
-    "background_options": Other("there are no answers in the background"),
+    "background_options": Other("a background response has no options"),
     "image": _TEXT_ONLY,
     "access_programs": Other("there are no access programs"),
     "prompt_logprobs": Other("only /v1/completions and /v1/chat/completions have them"),

@@ -2,8 +2,9 @@
 
 from service.dialects import attention, cohere, health, jina, pages, tgi
 from service.dialects.oip import routes as oip
-from service.dialects.openai import chat, completions, images, responses, streams, tokens, usage
+from service.dialects.openai import chat, completions, images, streams, tokens, usage
 from service.dialects.openai import embeddings as openai
+from service.dialects.openai.responses import routes as responses
 from service.dialects.states import blobs, making
 from service.dialects.states import routes as states
 from service.dialects.tei import routes as tei

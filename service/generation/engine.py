@@ -7,26 +7,27 @@ Speculative decoding would belong in `_step`: the graph gives logits at any posi
 
 import asyncio
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import InputTooLong, InvalidRequest, NotReady, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
-from service.generation.saved.keeper import StateKeeper
 from service.generation.prefill import Prefill, Prompt
-from service.generation.saved.prefix_cache import PrefixCache, Prefixes
-from service.generation.request import Delta, GenerationRequest
+from service.generation.request import Delta, FinishReason, GenerationRequest
 from service.generation.run import Run
 from service.generation.running import Running
 from service.generation.sampling.grammar import Grammars
 from service.generation.sampling.masks import Masks, is_there
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import Edits, check_ids, check_sampling
+from service.generation.saved.keeper import StateKeeper
+from service.generation.saved.prefix_cache import PrefixCache, Prefixes
 from service.generation.sequence import Sequence
 from service.generation.session import Logits, StepSession, Tensor, beginning
 from service.generation.snapshot import Snapshot, State
@@ -116,6 +117,11 @@ class GeneratorEngine(StepEngine[Sequence]):
             await asyncio.to_thread(self._grammars.matcher, grammar)
         for start in {request.start for request in requests if request.start is not None}:
             once.states[start] = await self._states.load(start)
+        if self._keeper is not None:
+            for request in requests:
+                begin = 0 if request.start is None else once.states[request.start].position
+                if request.known and request.checkpoint and (snapshot := await self._keeper.checkpoint_of(request, begin)) is not None:
+                    once.checkpoints[request.checkpoint] = snapshot
 
     @property
     def _states(self) -> StateKeeper:
@@ -187,6 +193,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._check_request(request, once.checked)
         completion, state = request.known, None if request.start is None else once.states[request.start]
         self._check_start(request, state)
+        snapshot = snapshot or once.checkpoints.get(request.checkpoint)
         if snapshot is not None:
             snapshot.check(self._session.decoder, self._session.vocab_size, self._session.fingerprint)
             completion = snapshot.completion
@@ -372,6 +379,8 @@ class GeneratorEngine(StepEngine[Sequence]):
             copied = fed.states.slots.state(fed.states.at) if any(each.aside for each in fed.sequences) else []
             self._prefixes.keep(fed.sequences[0], fed.sequences[0].tokens, fed.copy)
             for sequence in fed.sequences:
+                if sequence.is_checkpoint_due:
+                    self._checkpoint(sequence, fed.copy)
                 if sequence.over is not None:
                     self._admission.remove(sequence)
                     state = None if sequence.request.keep is None else fed.states.slots.state(fed.states.at)
@@ -438,6 +447,8 @@ class GeneratorEngine(StepEngine[Sequence]):
             if made.finish_reason is None:
                 self._emit(sequence.run, made)
                 self._masks.begin(sequence)
+                if sequence.is_checkpoint_due:
+                    self._checkpoint(sequence, partial(self._running.copy, sequence))
                 continue
             self._ended(sequence, now)
             fed_tokens = sequence.request.prompt + tuple(sequence.completion[:-1])
@@ -458,6 +469,18 @@ class GeneratorEngine(StepEngine[Sequence]):
         self.metrics.generation_tokens.inc(n_drawn)
         self._drew = now
         return ending
+
+    def _checkpoint(self, sequence: Sequence, copy: Callable[[], tuple[list[Tensor], Logits]]) -> None:
+        """Write a checkpoint of the run if the store keeps up with them. `copy` returns its state tensors and logits."""
+        if self._keeper is not None and self._keeper.has_room:
+            fed = (sequence.request.prompt + tuple(sequence.completion))[: sequence.position - sequence.start]
+            self._keeper.checkpoint(sequence.request, self._state(sequence, *copy()), sequence.origin, fed)
+            sequence.saved_at = sequence.position
+
+    def _finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
+        super()._finished(run, reason)
+        if self._keeper is not None and reason != "abort":  # a run whose caller is gone may go on elsewhere
+            self._keeper.forget(run.request)
 
     def _hand_over(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
         self._publish()  # deliver the tokens that the snapshot contains first

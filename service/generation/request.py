@@ -68,6 +68,7 @@ class GenerationRequest:
     start: StateReference | None = None  # the state that the prompt continues; None: the empty state
     keep: Keep | None = None  # how to keep the state after the last token; None: it is not kept
     known: tuple[int, ...] = ()  # tokens that this run drew before, in another engine: they are fed again and not emitted again
+    checkpoint: str = ""  # id of the checkpoint that its engine writes now and then, and goes on from if there are `known` tokens; "": none
     numerics: str = ""  # of the engine that drew `known`: another arithmetic could go on with other tokens. "": any
 
     @property

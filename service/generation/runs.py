@@ -12,6 +12,7 @@ from service.generation.reopening import Reopening
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run, join
 from service.runtime.timer import ResettableTimer
+from service.states.record import new_state_id
 
 log = logging.getLogger("attnserve")
 
@@ -37,6 +38,7 @@ class Runs:
         call.model = model.name
         if stream:
             call.begin_stream()
+        requests = [replace(each, checkpoint=each.checkpoint or new_state_id()) if each.takes_known else each for each in requests]
         if call.traceparent is not None:
             requests = [replace(request, traceparent=call.traceparent) for request in requests]
 

@@ -22,7 +22,7 @@ from service.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloade
 from service.generation.admission import Admission, Holding, QueueLimits, stopping
 from service.generation.request import Delta, FinishReason, GenerationRequest, Sampling, Token
 from service.generation.run import Run
-from service.generation.snapshot import State
+from service.generation.snapshot import Snapshot, State
 from service.generation.submission import J, Submission
 from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
@@ -46,6 +46,7 @@ class Once:
     """Results shared by all jobs of a submission, by `id()` of their source: which ids were checked, and arrays made from ids."""
 
     states: dict[StateReference, State] = field(default_factory=dict)  # loaded before the jobs are made
+    checkpoints: dict[str, Snapshot] = field(default_factory=dict)  # loaded too, by id
     checked: set[int] = field(default_factory=set)
     made: dict[int, NDArray[Any]] = field(default_factory=dict)
 

@@ -155,6 +155,10 @@ class Keys:
         call.client = call.host = found[0].client
         return found[0]
 
+    def tenant(self, name: str) -> Tenant | None:
+        """Return the tenant with this name if it has a key."""
+        return next((tenant for tenant, _ in self._found.values() if tenant.name == name), None)
+
     async def watch(self) -> None:
         """Read the file again after every change, forever. An invalid file is logged once, and the keys stay as they were."""
         while self._file is not None:

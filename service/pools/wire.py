@@ -187,6 +187,7 @@ class Variant(NamedTuple):
     seed: int
     known: tuple[int, ...]
     keep: Keep | None
+    checkpoint: str
 
 
 class TextRequest(BaseModel):
@@ -203,8 +204,8 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
     """Pack the runs of one API request. Raises NeverFits if they are larger than a message may be."""
     groups: list[tuple[GenerationRequest, list[Variant]]] = []
     for request in requests:
-        variant = Variant(request.sampling.seed, request.known, request.keep)
-        alike = replace(request, sampling=replace(request.sampling, seed=0), known=(), keep=None)
+        variant = Variant(request.sampling.seed, request.known, request.keep, request.checkpoint)
+        alike = replace(request, sampling=replace(request.sampling, seed=0), known=(), keep=None, checkpoint="")
         if groups and groups[-1][0] == alike:
             groups[-1][1].append(variant)
         else:
@@ -225,6 +226,7 @@ def unpack_requests(packed: bytes) -> list[GenerationRequest]:
     requests = []
     for request, variants in (*asked.generations, *asked.writings):
         here = replace(request, deadline=deadline_in(request.deadline))
-        for seed, known, keep in variants:
-            requests.append(replace(here, sampling=replace(here.sampling, seed=seed), known=known, keep=keep))
+        for each in variants:
+            sampling = replace(here.sampling, seed=each.seed)
+            requests.append(replace(here, sampling=sampling, known=each.known, keep=each.keep, checkpoint=each.checkpoint))
     return requests

@@ -4,14 +4,22 @@ import os
 from pathlib import Path
 
 from service.errors import StoreFailed
-from service.settings import IN_MEMORY, STATES_PASSWORD
+from service.settings import IN_MEMORY, STATES_PASSWORD, SettingsError
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine, Store
+from service.states.store import GroupingEngine, Observer, Store
 
 
-def open_store(location: str) -> Store:
+def open_store(location: str, observer: Observer | None = None) -> Store:
     """Open the store at `location`: `memory`, a directory, or a URL of Redis. Raises StoreFailed if it cannot be opened."""
-    return Store(open_engine(location))
+    return Store(open_engine(location), observer)
+
+
+def check_shared(location: str) -> None:
+    """Raise SettingsError if each process of profile split would have a store of its own."""
+    if location == IN_MEMORY:
+        raise SettingsError(
+            "states=memory is a store of one process, and profile split has several: name a directory, or redis:// for several machines"
+        )
 
 
 def open_engine(location: str) -> GroupingEngine:

@@ -78,6 +78,14 @@ class Usage(NamedTuple):
     pinned_size: int = 0
 
 
+class StoredBlob(NamedTuple):
+    """The bytes of one or more states of a tenant. `sha256`: the hash that they had when they were kept."""
+
+    sha256: str
+    content: bytes
+    states: int
+
+
 class Filter(NamedTuple):
     """The selection of a tenant's states for a list, newest first. `after`: the id of the last state of the previous page."""
 

@@ -24,6 +24,7 @@ All keys of a tenant have the same hash tag, so they are on one node of a cluste
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,8 @@ from service.states.record import (
     Patch,
     Quota,
     StateRecord,
+    Status,
+    StoredBlob,
     Usage,
 )
 
@@ -69,6 +72,8 @@ class RedisEngine:
     def __init__(self, url: str, *, password: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """`url`: redis://[USER@]HOST:PORT/DB, or rediss:// for TLS. Raises StoreFailed if that Redis does not answer or may evict keys."""
         self._clock = clock
+        self.ended: Counter[Status] = Counter()
+        self.damaged_blobs = 0
         try:
             self._redis = _client(url, password)
         except ValueError:  # its message may quote the password
@@ -114,7 +119,8 @@ class RedisEngine:
         }
         if blob is not None:
             arguments |= {"sha256": hashlib.sha256(blob).hexdigest(), "size": len(blob)}
-        (found,) = self._call(record.tenant, "put", arguments, ids, *(() if blob is None else (blob,)))
+        found, evicted = self._call(record.tenant, "put", arguments, ids, *(() if blob is None else (blob,)))
+        self.ended["evicted"] += evicted
         return _record(found)
 
     def get(self, tenant: str, state: str) -> StateRecord:
@@ -127,7 +133,9 @@ class RedisEngine:
         sha256, content = self._call(tenant, "blob", {"id": state})
         if hashlib.sha256(content).hexdigest() != sha256.decode():
             damaged = hashlib.sha1(content, usedforsecurity=False).hexdigest()  # the one hash that a script can compute
-            self._call(tenant, "quarantine", {"sha256": sha256.decode(), "damaged": damaged, "kept_s": _DAMAGED_S})
+            (states,) = self._call(tenant, "quarantine", {"sha256": sha256.decode(), "damaged": damaged, "kept_s": _DAMAGED_S})
+            self.ended["damaged"] += states
+            self.damaged_blobs += states > 0
             raise refusals.gone(state, "damaged")
         return bytes(content)
 
@@ -149,6 +157,7 @@ class RedisEngine:
 
     def delete(self, tenant: str, state: str) -> None:
         self._call(tenant, "delete", {"id": state})
+        self.ended["deleted"] += 1
 
     def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
         line: list[Ancestor] = []
@@ -180,19 +189,40 @@ class RedisEngine:
         self._call(tenant, "unname", {"name": change.name, "change": _change(change)})
 
     def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
-        (found,) = self._call(tenant, "answered", {"key": self._key(key)})
+        found = self._call(tenant, "answered", {"key": self._key(key)})[0]
         return _record(found) if found else None
 
     def usage(self, tenant: str) -> Usage:
         with _failing():
             return Usage(*(int(each or 0) for each in self._redis.hmget(_prefix(tenant) + "usage", Usage._fields)))
 
+    def totals(self) -> Usage:
+        tenants = self._tenants()
+        with _failing():
+            asked = self._redis.pipeline(transaction=False)
+            for tenant in tenants:
+                asked.hmget(_prefix(tenant) + "usage", Usage._fields)
+            sums = (sum(int(each or 0) for each in column) for column in zip((0, 0, 0), *asked.execute(), strict=True))
+            return Usage(*sums)
+
+    def blobs(self) -> Iterator[StoredBlob]:
+        with _failing():
+            keys = sorted(set(self._redis.scan_iter(match="attnserve:{*}:sharing:*", count=1000)))
+        for key in keys:
+            prefix, _, sha256 = key.decode().rpartition("sharing:")
+            with _failing():
+                states, content = self._redis.scard(key), self._redis.get(f"{prefix}blob:{sha256}")
+            if states:  # else they were forgotten meanwhile
+                yield StoredBlob(sha256, content or b"", states)
+
     # Documents -------------------------------------------------------------------------------------------------------------------------
 
     def write(self, document: Document, expected: int | None, quota: Quota) -> int:
         arguments: dict[str, Any] = {"kind": document.kind, "id": document.id, "expected": expected, "quota": quota._asdict()}
         arguments |= {"due": _time(document.due), "expires": _time(document.expires)}
-        return int(self._call(document.tenant, "write", arguments, document.body)[0])
+        version, evicted = self._call(document.tenant, "write", arguments, document.body)
+        self.ended["evicted"] += evicted
+        return int(version)
 
     def read(self, tenant: str, kind: str, id: str) -> Document:
         return _document(tenant, kind, id, self._call(tenant, "read", {"kind": kind, "id": id})[0])
@@ -232,6 +262,7 @@ class RedisEngine:
             while more:
                 states, more = self._call(tenant, "sweep", arguments)
                 expired += states
+        self.ended["expired"] += expired
         return expired
 
     # Calls -----------------------------------------------------------------------------------------------------------------------------

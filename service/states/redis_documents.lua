@@ -53,7 +53,7 @@ function calls.write(a, body)
     index("docs_end", a.kind .. ":" .. a.id, a.expires)
     count("size", #body - size)
     evict(evicted)
-    return { "ok", version + 1 }
+    return { "ok", version + 1, #evicted }
 end
 
 function calls.read(a)

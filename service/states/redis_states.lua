@@ -168,7 +168,7 @@ local function answered(given)
     if digest ~= given.digest then
         return { "refused", "key_reused" }
     end
-    return refusal(state) or { "ok", (record(state)) }
+    return refusal(state) or { "ok", (record(state)), 0 }
 end
 
 function calls.put(a, ids, blob)
@@ -236,7 +236,7 @@ function calls.put(a, ids, blob)
         redis_call("ZADD", key("keys"), now_text, a.key.key)
     end
     evict(evicted)
-    return { "ok", (record(id)) }
+    return { "ok", (record(id)), #evicted }
 end
 
 function calls.get(a)
@@ -273,15 +273,16 @@ end
 function calls.quarantine(a)
     local blob = redis_call("GET", key("blob", a.sha256)) or ""
     if redis.sha1hex(blob) ~= a.damaged then
-        return { "ok" }
+        return { "ok", 0 }
     end
-    for _, id in ipairs(redis_call("SMEMBERS", key("sharing", a.sha256))) do
+    local states = redis_call("SMEMBERS", key("sharing", a.sha256))
+    for _, id in ipairs(states) do
         drop(id, "damaged")
     end
     if blob ~= "" then
         redis_call("SET", key("damaged", a.sha256), blob, "EX", a.kept_s)
     end
-    return { "ok" }
+    return { "ok", #states }
 end
 
 -- Up to `limit` states before `seq` that fit the filter, newest first. Second: where to look further, "" if there is no more.

@@ -11,11 +11,10 @@ SQLite comes with `apsw`: versions before 3.51.3, such as those of many Python b
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import apsw
 import orjson
@@ -34,22 +33,16 @@ from service.states.record import (
     Quota,
     StateRecord,
     Status,
+    StoredBlob,
     Usage,
 )
 from service.states.refusals import gone, key_reused, name_moved, no_name, no_page, no_state, over_quota
-from service.states.sqlite_schema import SCHEMA, VERSION
+from service.states.sqlite_schema import FIELDS, FROM, SCHEMA, SELECT, VERSION, record_of
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
 TOMBSTONE_S = 86_400.0  # seconds for which requests for a state that is gone are answered with the reason
 KEY_S = 86_400.0  # seconds for which an idempotency key is kept
 _BUSY_MS = 10_000  # longest wait for another process's transaction, in milliseconds
-
-_FIELDS = (
-    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
-    "size, status"
-)
-_SELECT = "SELECT " + ", ".join(f"s.{each}" for each in _FIELDS.split(", ")) + ", coalesce(b.refs, 0)"
-_FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
 
 
 class SqliteEngine:
@@ -63,6 +56,8 @@ class SqliteEngine:
         self._clock = clock
         self._touched: dict[str, float] = {}  # state -> time of its last read, not yet written to the database
         self._unused: set[str] = set()  # hashes of the files that may have no row
+        self.ended: Counter[Status] = Counter()
+        self.damaged_blobs = 0
         try:
             self._files = None if folder is None else BlobFiles(folder)
             self._db = apsw.Connection(":memory:" if folder is None else str(folder / "states.sqlite3"), vfs=vfs)
@@ -91,14 +86,17 @@ class SqliteEngine:
         If a call fails in a group inside another group, the changes of the inner group are undone.
         """
         if self._db.in_transaction:
-            with self._db:  # a savepoint
-                yield
+            before = self.ended.copy()
+            try:
+                with self._db:  # a savepoint
+                    yield
+            except BaseException:
+                self.ended = before
+                raise
             return
         try:
-            with self._transaction():
+            with _failing(), self._transaction():
                 yield
-        except (apsw.Error, OSError) as error:
-            raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
         finally:
             self._remove_unused()
 
@@ -112,10 +110,12 @@ class SqliteEngine:
     def _transaction(self) -> Iterator[None]:
         """`with self._db` would hold the GIL while it waits for another process or for the disk; `execute` releases it."""
         self._db.execute("BEGIN IMMEDIATE")
+        before = self.ended.copy()
         try:
             yield
             self._db.execute("COMMIT")
         except BaseException:
+            self.ended = before
             if self._db.in_transaction:  # some errors have ended it
                 self._db.execute("ROLLBACK")
             raise
@@ -146,7 +146,7 @@ class SqliteEngine:
                 *(record.origin, record.created, record.used, record.expires, False, orjson.dumps(record.metadata).decode()),
                 *(record.turn, sha256, size, "ready", ids, blob_id),
             )
-            self._db.execute(f"INSERT INTO states({_FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
+            self._db.execute(f"INSERT INTO states({FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
             self._count(record.tenant, states=1)
             self._refer(blob_id, 1)
             if record.pinned:
@@ -159,8 +159,8 @@ class SqliteEngine:
             return self.get(record.tenant, record.id)
 
     def get(self, tenant: str, state: str) -> StateRecord:
-        row = self._db.execute(f"{_SELECT} {_FROM} WHERE s.id = ? AND s.tenant = ?", (state, tenant)).get
-        record = None if row is None else _record(row)
+        row = self._db.execute(f"{SELECT} {FROM} WHERE s.id = ? AND s.tenant = ?", (state, tenant)).get
+        record = None if row is None else record_of(row)
         if record is None or record.status == "deleted":
             raise no_state(state)
         if record.status != "ready" or self._over(record):
@@ -174,14 +174,12 @@ class SqliteEngine:
 
     def blob(self, tenant: str, state: str) -> bytes:
         record = self.use(tenant, state)
-        blob_id, content = self._db.execute("SELECT b.id, b.content " + _FROM + " WHERE s.id = ?", (state,)).get
-        if content is None:
-            assert self._files is not None
-            content = self._files.read(record.sha256)
+        blob_id, content = self._db.execute("SELECT b.id, b.content " + FROM + " WHERE s.id = ?", (state,)).get
+        content = self._content(record.sha256, content)
         if hashlib.sha256(content).hexdigest() != record.sha256:
             self._quarantine(blob_id, record)
             raise gone(state, "damaged")
-        return bytes(content)
+        return content
 
     def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
         where, values = ["s.tenant = ?", "s.status = 'ready'", "(s.expires IS NULL OR s.expires > ?)"], [tenant, self._clock()]
@@ -196,8 +194,8 @@ class SqliteEngine:
             where, values = [*where, "s.id = (SELECT state FROM names WHERE tenant = ? AND name = ?)"], [*values, tenant, wanted.name]
         for key, value in wanted.metadata:
             where, values = [*where, "s.metadata ->> ? = ?"], [*values, f"$.{orjson.dumps(key).decode()}", value]
-        rows = self._db.execute(f"{_SELECT} {_FROM} WHERE {' AND '.join(where)} ORDER BY s.seq DESC LIMIT ?", (*values, wanted.limit))
-        return [_record(row) for row in rows]
+        rows = self._db.execute(f"{SELECT} {FROM} WHERE {' AND '.join(where)} ORDER BY s.seq DESC LIMIT ?", (*values, wanted.limit))
+        return [record_of(row) for row in rows]
 
     def change(self, tenant: str, state: str, patch: Patch) -> StateRecord:
         with self._atomic():
@@ -220,15 +218,15 @@ class SqliteEngine:
         self.get(tenant, state)
         rows = self._db.execute(
             "WITH RECURSIVE line(id, depth) AS (SELECT ?, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN states p ON p.id = line.id "
-            f"WHERE p.parent IS NOT NULL LIMIT ?) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
+            f"WHERE p.parent IS NOT NULL LIMIT ?) {SELECT}, s.ids {FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
             (state, -1 if most is None else most, tenant),
         )
-        return [Ancestor(_record(row[:-1]), row[-1]) for row in rows]
+        return [Ancestor(record_of(row[:-1]), row[-1]) for row in rows]
 
     def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:
         self.get(tenant, state)
         where = "WHERE s.parent = ? AND s.status = 'ready' AND s.tenant = ? ORDER BY s.seq DESC LIMIT ?"
-        return [_record(row) for row in self._db.execute(f"{_SELECT} {_FROM} {where}", (state, tenant, limit))]
+        return [record_of(row) for row in self._db.execute(f"{SELECT} {FROM} {where}", (state, tenant, limit))]
 
     # Names and idempotency keys --------------------------------------------------------------------------------------------------------
 
@@ -273,6 +271,20 @@ class SqliteEngine:
         row = self._db.execute("SELECT states, size, pinned_size FROM tenants WHERE tenant = ?", (tenant,)).get
         return Usage() if row is None else Usage(*row)
 
+    def totals(self) -> Usage:
+        return Usage(
+            *self._db.execute("SELECT coalesce(sum(states), 0), coalesce(sum(size), 0), coalesce(sum(pinned_size), 0) FROM tenants").get
+        )
+
+    def blobs(self) -> Iterator[StoredBlob]:
+        last = 0  # a statement for each, because one over all would keep the WAL from being reset
+        with _failing():
+            while row := self._db.execute(
+                "SELECT id, sha256, content, refs FROM blobs WHERE id > ? ORDER BY id LIMIT 1", (last,)
+            ).fetchone():
+                last, sha256, content, states = row
+                yield StoredBlob(sha256, self._content(sha256, content), states)
+
     def sweep(self) -> int:
         with self._atomic():
             self._note_use()
@@ -315,6 +327,12 @@ class SqliteEngine:
         return documents.due(self._db, kind, now, limit, self._clock())
 
     # Inside a transaction --------------------------------------------------------------------------------------------------------------
+
+    def _content(self, sha256: str, inline: bytes | None) -> bytes:
+        if inline is not None:
+            return inline
+        assert self._files is not None
+        return self._files.read(sha256)
 
     def _over(self, record: StateRecord) -> bool:
         return record.expires is not None and record.expires <= self._clock()
@@ -385,6 +403,7 @@ class SqliteEngine:
         self._db.execute("UPDATE states SET status = ?, blob = NULL, used = ? WHERE id = ?", (status, self._clock(), state))
         self._db.execute("DELETE FROM names WHERE state = ? AND tenant = ?", (state, tenant))
         self._count(tenant, states=-1)
+        self.ended[status] += 1
         self._refer(blob_id, -1)
         self._touched.pop(state, None)
 
@@ -412,6 +431,7 @@ class SqliteEngine:
             sharing = list(self._db.execute("SELECT tenant, id FROM states WHERE blob = ?", (blob_id,)))
             for tenant, state in sharing:
                 self._drop(tenant, state, "damaged")
+            self.damaged_blobs += 1
             if self._files is not None:
                 self._files.set_apart(record.sha256)
 
@@ -429,13 +449,13 @@ class SqliteEngine:
             self._unused |= unused  # the next transaction, or the next start, removes them
 
 
-def _record(row: tuple[Any, ...]) -> StateRecord:
-    *values, status, shared_by = row
-    names = _FIELDS.split(", ")[:-1]
-    fields = dict(zip(names, values, strict=True))
-    fields["metadata"] = orjson.loads(fields["metadata"])
-    fields["pinned"] = bool(fields["pinned"])
-    return replace(StateRecord(**fields), status=status, shared_by=shared_by)
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Errors of SQLite and of the disk become StoreFailed."""
+    try:
+        yield
+    except (apsw.Error, OSError) as error:
+        raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
 
 
 def _reason(error: Exception) -> str:

@@ -1,5 +1,11 @@
-"""The tables of the store in SQLite."""
+"""The tables of the store in SQLite, and how a state is read from its row."""
 
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from service.states.record import StateRecord
 from service.states.sqlite_documents import SCHEMA as _DOCUMENTS
 
 VERSION = 1
@@ -37,3 +43,19 @@ CREATE TABLE tenants(
 ) WITHOUT ROWID;
 """
 )
+FIELDS = (
+    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
+    "size, status"
+)
+SELECT = "SELECT " + ", ".join(f"s.{each}" for each in FIELDS.split(", ")) + ", coalesce(b.refs, 0)"
+FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
+
+
+def record_of(row: tuple[Any, ...]) -> StateRecord:
+    """Return the state of a row of `SELECT`."""
+    *values, status, shared_by = row
+    names = FIELDS.split(", ")[:-1]
+    fields = dict(zip(names, values, strict=True))
+    fields["metadata"] = orjson.loads(fields["metadata"])
+    fields["pinned"] = bool(fields["pinned"])
+    return replace(StateRecord(**fields), status=status, shared_by=shared_by)

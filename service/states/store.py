@@ -5,40 +5,82 @@ call that fails leaves the others of its group as they are.
 """
 
 import asyncio
+import contextlib
+import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from service.errors import Overloaded, StoreFailed
 from service.states.engine import StateEngine
+from service.states.record import Status, StoredBlob, Usage
 
 T = TypeVar("T")
 
 _WAITING = 4096  # calls
 _RETRY_S = 1.0
+_COUNT_S = 10.0  # between two counts of all states
 
 
 class GroupingEngine(StateEngine, Protocol):
     """An engine whose calls can become durable together, up to `group_size` of them. SQLite undoes a group inside another one if a call
-    of it fails; Redis does not. `failures`: errors of a call that `group` turns into
-    StoreFailed."""
+    of it fails; Redis does not. `failures`: errors of a call that `group` turns into StoreFailed. `ended`, `damaged_blobs`: how many
+    states have ended and why, and blobs found damaged, by calls of this process."""
 
     group_size: int
     failures: tuple[type[Exception], ...]
+    ended: Counter[Status]
+    damaged_blobs: int
+
+    def totals(self) -> Usage:
+        """What all tenants together keep."""
+        ...
+
+    def blobs(self) -> Iterator[StoredBlob]:
+        """All blobs of all tenants, as they are stored: unchecked, and empty where the bytes are missing."""
+        ...
 
     def group(self) -> AbstractContextManager[None]: ...
+
+
+class Observer(Protocol):
+    """Is told what a store does, on the store's thread."""
+
+    def opened(self, waiting: Callable[[], int]) -> None:
+        """`waiting` returns the number of calls that wait."""
+        ...
+
+    def finished(self, elapsed_s: float) -> None:
+        """A group of calls is durable, or has failed, after `elapsed_s` seconds."""
+        ...
+
+    def counted(self, ended: Mapping[Status, int], damaged_blobs: int) -> None:
+        """Numbers of states and blobs since the store was opened; see `GroupingEngine`."""
+        ...
+
+    def kept(self, usage: Usage) -> None: ...
 
 
 class Store:
     """An engine, its thread and its queue. Create it in the process that uses it: no thread survives a fork."""
 
-    def __init__(self, engine: GroupingEngine) -> None:
+    def __init__(self, engine: GroupingEngine, observer: Observer | None = None) -> None:
         self._engine = engine
+        self._observer = observer
+        self._counted_at = -math.inf
         self._calls: queue.Queue[tuple[Callable[[GroupingEngine], Any], Future[Any]] | None] = queue.Queue(_WAITING)
         self._closed = False
+        if observer is not None:
+            observer.opened(self._calls.qsize)
+        self._start()
+
+    def _start(self) -> None:
+        """Start the thread. Simulations have none."""
         self._thread = threading.Thread(target=self._work, name="states", daemon=True)
         self._thread.start()
 
@@ -57,7 +99,9 @@ class Store:
     async def call(self, call: Callable[[GroupingEngine], T]) -> T:
         """Return the result of a call of the engine, for a caller on the event loop. The call is carried out even if the caller is
         cancelled."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(call)))
+        calling = asyncio.wrap_future(self.submit(call))
+        calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # otherwise asyncio logs it if the caller has left
+        return await asyncio.shield(calling)
 
     def close(self) -> None:
         """Carry out the waiting calls, then close the engine."""
@@ -73,6 +117,7 @@ class Store:
 
     def _carry_out(self, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
         """Carry out calls that become durable together, then settle their futures. Simulations call this without a thread."""
+        begun = time.perf_counter()
         results: list[tuple[Future[Any], Any, BaseException | None]] = []
         try:
             with self._engine.group():
@@ -80,11 +125,22 @@ class Store:
                     results.append(self._one(call, future))
         except BaseException as error:  # then no call of this group is durable
             results = [(future, None, error) for _, future in group]
+        elapsed_s = time.perf_counter() - begun
         for future, result, failure in results:
             if failure is None:
                 future.set_result(result)
             else:
                 future.set_exception(failure)
+        if self._observer is not None:
+            self._observe(self._observer, elapsed_s)
+
+    def _observe(self, observer: Observer, elapsed_s: float) -> None:
+        observer.finished(elapsed_s)
+        observer.counted(self._engine.ended, self._engine.damaged_blobs)
+        if time.monotonic() - self._counted_at >= _COUNT_S:
+            with contextlib.suppress(StoreFailed, *self._engine.failures):
+                observer.kept(self._engine.totals())
+            self._counted_at = time.monotonic()
 
     def _one(self, call: Callable[[GroupingEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
         """Carry out one call. A failure of the store itself ends the group."""

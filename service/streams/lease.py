@@ -18,6 +18,7 @@ from typing import Any
 
 from service.errors import DocumentMoved, RunNotFound, ServiceError, StateNotFound
 from service.states.record import Document, Quota
+from service.states.refusals import document_moved
 from service.states.store import GroupingEngine, Store
 from service.streams.record import REQUEST_KIND, RUN_KIND, Progress, RunStart, Status, owner_of, pack, unpack
 from service.telemetry.metrics import Metrics
@@ -29,7 +30,7 @@ KEPT_S = 3600.0  # a run can be continued so long after its end, or after its ow
 _RENEWALS = 3  # in a lease
 _TOKENS = 256  # new tokens after which the progress is written, or an eighth of all if that is more
 _PATIENCE_S = 5.0  # a send waits so long for a lease to be renewed
-_WRITE_S = 0.05  # a stream waits so long for its document before it begins without one
+_WRITE_S = 0.05  # a stream waits so long for its document before it begins
 
 
 class Lease:
@@ -58,22 +59,24 @@ class Lease:
         self._submit(new=True)
 
     async def begun(self, *, patient: bool) -> bool:
-        """Return whether the run is stored. If not `patient`, wait for the store for `_WRITE_S` at most and return False on failure;
-        otherwise raise the store's error."""
+        """Return whether the run is stored, or will probably be: if not `patient`, wait for the store for `_WRITE_S` at most, and return
+        False on failure; otherwise raise the store's error."""
         assert self._latest is not None
         writing = asyncio.wrap_future(self._latest)
         try:
             await asyncio.wait_for(asyncio.shield(writing), None if patient else _WRITE_S)
         except TimeoutError:
-            writing.add_done_callback(lambda done: done.exception())  # it is of no interest any more
-            self._leases.count("slow")
-            return False
+            writing.add_done_callback(self._begun_late)
         except ServiceError as error:
             if patient:
                 raise
             self._leases.count(error.code)
             return False
         return True
+
+    def _begun_late(self, done: "asyncio.Future[Any]") -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._leases.count(error.code if isinstance(error, ServiceError) else "error")
 
     def note(self, index: int, token_ids: tuple[int, ...], *, ended: bool) -> None:
         """Note new tokens of a choice. They are written now and then."""
@@ -97,8 +100,10 @@ class Lease:
         if leases.clock() >= self._valid_until and not (self.lost or self._closed):
             self.renew()
             assert self._latest is not None
+            writing = asyncio.wrap_future(self._latest)
+            writing.add_done_callback(lambda done: done.exception())  # `_done` notes it
             with suppress(ServiceError, TimeoutError):
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._latest)), _PATIENCE_S)
+                await asyncio.wait_for(asyncio.shield(writing), _PATIENCE_S)
             self._valid_until = max(self._valid_until, leases.clock() + leases.lease_s / _RENEWALS)  # when to ask again
         return not self.lost
 
@@ -152,14 +157,22 @@ class Lease:
         return run, Document(kind=REQUEST_KIND, id=self.id, tenant=start.tenant, body=start.body, expires=expires)
 
     def write(self, engine: GroupingEngine, run: Document) -> None:
-        """Write the run's document on the store's thread. Raises DocumentMoved if another owner has written it."""
+        """Write the run's document on the store's thread. Raises DocumentMoved or StateNotFound if another owner has written it.
+
+        The owner in the document decides, not its version: after a write that was undone, this lease is one version ahead, and the next
+        owner's first write has that version.
+        """
         try:
-            self._version = engine.write(run, self._version, self._leases.quota)
-        except DocumentMoved:  # by this lease, if its last write was not durable in the end, or was and said that it was not
             found = engine.read(run.tenant, RUN_KIND, run.id)
-            if owner_of(found.body) != self._owner:
+        except StateNotFound:
+            if self._version:
                 raise
-            self._version = engine.write(run, found.version, self._leases.quota)
+            expected = 0
+        else:
+            expected = found.version
+            if owner_of(found.body) != self._owner:
+                raise document_moved(RUN_KIND, run.id, expected, self._version)
+        self._version = engine.write(run, expected, self._leases.quota)
 
     def _submit(self, owner: str | None = None, *, new: bool = False) -> None:
         """Submit a write. The store carries writes out in order, so each knows the version of the one before."""
@@ -227,7 +240,7 @@ class Leases:
             progress.status = "in_progress"
             lease = Lease(self, start, progress, version=found.version, runs_s=runs_s)
             document, request = lease.documents()
-            lease.write(engine, document)
+            engine.write(document, found.version, self.quota)
             engine.write(request, None, self.quota)
             return lease
 

@@ -80,6 +80,15 @@ class Metrics:
         self.prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", named)
         self.prefix_hits = counter("vllm:prefix_cache_hits", "Of these, tokens found", named)
         self.prefix_misses = counter("attnserve_prefix_cache_misses", "Prompts of which no beginning was found", ["model", "reason"])
+        # Of the store of states: all processes that share it give the same number, so take the largest, not the sum.
+        self.states = gauge("attnserve_states", "States in the store, of all tenants")
+        self.state_bytes = gauge("attnserve_state_bytes", "Bytes of states and documents in the store, shared ones once")
+        self.states_ended = counter("attnserve_states_ended", "States that are gone: deleted, expired, evicted or damaged", ["reason"])
+        self.damaged_blobs = counter("attnserve_state_damaged_blobs", "Stored bytes of states that were found damaged, and set apart")
+        self.store_seconds = histogram(
+            "attnserve_state_store_seconds", "Seconds of one group of calls of the store, until it is durable", buckets=_STEP_S
+        )
+        self.store_queue = gauge("attnserve_state_store_queue", "Calls that wait for the store")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
         self.finished = counter("vllm:request_success", "Runs that ended: stop, length, abort or error", [*named, "finished_reason"])
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to first token", named, buckets=_FIRST_TOKEN_S)

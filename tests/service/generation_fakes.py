@@ -74,7 +74,6 @@ class FakeEngine:
         self.cached_tokens = 0
         self.runs: list[FakeRun] = []
         self.healthy = self.alive = True
-        self.numerics = "fake"
         self.stuck_s = 0.0
         self.pending = 0
         self.full = False

@@ -84,6 +84,11 @@ class Event:
     data: Any
     retry: int | None = None
 
+    @property
+    def tokens(self) -> list[int]:
+        """Of each choice, by its id."""
+        return [int(each.rstrip("be")) for each in (self.id or "").split(":")[1].split(",")]
+
 
 def parsed(stream: str) -> list[Event]:
     """The events of a stream, by the rules of the HTML standard."""

@@ -5,6 +5,7 @@ import logging
 import time
 from collections import Counter
 
+from tests.simulation.gateways import simulate_gateways
 from tests.simulation.world import explain, simulate
 
 
@@ -12,6 +13,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="number of schedules")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--gateways", action="store_true", help="schedules of gateways and their leases")
     parser.add_argument("--digests", action="store_true", help="print the digest of each schedule")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -19,7 +21,7 @@ def main() -> int:
     wrong = 0
     began = time.perf_counter()
     for seed in range(arguments.first, arguments.first + arguments.seeds):
-        result = simulate(seed)
+        result = simulate_gateways(seed) if arguments.gateways else simulate(seed)
         stats.update(result.stats)
         if arguments.digests:
             print(seed, result.digest)

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _RANDOM = Sampling(seed=0, temperature=1.0, top_k=40, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.3)
-_KINDS: tuple[dict[str, Any], ...] = (
+KINDS: tuple[dict[str, Any], ...] = (
     {"sampling": Sampling(seed=0, temperature=0)},
     {"sampling": _RANDOM},
     {"sampling": _RANDOM, "top_logprobs": 2},
     {"sampling": _RANDOM, "stop": ("e", "th"), "min_tokens": 4},
     {"sampling": _RANDOM, "grammar": Grammar(kind="regex", source="([a-z]{3} ){6}")},
+    {"sampling": Sampling(seed=0), "grammar": Grammar(kind="lark", source='start: "(" ITEM ("," ITEM)* ")"\nITEM: /[a-z]{1,3}[0-9]/')},
     {"sampling": replace(_RANDOM, logit_bias={70: 3.0}), "stop_token_ids": (3, 4, 70)},
 )
 _NAME = "chat"
@@ -71,7 +72,7 @@ class Client:
             client=self.name,
             tenant=self.tenant,
             start=None if parent is None else StateReference(self.tenant, parent.id),
-            **chance.choice(_KINDS),
+            **chance.choice(KINDS),
         )
         n = chance.choice((1, 1, 2, 3))
         requests = [replace(first, sampling=replace(first.sampling, seed=chance.randrange(2**32))) for _ in range(n)]

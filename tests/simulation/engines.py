@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 
 from service.errors import StoreFailed
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.saved.keeper import StateKeeper
 from service.generation.sampling.grammar import Words
 from service.generation.sampling.masks import Masks, _mask_of
+from service.generation.saved.keeper import StateKeeper
 from service.generation.sequence import Sequence
 from service.generation.session import HostStates, Ids, Logits
 from service.states.sqlite import SqliteEngine
@@ -125,7 +125,10 @@ class SimulatedEngine(GeneratorEngine):
                 self._end()
                 self.dead = True
                 return
+            cancelled = [sequence for sequence in self._holders if sequence.run.cancelled]
             self._turn()
+            if any(sequence in self._holders for sequence in cancelled):
+                self._simulated.broken.append(f"{self.name}: a run keeps its slot although it was cancelled before this turn")
         admission = self._admission
         if self._held or len(admission) or admission._cancelled or admission._wanted:
             self.wake()
@@ -147,8 +150,7 @@ class SimulatedStore(Store):
     """A store whose writer the loop calls. Several of them may share one engine, as processes share a directory."""
 
     def __init__(self, engine: GroupingEngine, name: str, loop: SimulatedLoop, chances: Chances) -> None:
-        self._engine = engine
-        self._closed = False
+        super().__init__(engine)
         self.name = name
         self.paused = self.dead = False
         self._simulated = loop
@@ -156,6 +158,9 @@ class SimulatedStore(Store):
         self._queued: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]] = []
         self.written: Callable[[], None] = lambda: None  # called when a group is durable, before anybody outside the process knows
         self._due = False
+
+    def _start(self) -> None:
+        """There is no thread."""
 
     def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
         future: Future[T] = Future()

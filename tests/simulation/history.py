@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from service.errors import ServiceError
 from service.generation.request import Delta
 from service.generation.run import join
 from service.states.blob import MOST_RECENT, unpack
@@ -93,7 +94,11 @@ def wrong_states(history: History, store: SqliteEngine, *, evicts: bool, lineage
 def _wrong_state(kept: Kept, store: SqliteEngine, lineages: bool) -> Iterator[str]:
     record = store.get(kept.tenant, kept.id)
     steps = FakeSteps()
-    blob = unpack(store.blob(kept.tenant, kept.id), steps.decoder, VOCAB_SIZE, steps.fingerprint)
+    try:
+        blob = unpack(store.blob(kept.tenant, kept.id), steps.decoder, VOCAB_SIZE, steps.fingerprint)
+    except ServiceError as error:
+        yield f"{kept.id} cannot be read: {error}"
+        return
     S, n = plain.tensors(kept.ids)
     seen = np.packbits(np.isin(np.arange(VOCAB_SIZE), kept.ids), bitorder="little")
     checks = {

@@ -1,7 +1,8 @@
 """An event loop with virtual time and a seeded scheduler: the same seed gives the same run, event by event.
 
 Nothing waits: if no callback is ready, the clock jumps to the next timer. Ready callbacks run in random order, since real ones come from
-sockets and threads. Only the callbacks that the threads of one process have posted keep their order, as in asyncio. There is one thread, so no locks are contended.
+sockets and threads. Only the callbacks that the threads of one process have posted keep their order, as in asyncio. There is one thread,
+so no locks are contended.
 """
 
 import asyncio
@@ -12,12 +13,13 @@ import heapq
 import random
 from asyncio.events import Handle
 from collections.abc import Callable, Coroutine, Iterator
-from contextvars import Context
+from contextvars import Context, ContextVar
 from typing import Any, TypeVar
 from unittest import mock
 
 T = TypeVar("T")
 
+PROCESS: ContextVar[str] = ContextVar("PROCESS", default="")  # whose tasks and timers these are; see `SimulatedLoop.stop_process`
 _START = 1_000.0  # seconds, of every clock
 _EPOCH = 1_700_000_000.0  # seconds that time.time() adds
 _EXECUTOR_S = 0.01  # mean time until a call in another thread is done
@@ -47,6 +49,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.process = ""  # name of the process whose thread is running
         self.events: list[tuple[float, str]] = []
         self.broken: list[str] = []  # errors that no caller has seen
+        self._stopped: dict[str, list[Handle]] = {}  # processes that were stopped, and what is to run when they go on
         self.set_exception_handler(lambda loop, context: self.broken.append(_described(context)))
 
     def time(self) -> float:
@@ -77,6 +80,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             yield
         finally:
             self.process = before
+
+    def stop_process(self, name: str) -> None:
+        """Run no task and no timer of this process, as SIGSTOP does. They are those that began in a context with its name."""
+        self._stopped[name] = []
+
+    def continue_process(self, name: str) -> None:
+        self._ready.extend(self._stopped.pop(name))
 
     # What asyncio calls -------------------------------------------------------------------------------------------------------------
 
@@ -116,7 +126,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not self._ready:
             raise Deadlock("no callback is ready and no timer is set")
         handle = self._chosen()
-        if not handle._cancelled:
+        if (waiting := self._stopped.get(handle._context.get(PROCESS, ""))) is not None:
+            waiting.append(handle)
+        elif not handle._cancelled:
             handle._run()
 
     def _chosen(self) -> Handle:
@@ -145,15 +157,21 @@ def run(loop: SimulatedLoop, main: Coroutine[Any, Any, T]) -> T:
             try:
                 return loop.run_until_complete(main)
             finally:
-                loop.run_until_complete(_end(asyncio.all_tasks(loop)))
-                loop.run_until_complete(loop.shutdown_asyncgens())
-                loop.close()
+                end(loop)
     finally:
         gc.enable()
         random.setstate(chance)
 
 
-async def _end(left: set["asyncio.Task[Any]"]) -> None:
+def end(loop: SimulatedLoop) -> None:
+    """Cancel all tasks and close the loop."""
+    loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))  # what generators began when they were closed
+    loop.close()
+
+
+async def _cancel(left: set["asyncio.Task[Any]"]) -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)

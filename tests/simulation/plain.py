@@ -51,8 +51,19 @@ def tensors(ids: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.int64]]
     """The state tensors after these tokens."""
     S = np.zeros((2, 4), np.float32)
     for token in ids:
-        S = np.float32(0.75) * S + _steps()._embedding[token]
+        S = np.float32(0.75) * S + embedded(token)
     return S, np.array([len(ids)], np.int64)
+
+
+def embedded(token: int) -> NDArray[np.float32]:
+    """What one token adds to the state."""
+    added: NDArray[np.float32] = _steps()._embedding[token]
+    return added
+
+
+def packed_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as a lineage has them."""
+    return np.array(ids, "<i4").tobytes()
 
 
 def logits(S: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -105,4 +116,4 @@ def outcome(request: GenerationRequest, before: Sequence[int] = ()) -> Outcome:
             if text.stopped is None:
                 said += text.finish()
             return Outcome(tuple(ids), said, tuple(logprobs), finish, stop_reason)
-        S = np.float32(0.75) * S + _steps()._embedding[token]
+        S = np.float32(0.75) * S + embedded(token)

@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from service.errors import NameMoved, NotReady, QuotaExceeded, RuntimeFailed, ServiceError, StateGone, StateNotFound, StoreFailed
+from service.errors import (
+    NameMoved,
+    NotReady,
+    Overloaded,
+    QuotaExceeded,
+    RuntimeFailed,
+    ServiceError,
+    StateGone,
+    StateNotFound,
+    StoreFailed,
+)
 from service.generation.model import Generator
 from service.pools.client import PoolGenerator
 from service.pools.replicas import Replicas
@@ -69,7 +79,7 @@ class World:
         self.history = History()
         self.prompts: list[tuple[int, ...]] = []  # that were sent
         chance = loop.random
-        self.faults = tuple(fault for fault in FAULTS if chance.random() < 0.3)
+        self.faults = tuple(fault for fault in FAULTS if chance.random() < 0.35)
         self.leaves, self.slow = "leaving" in self.faults, "slow readers" in self.faults
         self.quota = _SMALL if "quota" in self.faults else _AMPLE
         self.named = "quota" not in self.faults and chance.random() < 0.5  # evicted and deleted states lose their names
@@ -118,6 +128,8 @@ class World:
         self.loop.log(f"{client} got {error!r}")
         self.stats[type(error).__name__] += 1
         explained: dict[type[ServiceError], bool] = {
+            # A replica that is not to queue the run has no free slot, and meanwhile the other one was lost: the client sends it again.
+            Overloaded: bool(self._disturbed & {"deaths", "pauses"}),
             NotReady: bool(self._disturbed & {"deaths", "pauses"}),
             RuntimeFailed: "runtime" in self.faults,
             StoreFailed: bool({"commit", "restarts"} & set(self.faults)),
@@ -144,7 +156,7 @@ class World:
         chance = self.loop.random
         may = [fault for fault in self.faults if fault in ("deaths", "pauses", "restarts", "sweeps")]
         while may:
-            await asyncio.sleep(self.loop.soon(chance.choice((0.03, 0.1, 1.0))))
+            await asyncio.sleep(self.loop.soon(chance.choice((0.03, 0.03, 0.1, 1.0))))
             fault = chance.choice(may)
             self._disturbed.add(fault)
             self.stats[fault] += 1

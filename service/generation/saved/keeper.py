@@ -1,20 +1,31 @@
 """Loads the states that requests continue, and stores the states that they ask to keep, for the engine of one decoder."""
 
+import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from export import contract
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
-from service.generation.snapshot import State
+from service.generation.request import GenerationRequest
+from service.generation.snapshot import Snapshot, State
 from service.states.blob import MOST_RECENT, Blob, pack, unpack
 from service.states.engine import StateEngine
-from service.states.record import Keep, StateRecord, StateReference
+from service.states.record import Document, Keep, Quota, StateRecord, StateReference
 from service.states.store import Store
+
+_CHECKPOINT = "checkpoint"  # kind of document
+_CHECKPOINT_S = 3_600.0  # after which the checkpoint of a lost run expires
+_MOST_WRITING = 8
+_NO_QUOTA = Quota(states=2**31, size=2**62)  # an engine has at most one checkpoint for each slot
+
+log = logging.getLogger("attnserve")
 
 Stored = Callable[[ServiceError | None], None]
 
@@ -35,6 +46,8 @@ class StateKeeper:
         self._lock = threading.Lock()
         self._hot: OrderedDict[str, State] = OrderedDict()  # by id, least recently used first
         self._held = 0  # bytes of `_hot`
+        self._writing = 0  # checkpoints that are being written
+        self._written: set[str] = set()  # ids of the checkpoints of runs that have not ended
 
     async def load(self, reference: StateReference) -> State:
         """Return a stored state. Raises StateNotFound, StateGone, StoreFailed, or InvalidRequest if this engine cannot continue it."""
@@ -76,6 +89,70 @@ class StateKeeper:
             self._store.submit(put).add_done_callback(done)
         except ServiceError as error:
             stored(error)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the store keeps up with the checkpoints."""
+        return self._writing < _MOST_WRITING
+
+    def checkpoint(self, request: GenerationRequest, state: State, origin: State | None, fed: Sequence[int]) -> None:
+        """Begin to write the checkpoint of a run: `state`, which is `origin` after the tokens `fed`. Never waits, so the engine's thread
+        may call it. Errors are logged: without a checkpoint, the tokens of a lost run are fed again."""
+
+        def write(engine: StateEngine) -> None:
+            now = time.time()
+            record = StateRecord(
+                id=request.checkpoint,
+                tenant=request.tenant,
+                model="checkpoint",
+                fingerprint=self._fingerprint,
+                numerics=self._numerics,
+                position=state.position,
+                parent=None,
+                origin="continuation",
+                created=now,
+                used=now,
+            )
+            whole = replace(state, seen=self._seen(origin, fed), recent=_recent(origin, fed))
+            body = self._packed(record, whole)
+            document = Document(kind=_CHECKPOINT, id=record.id, tenant=record.tenant, body=body, expires=now + _CHECKPOINT_S)
+            engine.write(document, None, _NO_QUOTA)
+
+        with self._lock:
+            self._writing += 1
+            self._written.add(request.checkpoint)
+        try:
+            self._store.submit(write).add_done_callback(lambda done: self._wrote(done.exception()))
+        except ServiceError as error:
+            self._wrote(error)
+
+    def _wrote(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._writing -= 1
+        if error is not None:
+            log.warning("a checkpoint could not be written: %s", error)
+
+    async def checkpoint_of(self, request: GenerationRequest, start: int) -> Snapshot | None:
+        """Return the run at its newest checkpoint, or None if there is none that fits this engine and the tokens of the request, which
+        begins at position `start`."""
+        try:
+            document = await self._store.call(lambda engine: engine.read(request.tenant, _CHECKPOINT, request.checkpoint))
+            state = self._unpacked(document.body)
+        except ServiceError:
+            return None
+        snapshot = Snapshot(request=request, state=state, completion=request.known, start=start)
+        fed = (request.prompt + request.known)[: max(snapshot.fed, 0)]
+        fits = 0 < snapshot.fed == len(fed) and state.recent[-len(fed) :] == fed[-len(state.recent) :]
+        return snapshot if fits else None
+
+    def forget(self, request: GenerationRequest) -> None:
+        """Delete the checkpoint of a run that has ended."""
+        with self._lock:
+            if request.checkpoint not in self._written:
+                return
+            self._written.remove(request.checkpoint)
+        with suppress(ServiceError):
+            self._store.submit(lambda engine: engine.erase(request.tenant, _CHECKPOINT, request.checkpoint, None))
 
     def _check(self, record: StateRecord, reference: StateReference) -> None:
         if record.fingerprint != self._fingerprint:

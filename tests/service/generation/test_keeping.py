@@ -13,10 +13,11 @@ import pytest
 
 from export import contract
 from service.errors import InputTooLong, InvalidRequest, QuotaExceeded, ServiceError, StateNotFound
+from service.generation import sequence
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.saved.keeper import StateKeeper
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.sampling.grammar import Grammars
+from service.generation.saved.keeper import StateKeeper
 from service.generation.session import OnnxStepSession, StepSession
 from service.generation.text import Vocabulary
 from service.states.record import Keep, Quota, StateRecord, StateReference, new_state_id
@@ -310,3 +311,42 @@ async def test_every_kind_of_state_continues_to_the_bit_after_a_restart(constant
         rest, _ = await kept.run(start=state, sampling=plain, max_tokens=20)
         assert list(rest.token_ids) == await tokens_of(kept.engine.submit(ask(5, 6, 7, *first.token_ids, sampling=plain, max_tokens=20)))
     store.close()
+
+
+async def test_a_lost_run_goes_on_from_its_newest_checkpoint(steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "CHECKPOINT_TOKENS", 10)
+    prompt = tuple(range(1, 41))
+    asked = ask(*prompt, sampling=RANDOM, max_tokens=100, ignore_eos=True, tenant="t", checkpoint=new_state_id())
+    async with keeping(FakeSteps(), tokenizer) as kept:
+        whole = await tokens_of(kept.engine.submit(replace(asked, checkpoint="")))
+        run = kept.engine.submit(asked)
+        made: list[int] = []
+        async for delta in run:
+            made += delta.token_ids
+            if len(made) > 35:
+                break
+        run.cancel()
+        (document,) = await kept.store.call(lambda engine: engine.documents("t", "checkpoint", None, 9))
+        async with keeping(steps, tokenizer, kept.store) as there:
+            (run,) = await there.engine.open([replace(asked, known=tuple(whole[:36]))])
+            assert await tokens_of(run) == whole[36:]
+            assert 36 + 40 - fed(steps) + 100 - 36 - 1 >= 60, "most of the tokens were not fed again"
+            assert not await there.store.call(lambda engine: engine.documents("t", "checkpoint", None, 9)), "the run has ended"
+        other = FakeSteps()
+        async with keeping(other, tokenizer, kept.store) as there:
+            await there.store.call(lambda engine: engine.write(replace(document, version=0), None, ROOM))
+            told = (*prompt[:-1], 7)
+            (run,) = await there.engine.open([replace(asked, prompt=told, known=tuple(whole[:36]), max_tokens=40)])
+            rest = await tokens_of(run)
+            plain = await there.engine.open([replace(asked, prompt=told, known=tuple(whole[:36]), max_tokens=40, checkpoint="")])
+            assert rest == await tokens_of(plain[0])
+
+
+async def test_a_store_that_fails_costs_a_run_its_checkpoints_and_nothing_else(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence, "CHECKPOINT_TOKENS", 4)
+    async with keeping(steps, tokenizer) as kept:
+        kept.store.close()
+        made = await tokens_of(kept.engine.submit(ask(5, 6, max_tokens=20, checkpoint=new_state_id())))
+        assert made == steps.expected((5, 6), 20)

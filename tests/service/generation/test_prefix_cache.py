@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.generation.saved.prefix_cache import LEAST_TOKENS, PrefixCache, Salt
 from service.generation.request import Sampling
+from service.generation.saved.prefix_cache import LEAST_TOKENS, PrefixCache, Salt
 from service.generation.snapshot import State
 from tests.service.generation.fake_steps import FakeSteps
 from tests.service.generation.test_engine import all_of, ask, running, tokens_of

@@ -14,9 +14,10 @@ from service.dialects import cohere, fields_page, generation_schemas, jina, rank
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
 from service.dialects.openai import embeddings as openai
-from service.dialects.openai import images, responses, tokens, tool_calls
+from service.dialects.openai import images, tokens, tool_calls
 from service.dialects.openai.chat import ChatMessage, ChatRequest, ContentPart, FunctionCall, Tool, ToolCall
 from service.dialects.openai.completion_schemas import CompletionRequest
+from service.dialects.openai.responses import schemas as responses
 from service.dialects.states import options
 from service.dialects.states import schemas as states
 from service.dialects.tei import schemas as tei_schemas
@@ -72,6 +73,7 @@ GENERATING = {
     "durability": "none",
     "user": "u",
     **CONTINUING,
+    "cache_salt": "s",
 }
 TRUNCATION = {"truncate": True, "truncation_direction": "Left"}
 RANKING = {"model": "reranker", "top_n": 1, "return_documents": False, "raw_scores": True}
@@ -134,6 +136,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
         {
             **ENDING,
             **CONTINUING,
+            "cache_salt": "s",
             "model": "wordy",
             "instructions": "be brief",
             "max_output_tokens": 5,
@@ -376,6 +379,7 @@ def test_every_route_with_a_body_has_its_row() -> None:
     tested = {path.replace("/encoder/", "/{model:path}/") for path in ROUTES}
     elsewhere = {"/", "/invocations", "/embed_sparse", "/v1/attention"}  # the same bodies, or none that is answered here
     elsewhere |= {"/v1/states/{state}/fork", "/v1/states/{state}/rewind"}  # below, with a state
+    elsewhere |= {"/v1/responses/{response_id}/cancel"}  # without a body
     assert routes == tested | elsewhere
 
 

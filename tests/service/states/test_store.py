@@ -1,18 +1,22 @@
 """A store on its thread: calls share groups, failures stay with their calls, and the queue is bounded."""
 
+import asyncio
+import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from service.errors import InvalidRequest, Overloaded, StoreFailed
+from service.errors import InvalidRequest, Overloaded, QuotaExceeded, StateGone, StoreFailed
 from service.settings import STATES_PASSWORD
 from service.states.opening import open_engine
-from service.states.record import Document, Quota
+from service.states.record import Document, Quota, StateRecord, Usage, new_state_id
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
-from tests.service.states.conftest import PASSWORD, RedisServer
+from service.telemetry.metrics import Metrics
+from service.telemetry.store_metrics import StoreMetrics
+from tests.service.states.conftest import PASSWORD, Clock, RedisServer
 
 QUOTA = Quota(states=10, size=10**6)
 
@@ -46,6 +50,12 @@ def store(engine: CountingEngine) -> Iterator[Store]:
 
 def run(id: str) -> Document:
     return Document(kind="run", id=id, tenant="acme", body=b"{}")
+
+
+def record(at: int, tenant: str = "acme", expires: float | None = None) -> StateRecord:
+    times = {"created": float(at), "used": float(at), "expires": expires}
+    named = {"model": "m", "fingerprint": "f", "numerics": "n"}
+    return StateRecord(id=new_state_id(), tenant=tenant, position=1, parent=None, origin="prompt", **named, **times)  # type: ignore[arg-type]
 
 
 def held(store: Store) -> threading.Event:
@@ -114,6 +124,49 @@ async def test_a_closed_store_has_carried_out_what_waited(engine: CountingEngine
         await store.call(lambda engine: engine.usage("acme"))
 
 
+def test_what_a_store_does_is_counted_without_tenants(engine: CountingEngine) -> None:
+    metrics, quota = Metrics(), Quota(states=2, size=10**6)
+    store = Store(engine, StoreMetrics(metrics))
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    store.submit(lambda engine: engine.write(run("run_1"), 0, quota)).result(10)
+    kept = [store.submit(lambda engine, at=at: engine.put(record(at), b"1234", quota=quota)).result(10) for at in range(4)]
+    store.submit(lambda engine: engine._db.execute("UPDATE blobs SET content = ?", (b"5678",))).result(10)  # type: ignore[attr-defined]
+    with pytest.raises(StateGone):
+        store.submit(lambda engine: engine.blob("acme", kept[-1].id)).result(10)
+    with pytest.raises(QuotaExceeded):
+        store.submit(lambda engine: engine.put(record(5), bytes(10), quota=Quota(states=0, size=0))).result(10)
+    free = held(store)
+    waits = [store.submit(lambda engine: None) for _ in range(3)]
+    assert value("attnserve_state_store_queue") == 3
+    free.set()
+    waits[-1].result(10)
+    store.close()
+    assert value("attnserve_states_ended_total", reason="evicted") == 2
+    assert value("attnserve_states_ended_total", reason="damaged") == 2  # they shared it
+    assert value("attnserve_state_damaged_blobs_total") == 1
+    assert value("attnserve_states") == 0  # counted every 10 s
+    assert value("attnserve_state_bytes") == 2  # the document
+    assert (value("attnserve_state_store_seconds_count") or 0) >= 9
+    assert "acme" not in metrics.exposition().decode()
+
+
+@pytest.mark.parametrize("opened", ["memory", "redis_server"], indirect=True)
+def test_engines_count_what_ended(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
+    engine, quota = opened(), Quota(states=3, size=10**6)
+    states = [engine.put(record(at, expires=None if at else clock.now + 5), b"%d" % at, quota=quota) for at in range(4)]
+    engine.delete("acme", states[1].id)
+    engine.put(record(5, tenant="other", expires=clock.now + 5), b"5", quota=quota)
+    engine.write(run("run_1"), 0, quota)
+    engine.write(run("run_2"), 0, Quota(states=1, size=10**6))
+    clock.now += 6
+    engine.sweep()
+    assert dict(engine.ended) == {"evicted": 2, "deleted": 1, "expired": 1}
+    assert engine.totals() == Usage(1, 5, 0)
+
+
 def test_the_store_of_a_url_is_redis(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreFailed, match="Authentication required"):
         open_engine(redis_server.url)
@@ -121,3 +174,21 @@ def test_the_store_of_a_url_is_redis(redis_server: RedisServer, monkeypatch: pyt
     engine = open_engine(redis_server.url)
     assert type(engine).__name__ == "RedisEngine"
     engine.close()
+
+
+async def test_a_call_that_fails_after_its_caller_has_left_is_not_logged(store: Store) -> None:
+    free, told = held(store), list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
+
+    def fail(engine: GroupingEngine) -> None:
+        raise StoreFailed("no space left on device")
+
+    calling = asyncio.ensure_future(store.call(fail))
+    await asyncio.sleep(0)
+    calling.cancel()
+    await asyncio.gather(calling, return_exceptions=True)
+    free.set()
+    await asyncio.to_thread(store.close)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not told

@@ -6,6 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.generation import runs
 from service.states.sqlite import SqliteEngine
 from service.states.store import Store
 from tests.service.generation.fake_steps import byte_tokenizer
@@ -15,6 +16,12 @@ from tests.service.stream_fakes import gateway
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return byte_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+@pytest.fixture(autouse=True)
+def _an_event_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast the engine is."""
+    monkeypatch.setattr(runs, "_PIECE_TOKENS", 1)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from service.states.store import Store
 from tests.service.fakes import serve_in_thread
-from tests.service.stream_fakes import RealGenerator, storing_app
+from tests.service.stream_fakes import RealGenerator, parsed, storing_app
 
 ASKED = {"model": "tiny", "prompt": "a prompt", "max_tokens": 20, "seed": 3}
 
@@ -53,9 +53,10 @@ def test_heartbeats_before_and_between_events_are_no_events(client: openai.OpenA
 def test_it_goes_on_with_the_last_id_as_a_header(client: openai.OpenAI) -> None:
     whole = client.completions.create(**ASKED).choices[0].text  # type: ignore[call-overload]
     with client.completions.with_streaming_response.create(**ASKED, stream=True) as answer:  # type: ignore[call-overload]
-        events = "\n".join(answer.iter_lines()).split("\n\n")
-    for event in events[1:-1]:
-        last = event.removeprefix("id: ").partition("\n")[0]
+        events = parsed("\n".join(answer.iter_lines()))
+    assert len(events) > 5
+    for event in events[:-1]:
+        last = event.id or ""
         rest = client.completions.create(**ASKED, stream=True, extra_headers={"Last-Event-ID": last})  # type: ignore[call-overload]
         text = "".join(piece.choices[0].text for piece in rest)
         assert whole.endswith(text)

@@ -39,6 +39,12 @@ OURS = {
     "attnserve_tokens_per_second",
     "attnserve_offered_seconds",
     "attnserve_ready",
+    "attnserve_states",
+    "attnserve_state_bytes",
+    "attnserve_states_ended",
+    "attnserve_state_damaged_blobs",
+    "attnserve_state_store_seconds",
+    "attnserve_state_store_queue",
 }
 
 

@@ -14,7 +14,7 @@ SAYS = {"role": "user", "content": "Hi"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Say:", "max_tokens": 100},
     "/v1/chat/completions": {"messages": [SAYS], "max_tokens": 100},
-    "/v1/responses": {"input": "Hi", "max_output_tokens": 100},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 100, "store": False},
 }
 FED = {  # what the routes feed for these bodies
     "/v1/completions": "<s>Say:",

@@ -1,0 +1,123 @@
+"""The events of a streamed response, and their numbers.
+
+`sequence_number` grows, with gaps. It follows from the number of tokens that the client has after the event, not from the events before
+it, because events gather the tokens of a moment. So a number means the same in every process, and `starting_after` can continue a stream
+anywhere:
+
+    0 to 4              created, queued, in_progress, output_item.added, content_part.added
+    10 + 2 n            a delta that ends with token n
+    10 + 2 n + 1        the item of a tool call, added after token n
+    12 + 2 N to 17 + 2N all that follows the last token N
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from service.dialects.openai.responses.answer import Answer
+from service.dialects.openai.responses.said import joined
+from service.errors import ServiceError
+from service.http import sse
+
+_FIRST = 10
+NEVER = -1  # before every number
+
+
+def tokens_before(number: int) -> int:
+    """Return how many tokens a client has whose last event has this number."""
+    return max(0, (number - _FIRST) // 2)
+
+
+class Events(sse.Script[Answer]):
+    """The events after number `after` of one response. A piece is the response as it is at that time."""
+
+    def __init__(self, answer: Answer, after: int = NEVER) -> None:
+        self._answer = answer
+        self._after = after
+        self._sent = min(tokens_before(after), answer.said.count)  # tokens
+        self._call = None if answer.call is None else answer.building()
+        if self._call is not None:
+            self._call.push(answer.said.text[: answer.said.end(self._sent)])
+        self._added = self._call is not None and bool(self._call.arguments)  # the event that begins the call was sent
+
+    def opening(self) -> bytes:
+        answer, background = self._answer, self._answer.head["background"]
+        said = self._event(0, "created", response=answer.begun("queued" if background else "in_progress"))
+        if background:
+            said += self._event(1, "queued", response=answer.begun("queued"))
+        said += self._event(2, "in_progress", response=answer.begun("in_progress"))
+        if answer.call is None:  # the item of a call is sent when its name is known
+            item = {"id": answer.item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            said += self._event(3, "output_item.added", output_index=0, item=item)
+            said += self._event(4, "content_part.added", **self._place, part=part)
+        return said
+
+    def pieces(self, pieces: Sequence[Answer]) -> bytes:
+        self._answer = pieces[-1]
+        said, before = self._answer.said, self._sent
+        if said.count <= before:  # tokens are missing that were sent before: they are computed again
+            return b""
+        self._sent = said.count
+        text = said.text[said.end(before) : said.end(self._sent)]
+        return b"".join(self._delta(before, _FIRST + 2 * self._sent, text, said.logprobs[before : self._sent]))
+
+    def _delta(self, before: int, number: int, text: str, logprobs: Sequence[bytes]) -> Iterator[bytes]:
+        if self._call is None:
+            if text or logprobs:
+                yield self._event(number, "output_text.delta", **self._place, delta=text, logprobs=joined(logprobs))
+        elif new := self._call.push(text):
+            yield self._add_call(_FIRST + 2 * before + 1)
+            yield self._event(number, "function_call_arguments.delta", **self._place, delta=new)
+
+    def _add_call(self, number: int) -> bytes:
+        """Return the event that begins the tool call, or no bytes if it was sent before."""
+        if self._added or self._call is None:
+            return b""
+        self._added = True
+        item = {**self._answer.call_item(self._call, "in_progress"), "arguments": ""}
+        return self._event(number, "output_item.added", output_index=0, item=item)
+
+    def closing(self) -> Iterator[bytes]:
+        """Yield what follows the last token: the text that was held back until then, and the whole response."""
+        answer, said = self._answer, self._answer.said
+        number = _FIRST + 2 + 2 * said.count
+        status = answer.status
+        response = answer.response()
+        if status in ("completed", "incomplete"):
+            rest = said.text[said.end(said.count) :]
+            (item,) = response["output"]
+            if self._call is not None:
+                new = self._call.push(rest)
+                yield self._add_call(number)
+                if new:
+                    yield self._event(number + 1, "function_call_arguments.delta", **self._place, delta=new)
+                told = {"name": item["name"], "arguments": item["arguments"]}
+                yield self._event(number + 2, "function_call_arguments.done", **self._place, **told)
+            else:
+                if rest:
+                    yield self._event(number + 1, "output_text.delta", **self._place, delta=rest, logprobs=[])
+                (part,) = item["content"]
+                done = {"text": part["text"], "logprobs": part["logprobs"]}
+                yield from self._event_pieces(number + 2, "output_text.done", **self._place, **done)
+                yield from self._event_pieces(number + 3, "content_part.done", **self._place, part=part)
+            yield from self._event_pieces(number + 4, "output_item.done", output_index=0, item=item)
+        yield from self._event_pieces(number + 5, status, response=response)
+
+    def failure(self, error: ServiceError) -> bytes:
+        """Return the event of a stream that ends without its response: the response itself may go on."""
+        content = {"code": error.code, "message": error.message, "param": error.param}
+        number = _FIRST + 2 * self._sent + 1
+        return sse.event({"type": "error", "sequence_number": number, **content}, "error")
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        place = {"item_id": self._answer.item_id, "output_index": 0}
+        return place if self._answer.call is not None else {**place, "content_index": 0}
+
+    def _event(self, number: int, kind: str, **content: Any) -> bytes:
+        return b"".join(self._event_pieces(number, kind, **content))
+
+    def _event_pieces(self, number: int, kind: str, **content: Any) -> Iterator[bytes]:
+        if number <= self._after:
+            return iter(())
+        return sse.event_pieces({"type": f"response.{kind}", "sequence_number": number, **content}, f"response.{kind}")

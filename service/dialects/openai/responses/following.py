@@ -1,0 +1,116 @@
+"""The source of a response's stream: the response as this process generates it, or its row in the store."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+from service.catalog import Catalog
+from service.dialects.openai.responses.answer import Answer
+from service.dialects.openai.responses.live import Live
+from service.dialects.openai.responses.rows import Row, find
+from service.dialects.states.finding import store_of
+from service.errors import ServiceError
+
+_POLL_S = 0.5  # between two looks at a row that another process writes
+_PATIENCE_S = 60.0
+
+
+class StoredView:
+    """A response that another process generates, or that has ended."""
+
+    lost = False
+    error: ServiceError | None = None
+
+    def __init__(self, catalog: Catalog, row: Row) -> None:
+        self._catalog = catalog
+        self._show(row)
+
+    def _show(self, row: Row) -> None:
+        self._row, self.answer, self.ended = row, row.answer(), row.ended
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until the row has another version. Raises ResponseNotFound if it was deleted."""
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(_POLL_S, left_s))
+            row = await store_of(self._catalog).call(lambda engine: find(engine, self._row.tenant, self._row.id))
+            if row.version != self._row.version:
+                self._show(row)
+                return
+
+
+class Follower:
+    """Reads a response up to its end. `owner`: the response ends with this reader, and its errors are raised before the first token."""
+
+    def __init__(self, catalog: Catalog, view: Live | StoredView, *, owner: bool = False, streamed: bool = True, seen: int = 0) -> None:
+        """`seen`: how many tokens the reader has."""
+        self.done = False
+        self._catalog = catalog
+        self._view = view
+        self._owner, self._streamed = owner, streamed
+        self._seen = seen
+        self._begun = False
+        self._not_before = 0.0
+
+    @property
+    def answer(self) -> Answer:
+        return self._view.answer
+
+    async def take(self, timeout_s: float = _PATIENCE_S, interval_s: float = 0.0) -> list[Answer]:
+        """Wait for new tokens or the end, and return the response; nothing after `timeout_s`."""
+        until = time.monotonic() + timeout_s
+        while True:
+            view, now = self._view, time.monotonic()
+            if view.lost and view.ended:
+                self._view = await self._stored()
+            elif view.ended or (view.answer.said.count > self._seen and now >= self._not_before):
+                return self._taken(view, now + interval_s)
+            elif now >= until:
+                self._hear()
+                return []
+            else:
+                gathering = view.answer.said.count > self._seen
+                await view.wait(min(until, self._not_before if gathering else until) - now)
+
+    async def whole(self) -> Answer:
+        """Wait for the end, and return the response. Raises its error."""
+        while not self.done:
+            await self.take()
+        if self._owner and self._view.error is not None:
+            raise self._view.error
+        return self.answer
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._owner and isinstance(self._view, Live):
+            self._view.stop()
+
+    def _taken(self, view: Live | StoredView, not_before: float) -> list[Answer]:
+        self._seen, self._not_before = view.answer.said.count, not_before
+        self.done = view.ended
+        if self._owner and view.error is not None and not (self._begun or self._seen):
+            raise view.error
+        self._hear()
+        return [view.answer]
+
+    def _hear(self) -> None:
+        self._begun = True
+        if isinstance(self._view, Live) and self._streamed:
+            self._view.heard = True
+
+    async def _stored(self) -> StoredView:
+        id_: str = self._view.answer.head["id"]
+        assert isinstance(self._view, Live)
+        assert self._view.row is not None
+        tenant = self._view.row.tenant
+        return StoredView(self._catalog, await store_of(self._catalog).call(lambda engine: find(engine, tenant, id_)))
+
+
+async def settled(follower: Follower) -> Answer:
+    """Return the whole response for an answer that is not streamed. If the client leaves, so does the follower."""
+    try:
+        return await follower.whole()
+    except BaseException:
+        with suppress(Exception):
+            follower.close()
+        raise

@@ -1,0 +1,50 @@
+"""The input of a response: as messages for the chat template, and as the items that clients can list."""
+
+from typing import Any
+
+from service.dialects.openai.responses.schemas import CallItem, CallOutputItem, InputItem, InputPart, ResponseRequest
+from service.dialects.openai.tool_calls import arguments_of
+
+Item = InputItem | CallItem | CallOutputItem
+
+
+def messages_of(body: ResponseRequest) -> list[dict[str, Any]]:
+    """Return the instructions and the input as messages for the chat template."""
+    first = [{"role": "system", "content": body.instructions}] if body.instructions is not None else []
+    if isinstance(body.input, str):
+        return [*first, {"role": "user", "content": body.input}]
+    return [*first, *map(_message, body.input)]
+
+
+def _message(item: Item) -> dict[str, Any]:
+    if isinstance(item, CallItem):
+        called = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments_of(item.arguments)}}
+        return {"role": "assistant", "content": "", "tool_calls": [called]}
+    if isinstance(item, CallOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+    return {"role": item.role, "content": _text(item.content)}
+
+
+def _text(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def listed(body: ResponseRequest, response: str) -> list[dict[str, Any]]:
+    """Return the input as items with ids, which depend on the response's id and the item's place only."""
+    items: list[Item] = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else list(body.input)
+    return [_listed(item, f"{response.removeprefix('resp_')}_{at}") for at, item in enumerate(items)]
+
+
+def _listed(item: Item, place: str) -> dict[str, Any]:
+    if isinstance(item, CallItem):
+        said = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        return {"id": f"fc_{place}", "type": "function_call", "status": "completed", **said}
+    if isinstance(item, CallOutputItem):
+        given = {"call_id": item.call_id, "output": _text(item.output)}
+        return {"id": f"fco_{place}", "type": "function_call_output", "status": "completed", **given}
+    texts = [item.content] if isinstance(item.content, str) else [part.text for part in item.content]
+    if item.role == "assistant":
+        content: list[dict[str, Any]] = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
+    else:
+        content = [{"type": "input_text", "text": text} for text in texts]
+    return {"id": f"msg_{place}", "type": "message", "status": "completed", "role": item.role, "content": content}

@@ -1,0 +1,150 @@
+"""The responses that this process generates, and those that it takes over from processes that were lost."""
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from service.call import Call, CallTenant
+from service.catalog import Catalog
+from service.dialects import generation
+from service.dialects.openai.responses.answer import Answer
+from service.dialects.openai.responses.live import Live, failed
+from service.dialects.openai.responses.preparing import beginning, keeping, prepare
+from service.dialects.openai.responses.rows import KIND, LEASE_S, Row
+from service.dialects.openai.responses.schemas import ResponseRequest
+from service.dialects.states.finding import store_of
+from service.dialects.states.keeping import quota_of
+from service.errors import DocumentMoved, NotReady, Overloaded, RateLimited, RuntimeFailed, ServiceError
+from service.runtime.lanes import Lane
+
+log = logging.getLogger("attnserve")
+
+_SWEEP_S = 2.0  # between two looks for responses without an owner
+_EXPIRE_S = 60.0  # between two removals of what has expired
+_AT_ONCE = 64  # responses of one sweep
+_MOST_OWNERS = 5  # a response that so many processes were lost with is given up
+_MOST = 1024  # background responses of this process, of all tenants
+_RETRY_S = 5.0
+
+
+class Running:
+    """The responses that this process generates in the background. Used on the event loop."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.tenant_named: Callable[[str], CallTenant | None] = lambda name: None
+        self._catalog = catalog
+        self._lives: dict[tuple[str, str], Live] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._next_expiry = 0.0
+
+    def check_room(self, tenant: str) -> None:
+        """Raise RateLimited if the tenant, or the process, generates as many responses in the background as it may."""
+        most = self._catalog.settings.max_background
+        own = sum(key[0] == tenant for key in self._lives)
+        if own >= most or len(self._lives) >= _MOST:
+            raise RateLimited(
+                f"{own} background responses are being generated for you here, and the most is {most} (max_background; {_MOST} for all "
+                "tenants together): send the request again when one has ended",
+                retry_after_s=_RETRY_S,
+            )
+
+    def begin(self, live: Live) -> None:
+        """Generate a response. One in the background goes on whatever its client does."""
+        task = live.start()
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if live.background and live.row is not None:
+            key = live.row.tenant, live.row.id
+            self._lives[key] = live
+            task.add_done_callback(lambda _: self._lives.pop(key, None))
+
+    def live(self, tenant: str, response: str) -> Live | None:
+        """Return a background response if this process generates it."""
+        return self._lives.get((tenant, response))
+
+    async def close(self) -> None:
+        """Release the background responses, so that other processes go on with them. Call this before the engines stop."""
+        self._closed = True
+        for live in list(self._lives.values()):
+            live.stop("released")
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LEASE_S)
+
+    # Taking over -------------------------------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Take over responses without an owner, forever."""
+        await self._catalog.warm.wait()
+        while self._catalog.states is not None:
+            try:
+                await self.sweep()
+            except ServiceError as error:
+                log.warning("a sweep for responses without an owner failed", extra={"error": error.code})
+            except Exception:
+                log.exception("a sweep for responses without an owner failed")
+            await asyncio.sleep(_SWEEP_S * random.uniform(0.8, 1.2))
+
+    async def sweep(self) -> None:
+        """Take over the responses that are due now, as many as there is room for. Repeating it changes nothing."""
+        store, now = store_of(self._catalog), time.time()
+        if now >= self._next_expiry:
+            self._next_expiry = now + _EXPIRE_S
+            await store.call(lambda engine: engine.sweep())
+        for document in await store.call(lambda engine: engine.due(KIND, now, _AT_ONCE)):
+            row = Row.of(document)
+            if self._closed or (row.tenant, row.id) in self._lives:  # if it is generated here, its renewal is late
+                continue
+            try:
+                await self._take_over(row)
+            except DocumentMoved:  # another process was faster
+                continue
+
+    async def _take_over(self, row: Row) -> None:
+        if row.work is None or row.owners >= _MOST_OWNERS:
+            why = "the process that generated this response was lost" if row.work is None else f"{row.owners} processes were lost with it"
+            await self._write(failed(row, RuntimeFailed(f"{why}: send the request again")))
+            return
+        try:
+            self.check_room(row.tenant)
+        except RateLimited:
+            return
+        row = await self._write(replace(row, owners=row.owners + 1, due=time.time() + LEASE_S))
+        call = call_of(row, self.tenant_named(row.tenant))
+        body = ResponseRequest.model_validate(row.work["body"] if row.work else {})
+        try:
+            prepared = await prepare(body, await beginning(body, None, self._catalog, call), self._catalog, call, again=True)
+        except (NotReady, Overloaded):  # it is due again when the lease has ended
+            return
+        except ServiceError as error:
+            await self._write(failed(row, error))
+            return
+        answer = Answer({**row.response, "output": []}, row.said(), row.call)
+        if not self._closed:
+            prepared = keeping(prepared, row.id, row.state)
+            self.begin(Live(self._catalog, prepared, answer, call, row=row, streamed=False, said=row.said()))
+
+    async def _write(self, row: Row) -> Row:
+        document, quota = row.document(), quota_of(self._catalog.settings)
+        return replace(row, version=await store_of(self._catalog).call(lambda engine: engine.write(document, row.version, quota)))
+
+
+def call_of(row: Row, tenant: CallTenant | None) -> Call:
+    """Return the call of a response whose client is not waiting for it."""
+    work = row.work or {}
+    lane = Lane.BULK if work.get("lane") is None else Lane[work["lane"]]
+    client = work.get("client", "")
+    call = Call(generation.new_id("background_"), time.monotonic(), math.inf, lane, client=client, host=client, tenant=tenant)
+    call.bulk = lane == Lane.BULK
+    return call
+
+
+def running_of(catalog: Catalog) -> Running:
+    """Return the responses that the catalog's process generates."""
+    found = catalog.companions.setdefault(Running, Running(catalog))
+    assert isinstance(found, Running)
+    return found

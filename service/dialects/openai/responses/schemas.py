@@ -1,0 +1,247 @@
+"""The bodies and answers of `/v1/responses`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
+
+from service.dialects import accepted
+from service.dialects.generation_schemas import EMPTY_IS_ABSENT, MAX_TOKENS, ChatLogprob, Ignored, KeptState, SamplingFields, TextFormat
+from service.dialects.openai.tool_calls import Function, FunctionName, FunctionType
+from service.dialects.states.options import Metadata, StateFields
+from service.http.fields import Fields
+from service.http.routing import Many
+
+LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class InputPart(Fields):
+    """A part of a message. A part of an answer can be sent back unchanged."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] = Field([], max_length=0)
+    logprobs: list[Any] = Field([], description="Accepted and ignored.")
+
+
+class InputItem(Fields):
+    """A message. A message of an answer can be sent back unchanged."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Many[InputPart]
+    id: Ignored = None
+    status: Ignored = None
+    phase: Ignored = None
+
+
+class CallItem(Fields):
+    """A tool call of an earlier answer, sent back by the client."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(max_length=256)
+    arguments: str
+    id: Ignored = None
+    status: Ignored = None
+
+
+class CallOutputItem(Fields):
+    """The output of a tool, sent by the client."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=256)
+    output: str | Many[InputPart]
+    id: Ignored = None
+    status: Ignored = None
+
+
+def _kind(item: Any) -> str:
+    """Return Pydantic's union tag of an item. Tags contain a hyphen, so that error messages can leave them out of field names."""
+    type_ = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return {"function_call": "a-call", "function_call_output": "an-output"}.get(type_ if isinstance(type_, str) else "", "a-message")
+
+
+Item = Annotated[
+    Annotated[InputItem, Tag("a-message")] | Annotated[CallItem, Tag("a-call")] | Annotated[CallOutputItem, Tag("an-output")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(Function, FunctionType): ...
+
+
+class NamedFunction(FunctionName, FunctionType): ...
+
+
+class AllowedFunctions(Fields):
+    """The tools that may be called. With mode `auto` they are only shown to the model; with `required` it must call one of them."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction] = Field(min_length=1, max_length=128)
+
+
+class TextConfig(Fields):
+    format: Annotated[TextFormat | None, EMPTY_IS_ABSENT] = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Accepted and ignored.")
+
+
+class ResponseStreamOptions(Fields):
+    include_obfuscation: Literal[False] = Field(False, description="Nothing is padded here.")
+
+
+class ResponseRequest(SamplingFields, StateFields):
+    others = accepted.RESPONSES
+
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
+    input: str | Annotated[Many[Item], Field(min_length=1, max_length=4096)]
+    instructions: str | None = Field(None, description="A system message before the input.")
+    max_output_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The service's `default_max_tokens` without it.")
+    text: TextConfig | None = None
+    include: list[Include] = Field([], max_length=16, description="What belongs to tools, pictures or reasoning adds nothing here.")
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Likeliest tokens beside each token; needs `include`.")
+    metadata: Metadata = Field({})
+    stream: StrictBool = False
+    stream_options: ResponseStreamOptions | None = None
+    store: StrictBool = Field(True, description="Keep the response, and the state after its last token.")
+    previous_response_id: str | None = Field(
+        None, max_length=256, description="The response that `input` continues. What it has seen is not computed again."
+    )
+    background: StrictBool = Field(False, description="Answer at once, and generate on without the client. Needs `store`.")
+    truncation: Literal["disabled", "auto"] = Field("disabled", description="Nothing is cut, with auto neither.")
+    tools: list[FunctionTool] = Field([], max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions = Field(
+        "auto",
+        description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called; "
+        "allowed_tools is auto or required for some of them.",
+    )
+    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
+    user: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatLogprob]
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class OutputCall(BaseModel):
+    id: str
+    type: Literal["function_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputTokensDetails(BaseModel):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(BaseModel):
+    code: str
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: ResponseStatus
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    text: dict[str, Any]
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions
+    tools: list[FunctionTool]
+    truncation: Literal["disabled"]
+    background: bool
+    usage: ResponseUsage | None
+    state: KeptState | None = Field(None, description="The state after the last token, if it was kept. Only when the response has ended.")
+
+
+class InputItemContent(BaseModel):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = Field(None, description="Only of output_text.")
+
+
+class ListedItem(BaseModel):
+    """An item of the input. It has the fields of its type."""
+
+    id: str
+    type: Literal["message", "function_call", "function_call_output"]
+    status: Literal["completed"]
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: list[InputItemContent] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | None = None
+
+
+class InputItemList(BaseModel):
+    object: Literal["list"]
+    data: list[ListedItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ResponseDeleted(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: StrictBool

@@ -1,0 +1,70 @@
+"""OpenAI's own client, unmodified: chains, background responses, and streams that break."""
+
+import time
+
+import openai
+import pytest
+
+from tests.service.fakes import PATIENCE_S
+from tests.service.generation_fakes import SAID, FakeGenerator
+
+
+def test_a_chain_of_responses(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    first = official.responses.create(model="wordy", input="Hi")
+    second = official.responses.create(model="wordy", input="More", previous_response_id=first.id)
+    assert (second.output_text, second.previous_response_id) == (SAID, first.id)
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens == first.usage.total_tokens
+    assert served[1].decode(served[1].engine.requests[-1].prompt) == "\n<user>More\n<assistant>"
+    (item,) = official.responses.input_items.list(second.id).data
+    assert (item.type, item.content[0].text) == ("message", "More")  # type: ignore[union-attr,index]
+    official.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        official.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError, match="Previous response with id"):
+        official.responses.create(model="wordy", input="More", previous_response_id=first.id)
+    assert official.responses.retrieve(second.id) == second
+
+
+def test_a_background_response_is_polled_and_cancelled(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    served[1].engine.hold(4)
+    made = official.responses.create(model="wordy", input="Hi", background=True)
+    other = official.responses.create(model="wordy", input="Hi", background=True)
+    assert made.status == "queued"
+    assert official.responses.cancel(other.id).status == "cancelled"
+    assert official.responses.cancel(other.id).status == "cancelled"
+    served[1].engine.release()
+    deadline = time.monotonic() + PATIENCE_S
+    while (made := official.responses.retrieve(made.id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < deadline
+    assert (made.status, made.output_text) == ("completed", SAID)
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+        official.responses.cancel(official.responses.create(model="wordy", input="Hi").id)
+
+
+def test_a_broken_stream_goes_on_after_its_last_event(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    served[1].engine.hold(6)
+    text, last, id_ = "", -1, ""
+    with official.responses.create(model="wordy", input="Hi", background=True, stream=True) as stream:
+        for event in stream:
+            last = event.sequence_number
+            if event.type == "response.created":
+                id_ = event.response.id
+            if event.type == "response.output_text.delta":
+                text += event.delta
+                if len(text) >= 3:
+                    break
+    served[1].engine.release()
+    for event in official.responses.retrieve(id_, stream=True, starting_after=last):
+        assert event.sequence_number > last
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert event.type == "response.completed"
+    assert text == SAID == event.response.output_text
+
+
+def test_the_same_key_makes_one_response(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    made = [official.responses.create(model="wordy", input="Hi", extra_headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert made[0] == made[1]
+    assert len(served[1].engine.requests) == 1

@@ -1,0 +1,241 @@
+"""Bugs that other servers have shipped, and two of our own, each planted by replacing one function. The checks must find them all.
+
+`MUTANTS` maps a name to a context manager that plants the bug.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from service.errors import ServiceError
+from service.generation.engine import GeneratorEngine
+from service.generation.reopening import Reopening
+from service.generation.saved.keeper import StateKeeper
+from service.generation.sequence import Sequence
+from service.generation.session import HostStates
+from service.generation.slots import Row, Slots
+from service.states import blob
+from service.states.record import Document
+from service.states.store import GroupingEngine, Store
+from service.streams.lease import Lease
+from tests.simulation.gateways import simulate_gateways
+from tests.simulation.plain import embedded
+from tests.simulation.world import Result, simulate
+
+Planted = AbstractContextManager[Any]
+
+
+def stale_slot() -> Planted:
+    """A row that had another owner before keeps that owner's state."""
+
+    def add(self: Slots[Any], owner: Any, states: Any = None, position: int = 0) -> int:
+        row, used = len(self.owners), self.__dict__.setdefault("used", set())
+        if row not in used:
+            _put(self, row, states)
+        used.add(row)
+        self.positions[row] = position
+        self.owners.append(owner)
+        return row
+
+    return mock.patch.object(Slots, "add", add)
+
+
+def slot_by_id() -> Planted:
+    """The state is copied to the row that the run's number gives, whether it is free or not."""
+
+    def add(self: Slots[Any], owner: Any, states: Any = None, position: int = 0) -> int:
+        row = len(self.owners)
+        _put(self, owner.order % self.size, states)
+        self.positions[row] = position
+        self.owners.append(owner)
+        return row
+
+    return mock.patch.object(Slots, "add", add)
+
+
+def leak_on_cancel() -> Planted:
+    """A run that is cancelled keeps its slot."""
+    forget = GeneratorEngine._forget
+
+    def mutant(self: GeneratorEngine, sequence: Sequence) -> None:
+        if not sequence.run.cancelled:
+            forget(self, sequence)
+
+    return mock.patch.object(GeneratorEngine, "_forget", mutant)
+
+
+def resume_before_the_last_token() -> Planted:
+    """A run that goes on elsewhere does not feed the last token that its reader has."""
+    replay = Sequence.replay
+
+    def mutant(self: Sequence, completion: tuple[int, ...]) -> None:
+        replay(self, completion)
+        self.tokens = self.tokens[: len(self.tokens) - bool(completion)]
+
+    return mock.patch.object(Sequence, "replay", mutant)
+
+
+def discarded_step() -> Planted:
+    """A run that gives back its slot has been fed the token that it was about to draw."""
+    hold = GeneratorEngine._hold
+
+    def mutant(self: GeneratorEngine, sequence: Sequence) -> None:
+        hold(self, sequence)
+        assert sequence.state is not None
+        assert sequence.state.logits is not None
+        S, n = sequence.state.tensors
+        advanced = np.float32(0.75) * S + embedded(int(sequence.state.logits.argmax()))
+        sequence.state = replace(sequence.state, tensors=(advanced, n))
+
+    return mock.patch.object(GeneratorEngine, "_hold", mutant)
+
+
+def wrong_row() -> Planted:
+    """A row that is moved into a gap arrives beside it."""
+    copy = HostStates.copy
+
+    def mutant(self: HostStates, row: int, source: HostStates, of: int) -> None:
+        beside = row ^ 1 if source is self and row ^ 1 < len(self.arrays[0]) else row
+        copy(self, beside, source, of)
+
+    return mock.patch.object(HostStates, "copy", mutant)
+
+
+def elements_for_bytes_in_blobs() -> Planted:
+    """The offset of a tensor in a blob is taken in elements."""
+    read_header = blob.read_header
+
+    def mutant(first_bytes: bytes | memoryview) -> blob.Header:
+        header = read_header(first_bytes)
+        moved = {}
+        for name, entry in header.entries.items():
+            begin = entry.begin // entry.dtype.itemsize
+            moved[name] = entry._replace(begin=begin, end=begin + entry.end - entry.begin)
+        return replace(header, entries=moved)
+
+    return mock.patch.object(blob, "read_header", mutant)
+
+
+def elements_for_bytes_in_ids() -> Planted:
+    """The tokens of a turn are cut at their number in bytes."""
+    keep = StateKeeper.keep
+
+    def mutant(self: StateKeeper, wanted: Any, state: Any, origin: Any, fed: Any, stored: Any) -> None:
+        class Cut(tuple[int, ...]):
+            """The tokens, of which an array has so many bytes as these are."""
+
+            def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+                values = np.array(tuple(self), dtype)
+                return values[: values.nbytes // values.itemsize**2] if dtype == np.dtype("<i4") else values
+
+        keep(self, wanted, state, origin, Cut(fed), stored)
+
+    return mock.patch.object(StateKeeper, "keep", mutant)
+
+
+def grammar_restarted() -> Planted:
+    """A run that goes on elsewhere begins its grammar again."""
+    replay = Sequence.replay
+
+    def mutant(self: Sequence, completion: tuple[int, ...]) -> None:
+        matcher, self.matcher = self.matcher, None
+        replay(self, completion)
+        self.matcher = matcher
+
+    return mock.patch.object(Sequence, "replay", mutant)
+
+
+def acknowledged_before_commit() -> Planted:
+    """A write is acknowledged when it is made, and the transaction is committed later."""
+
+    def mutant(self: Store, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
+        try:
+            with self._engine.group():
+                for call, future in group:
+                    try:
+                        future.set_result(call(self._engine))
+                    except ServiceError as error:
+                        future.set_exception(error)
+        except ServiceError:
+            pass
+
+    return mock.patch.object(Store, "_carry_out", mutant)
+
+
+def zombie_accepted() -> Planted:
+    """A gateway that wakes after its lease writes its run's document, whoever has the run now."""
+
+    def mutant(self: Lease, engine: GroupingEngine, run: Document) -> None:
+        engine.write(run, None, self._leases.quota)
+
+    return mock.patch.object(Lease, "write", mutant)
+
+
+def zombie_by_version() -> Planted:
+    """A lease goes by the document's version alone, which an undone write has made one too high."""
+
+    def mutant(self: Lease, engine: GroupingEngine, run: Document) -> None:
+        self._version = engine.write(run, self._version, self._leases.quota)
+
+    return mock.patch.object(Lease, "write", mutant)
+
+
+def doubled_tokens() -> Planted:
+    """Tokens of a run's successor that its reader has already are sent again."""
+
+    def mutant(self: Reopening, request: Any, run: Any, progress: Any) -> Any:
+        known = request.known + tuple(progress.token_ids[:-1])
+        return replace(request, known=known, numerics=run.numerics, prompt_logprobs=None)
+
+    return mock.patch.object(Reopening, "_going_on", mutant)
+
+
+def failed_run_kept() -> Planted:
+    """The state of a run that has failed is kept, as if its turn were complete."""
+    fail = GeneratorEngine._fail
+
+    def mutant(self: GeneratorEngine, jobs: Any, error: ServiceError) -> None:
+        jobs = list(jobs)
+        for job in jobs:
+            if job.request.keep is not None and job in self._running.sequences:
+                tensors, logits = self._running.copy(job)
+                state = self._state(job, tensors, logits)
+                fed = (job.request.prompt + tuple(job.completion))[: job.position - job.start]
+                self._states.keep(job.request.keep, state, job.origin, fed, lambda failure: None)
+        fail(self, jobs, error)
+
+    return mock.patch.object(GeneratorEngine, "_fail", mutant)
+
+
+MUTANTS: dict[str, Callable[[], Planted]] = {
+    "a slot is used again with its former owner's state": stale_slot,
+    "a slot is chosen by id % capacity": slot_by_id,
+    "a slot leaks on cancel": leak_on_cancel,
+    "a run is resumed from before its last token": resume_before_the_last_token,
+    "a discarded step advances the state": discarded_step,
+    "a copy lands in the wrong row": wrong_row,
+    "offsets of a blob in elements": elements_for_bytes_in_blobs,
+    "ids of a turn cut at elements": elements_for_bytes_in_ids,
+    "a grammar is restarted on resume": grammar_restarted,
+    "a write is acknowledged before its commit": acknowledged_before_commit,
+    "a zombie's write is accepted": zombie_accepted,
+    "a zombie's version fits by chance": zombie_by_version,
+    "tokens are sent twice": doubled_tokens,
+    "the state of a failed run is offered as a parent": failed_run_kept,
+}
+
+# Which schedules show a bug: the leases of gateways have their own.
+SCHEDULES: dict[str, Callable[[int], Result]] = dict.fromkeys(MUTANTS, simulate)
+SCHEDULES |= dict.fromkeys(("a zombie's write is accepted", "a zombie's version fits by chance"), simulate_gateways)
+
+
+def _put(slots: Slots[Any], row: int, states: Any) -> None:
+    if isinstance(states, Row):
+        slots._front.copy(row, states.slots._front, states.at)
+    else:
+        slots._front.put(row, states)
