@@ -75,6 +75,9 @@ def read(
         reading.error = _attempt(port, body, reading, seen)
         if reading.error is None or not (resumes and reading.lost_connection):
             return reading
+        if reading.times and not reading.last_event_id:  # the service could not store the run in time, and gave its events no ids
+            reading.error += ", and its events have no ids to continue it by"
+            return reading
         if time.time() - max([*reading.times[-1:], reading.began]) > _RESUMED_FOR_S:
             return reading
         reading.connections += 1

@@ -122,6 +122,14 @@ def test_without_resuming_a_stream_without_its_end_has_failed() -> None:
         assert read(port, {}).error == "the stream ended without [DONE]"
 
 
+def test_a_stream_whose_events_have_no_ids_is_not_begun_again() -> None:
+    with serving(stream(event("a", 1).partition(b"\n")[2])) as (port, asked):
+        got = read(port, {}, resumes=True)
+    assert (got.choices[0].text, len(asked)) == ("a", 1)
+    assert got.error
+    assert got.error.endswith("its events have no ids to continue it by")
+
+
 def test_an_error_event_is_final() -> None:
     with serving(stream(event("a", 1), b'data: {"error": {"code": "diverged"}}\n\n')) as (port, asked):
         got = read(port, {}, resumes=True)

@@ -173,23 +173,16 @@ def streams_of_both(client: openai.OpenAI) -> list[openai.Stream[Any]]:
     return streams
 
 
-def expect_some_ended(errors: list[str | None], words: str) -> None:
-    """Of the streams of one generator, which have an error with these words."""
-    told = [error for error in errors if error is not None]
-    assert 0 < len(told) < len(errors)
-    assert all(words in error for error in told), told
-    assert errors[::2] == errors[1::2], "decoder and encoder-decoder of a session are in one replica"
-
-
-def test_a_generator_killed_ends_its_streams_with_an_error_and_no_others(split: LiveService, client: openai.OpenAI) -> None:
-    """Each session is in one of the two, with all its streams; those of the dead one are told, the other takes what comes next."""
+def test_a_generator_killed_costs_no_stream(split: LiveService, client: openai.OpenAI) -> None:
+    """Each session is in one of the two, with all its streams; those of the dead one go on in the other, which takes what comes next."""
     streams = streams_of_both(client)
     replicas(split, "generator")[0].kill()
     for endless in ENDLESS:
         again = client.completions.create(**endless, prompt="a", max_tokens=3)
         assert again.choices[0].finish_reason == "length"
-    expect_some_ended([error_of(stream) for stream in streams], "gone")
+    assert [error_of(stream) for stream in streams] == [None] * len(streams)
     until_there_are(split, "generator", 2)
+    assert split.output.count('"message": "runs opened again"') > 0
 
 
 @contextlib.contextmanager
@@ -226,8 +219,8 @@ VECTORS = ("/v1/embeddings", {"model": "tiny-encoder", "input": ["three red bird
 
 
 def test_a_replica_that_hangs_costs_no_request_of_its_pool(split: LiveService, client: openai.OpenAI) -> None:
-    """One of two encoders and one of two generators are stopped (SIGSTOP) under load. What they had is asked of the others, except
-    streams, which end with an error; both are replaced."""
+    """One of two encoders and one of two generators are stopped (SIGSTOP) under load. What they had is asked of the others, and streams go
+    on there; both are replaced."""
     streams = streams_of_both(client)
     stopped = [replicas(split, pool)[0] for pool in ("encoder", "generator")]
     replaced = threading.Event()
@@ -240,9 +233,7 @@ def test_a_replica_that_hangs_costs_no_request_of_its_pool(split: LiveService, c
         until_there_are(split, "encoder", 2)
         until_there_are(split, "generator", 2)
         replaced.set()
-    told = {error.result() for error in errors} - {None}  # the sessions may all have been of the one that was stopped
-    assert told, "no stream was of the stopped generator"
-    assert all("silent" in error or "gone" in error for error in told), told
+    assert {error.result() for error in errors} == {None}
     assert {status for status, *_ in outcomes} == {200}, Counter(status for status, *_ in outcomes)
     assert max(seconds for _, seconds, _ in outcomes) < LONGEST_S
 
