@@ -94,17 +94,20 @@ class Lease:
     async def holds(self) -> bool:
         """Return whether this stream may still send. Asks the store only if the lease was not renewed in time.
 
-        A store that fails or hangs takes nothing away: nobody can take the run over in it either.
+        A store that fails or hangs takes nothing away: nobody can take the run over in it either. If this process was paused while it
+        waited for the store, it asks again.
         """
         leases = self._leases
-        if leases.clock() >= self._valid_until and not (self.lost or self._closed):
+        while leases.clock() >= self._valid_until and not (self.lost or self._closed):
+            asked = leases.clock()
             self.renew()
             assert self._latest is not None
             writing = asyncio.wrap_future(self._latest)
             writing.add_done_callback(lambda done: done.exception())  # `_done` notes it
             with suppress(ServiceError, TimeoutError):
                 await asyncio.wait_for(asyncio.shield(writing), _PATIENCE_S)
-            self._valid_until = max(self._valid_until, leases.clock() + leases.lease_s / _RENEWALS)  # when to ask again
+            if (now := leases.clock()) - asked < leases.lease_s:
+                self._valid_until = max(self._valid_until, now + leases.lease_s / _RENEWALS)  # when to ask again
         return not self.lost
 
     def close(self, status: Status) -> None:

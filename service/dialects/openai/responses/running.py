@@ -24,7 +24,6 @@ from service.runtime.lanes import Lane
 log = logging.getLogger("attnserve")
 
 _SWEEP_S = 2.0  # between two looks for responses without an owner
-_EXPIRE_S = 60.0  # between two removals of what has expired
 _AT_ONCE = 64  # responses of one sweep
 _MOST_OWNERS = 5  # a response that so many processes were lost with is given up
 _MOST = 1024  # background responses of this process, of all tenants
@@ -40,7 +39,6 @@ class Running:
         self._lives: dict[tuple[str, str], Live] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._next_expiry = 0.0
 
     def check_room(self, tenant: str) -> None:
         """Raise RateLimited if the tenant, or the process, generates as many responses in the background as it may."""
@@ -92,9 +90,6 @@ class Running:
     async def sweep(self) -> None:
         """Take over the responses that are due now, as many as there is room for. Repeating it changes nothing."""
         store, now = store_of(self._catalog), time.time()
-        if now >= self._next_expiry:
-            self._next_expiry = now + _EXPIRE_S
-            await store.call(lambda engine: engine.sweep())
         for document in await store.call(lambda engine: engine.due(KIND, now, _AT_ONCE)):
             row = Row.of(document)
             if self._closed or (row.tenant, row.id) in self._lives:  # if it is generated here, its renewal is late
