@@ -73,7 +73,7 @@ class DecoderExporter(Exporter):
                 raise ExportError(
                     f"{source.folder}: a prompt and its pixels need {needed} positions, and the model has n_positions={self.n_positions}"
                 )
-        self.tokenizer, self.examples, self.text  # noqa: B018  raise for too few positions, and for a text that cannot be read
+        self.tokenizer, self.examples, self.text  # noqa: B018  computed now, so that an unreadable text raises before the export starts
 
     @cached_property
     def text(self) -> HeldOutText:

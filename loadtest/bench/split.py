@@ -1,4 +1,6 @@
-"""`attnserve bench-split`: compares profile split with profile single on the same cores, in turns; see loadtest/README.md."""
+"""The command `attnserve bench-split`. It measures the speed of the deployment profiles `single` (one process) and `split` (a gateway with
+pools of replicas) in turns, on the same cores. See loadtest/README.md.
+"""
 
 import json
 from dataclasses import replace

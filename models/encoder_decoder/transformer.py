@@ -83,7 +83,8 @@ class CrossAttentionBlock(nn.Module):
         self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=False, bias=True)
 
     def forward(self, y: Tensor, rotation: Rotation, h: Tensor, mask: Tensor) -> Tensor:
-        """Run the block on all outputs: y (B, T, D), rotations of T positions, h (B, N, D), mask (B, N) -> (B, T, D)."""
+        """Run the block on all T target positions at once. y (B, T, D): the target's hidden states; `rotation`: the rotary embedding of the
+        T positions; h (B, N, D): the encoder's output; mask (B, N): True at source tokens. Returns (B, T, D)."""
         y = self._joined(self.own_norm, y, self.own(self._seen(self.own_norm, y), rotation=rotation)[0])
         y = self._joined(self.cross_norm, y, self.cross(self._seen(self.cross_norm, y), h, mask))
         return self._fed_forward(y)
@@ -98,7 +99,7 @@ class CrossAttentionBlock(nn.Module):
         source: tuple[Tensor, Tensor],
         mask: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
-        """Run the block on one output y (B, 1, D). Returns (B, 1, D), the keys and values with the new entry at `place`, and the
+        """Run the block on one target position y (B, 1, D). Returns (B, 1, D), the keys and values with the new entry at `place`, and the
         attention weights on the source (B, N).
         """
         own, cross, x = self.own, self.cross, self._seen(self.own_norm, y)

@@ -69,10 +69,11 @@ class AnswerStart:
         return () if self.continued is None else self.continued.wanted.places
 
     def of_stream(self, asked: Sequence[GenerationRequest], model: Generator) -> list[GenerationRequest]:
-        """Return the requests of a stream. If it is continued, they have the tokens that need not be drawn again. A state that is kept
-        after the last token is the same one, however often that token is drawn again.
+        """Return the requests `asked`, adapted to a stream that can be continued.
 
-        Raises Diverged if the model has changed, and the client cannot prove what it has.
+        In a continued stream, `known` of each request has the tokens that were drawn before. The last token may be drawn again, so a state
+        that is kept after it has an id derived from the stream's id: it is stored once. Raises Diverged if the model or the arithmetic has
+        changed since the stream began, and the client sent no hash of the tokens that it has.
         """
         asked = [
             request if request.keep is None else replace(request, keep=self._once(request.keep, at)) for at, request in enumerate(asked)

@@ -203,7 +203,8 @@ class _LaneQueue:
         yield from self._lengths[max(at - 1, 0) : at + 1]
 
     def ahead(self, client: str, tokens: int) -> int:
-        """Return the queued tokens taken before the next `tokens` of a client: all its own, and of each other client at most as many."""
+        """Return how many queued tokens are processed before `tokens` new tokens of `client`: all tokens that the client has queued, and
+        from each other client at most that number plus `tokens`. Inputs without a client count in full."""
         own = self.by_client.get(client, 0)
         return own + sum(min(queued, own + tokens) if other else queued for other, queued in self.by_client.items() if other != client)
 

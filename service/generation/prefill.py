@@ -182,7 +182,8 @@ class Prefill:
         return max(LEAST_PIECE, min(_MOST_PIECE, int(tokens)))
 
     def next(self, budget: int) -> tuple[list[Prompt], int]:
-        """Return the prompts of the next call and the tokens to feed of each: a piece of one prompt, or several prompts to the end."""
+        """Choose the prompts for the next call of the model: one long prompt, of which a piece is fed, or short prompts that are fed to
+        their ends. Returns them and the largest number of tokens to feed from any of them."""
         self._turn += 1
         by_age = self._turn % 2
         first = min(self._prompts, key=lambda prompt: (self._fed[prompt.client], prompt.order) if by_age else (prompt.left, 0))

@@ -1,7 +1,7 @@
 """The route `/v1/stream/{run}`, which continues a stream by the id of its run.
 
-The same request sent again with the header `Last-Event-ID` does the same. Here the request's body is not needed, and the first event has
-an id and no data, as browsers expect. Source of `from`: llama.cpp's resumable streams.
+A client can also continue a stream by sending its original request again with the header `Last-Event-ID`. This route needs no body, and
+its first event has an id and no data, as browsers expect. The parameter `from` is that of llama.cpp's resumable streams.
 """
 
 from typing import Annotated, Any

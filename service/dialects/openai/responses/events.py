@@ -55,7 +55,7 @@ class Events(sse.Script[Answer]):
     def pieces(self, pieces: Sequence[Answer]) -> bytes:
         self._answer = pieces[-1]
         said, before = self._answer.said, self._sent
-        if said.count <= before:  # tokens are missing that were sent before: they are computed again
+        if said.count <= before:  # the run was restarted, and computes tokens again that the client already has
             return b""
         self._sent = said.count
         text = said.text[said.end(before) : said.end(self._sent)]
