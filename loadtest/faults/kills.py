@@ -133,7 +133,7 @@ class Clients:
             thread.join()
 
     def good_since(self, began: float) -> float | None:
-        """Return when the first good answer after the last failed one arrived. Only requests sent since `began` count, and only status 200 is
+        """Return when the first good answer after the last failed one arrived. Only requests sent since `began` count; only status 200 is
         good. Return None until every kind of request has `_QUIET` good answers since then."""
         answers = sorted((answer for answer in self.answers if answer.began >= began), key=lambda answer: answer.began)
         bad = max((answer.ended for answer in answers if answer.status != "200"), default=began)

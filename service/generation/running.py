@@ -16,8 +16,11 @@ from service.generation.slots import Row, Slots
 
 
 class Running:
-    """The batch of sequences that are being generated, one row for each. A decoding step consists of three calls: `draw` samples a token for
-    every row, `remove` takes out each finished sequence, and `step` feeds the tokens to the model to get the next logits."""
+    """The batch of sequences that are being generated, one row for each.
+
+    A decoding step is three calls: `draw` samples a token for every row, `remove` takes out each finished sequence, and `step` feeds the
+    tokens to the model to get the next logits.
+    """
 
     def __init__(self, session: StepSession[Any], size: int) -> None:
         self.sequences: list[Sequence] = []  # by row
