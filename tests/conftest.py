@@ -23,7 +23,7 @@ def pytest_configure() -> None:
     start."""
     Settings.model_fields["states"].default = "memory"
     Settings.model_rebuild(force=True)
-    os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="attnserve-states-"))
+    os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="states-of-tests-"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ FOREIGN = {
     *("vllm/v1/metrics/loggers.py", "ray_serve_deployment_request_counter_total", "_total"),
 }
 SYSTEM = ("/tmp", "/dev", "/var", "/opt", "/mnt", "/models")  # of the machine or the image
+GROUPS = ("states", "demo")  # commands of `attnserve` that have commands of their own
 PROGRAMS = ("attnserve", "make", "python", "pytest")
 
 
@@ -72,7 +73,8 @@ def missing_of_command(text: str) -> str | None:
             if wrong := [each for each in asked if re.fullmatch(r"[\w./-]+", each) and not names.has_target(each)]:
                 return f"make {wrong[0]}"
         elif program == "attnserve" and begins(parts, start) and start + 1 < len(parts) and re.fullmatch(r"[a-z-]+", parts[start + 1]):
-            return wrong_flag(("service.cli", parts[start + 1]), until_end(parts[start + 2 :]))
+            named = 2 + (parts[start + 1] in GROUPS)  # such as `attnserve states check`
+            return wrong_flag(("service.cli", *parts[start + 1 : start + named]), until_end(parts[start + named :]))
         elif part == "-m" and parts[start - 1].endswith(("python", "python3")) and parts[start + 1].split(".")[0] in names.PACKAGES:
             module = parts[start + 1]
             if not names.has_module(module):

@@ -152,7 +152,7 @@ def test_a_service_with_a_key(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--host", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models does not answer"),
-        (["--host", "127.0.0.1:8000"], "the host is '127.0.0.1:8000'"),
+        (["--host", "127.0.0.1:8000"], "the host '127.0.0.1:8000' must have the form"),
         (["--host", "URL", "Chat"], "no user is left to spawn"),
         (["--host", "URL", "--model", "no-such"], "none of no-such"),
         (["--host", "URL", "--max-tokens", "0"], "--max-tokens is 0"),

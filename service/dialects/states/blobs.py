@@ -37,7 +37,7 @@ from service.states.blob import read_header, unpack
 from service.states.record import StateRecord
 from service.states.store import GroupingEngine
 
-SAFETENSORS = "application/vnd.safetensors"
+SAFETENSORS = "application/octet-stream"  # the media type that generated clients can read
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {

@@ -60,5 +60,5 @@ def test_a_text_beside_a_longer_one_gets_what_it_gets_alone(tmp_path: Path) -> N
 
 def test_its_attention_is_not_replaced(tmp_path: Path) -> None:
     folder = tiny.save(tiny.build("NystromformerModel", SETTINGS), tmp_path)
-    with pytest.raises(CheckpointError, match="attention='linear' cannot replace nystromformer"):
+    with pytest.raises(CheckpointError, match="attention='linear' cannot replace the checkpoint's nystromformer"):
         load_checkpoint(folder, attention="linear")

@@ -26,7 +26,7 @@ def test_what_was_written_is_read(kind: str, tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"architectures": ["BertModel"]}, "'BertModel' is not supported"),
-        ({"attnserve_encoder_decoder": {"vocab_size": 3}}, "has no 'begin_token_id'"),
+        ({"attnserve_encoder_decoder": {"vocab_size": 3}}, "lacks the field 'begin_token_id'"),
         ({"attnserve_encoder_decoder": {"depth": 3}}, "has 'depth', which is not one of"),
     ],
 )

@@ -149,7 +149,7 @@ def test_a_folder_is_an_encoder_with_pooling(architecture: str, tmp_path: Path) 
     assert output.embedding.shape == (2, 2 * TINY["hidden_size"])
     assert (output.pooled[1] - mean).abs().max() <= EXACT
     assert (output.embedding[1] - mean / mean.norm()).abs().max() <= EXACT
-    with pytest.raises(CheckpointError, match="attention='linear' cannot replace lsh"):
+    with pytest.raises(CheckpointError, match="attention='linear' cannot replace the checkpoint's lsh"):
         load_checkpoint(folder, attention="linear")
 
 

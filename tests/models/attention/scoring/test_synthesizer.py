@@ -251,7 +251,7 @@ def test_a_full_causal_synthesizer_takes_padding_and_no_token() -> None:
     _, state = layer(x)
     _, after = layer(x, torch.zeros(2, N_MAX, dtype=torch.bool), state)
     assert all(torch.equal(after[name], state[name]) for name in state)
-    with pytest.raises(ValueError, match="21 tokens, but the Synthesizer has scores for n_positions=20; begin anew"):
+    with pytest.raises(ValueError, match="21 tokens, but the Synthesizer has scores for n_positions=20; use a shorter text"):
         layer(x[:, :1], None, state)
 
 
@@ -263,5 +263,5 @@ def test_what_does_not_fit_is_refused_with_the_values() -> None:
     for kinds in ((), ("vanilla",), ("dense", "dense"), "dense"):
         with pytest.raises(ValueError, match=r"must be a list of some of dense, random, .*, each at most once"):
             make(kinds=kinds)
-    with pytest.raises(ValueError, match="no form for a rotation"):
+    with pytest.raises(ValueError, match="a Synthesizer supports no rotation"):
         make()(normal(1, 5, D), rotation=Rotation(torch.ones(5, 2), torch.zeros(5, 2)))

@@ -16,7 +16,7 @@ from tests.service.fakes import client
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
 pytestmark = pytest.mark.asyncio
-FORM = "application/vnd.safetensors"
+FORM = "application/octet-stream"
 
 
 def blob_of(model: FakeGenerator, **fields: Any) -> bytes:
