@@ -26,7 +26,7 @@ from service.states.store import Store
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
-from tests.service.generation.test_engine import all_of, ask, tokens_of
+from tests.service.generation.test_engine import all_of, ask, begun, tokens_of
 
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.3)
 ROOM = Quota(states=100, size=2**24)
@@ -317,20 +317,21 @@ async def test_a_lost_run_goes_on_from_its_newest_checkpoint(steps: FakeSteps, t
     monkeypatch.setattr(sequence, "CHECKPOINT_TOKENS", 10)
     prompt = tuple(range(1, 41))
     asked = ask(*prompt, sampling=RANDOM, max_tokens=100, ignore_eos=True, tenant="t", checkpoint=new_state_id())
-    async with keeping(FakeSteps(), tokenizer) as kept:
+    here = FakeSteps()
+    async with keeping(here, tokenizer) as kept:
         whole = await tokens_of(kept.engine.submit(replace(asked, checkpoint="")))
+        calls = len(here.calls)
+        here.hold()
         run = kept.engine.submit(asked)
-        made: list[int] = []
-        async for delta in run:
-            made += delta.token_ids
-            if len(made) > 35:
-                break
+        here.release(31)  # the prompt, and 30 steps: checkpoints at positions 40, 50, 60 and 70
+        await begun(here, calls + 32)
         run.cancel()
+        here.open()
         (document,) = await kept.store.call(lambda engine: engine.documents("t", "checkpoint", None, 9))
         async with keeping(steps, tokenizer, kept.store) as there:
             (run,) = await there.engine.open([replace(asked, known=tuple(whole[:36]))])
             assert await tokens_of(run) == whole[36:]
-            assert 36 + 40 - fed(steps) + 100 - 36 - 1 >= 60, "most of the tokens were not fed again"
+            assert fed(steps) == 40 + 99 - 70, "the tokens before the checkpoint were not fed again"
             assert not await there.store.call(lambda engine: engine.documents("t", "checkpoint", None, 9)), "the run has ended"
         other = FakeSteps()
         async with keeping(other, tokenizer, kept.store) as there:

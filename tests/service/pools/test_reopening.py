@@ -95,7 +95,7 @@ async def test_runs_that_lose_their_generator_again_and_again_are_the_undisturbe
     async with gateway(decoder_bundle) as (catalog, pool):
         plain, whole = await read(catalog, requests)
         for _ in range(rounds):
-            pool.opened, pool.lives = 0, [seeded.randrange(least, least + 4) for _ in range(5)]
+            pool.opened, pool.lives = 0, [1, *(seeded.randrange(least, least + 4) for _ in range(4))]  # the first one makes no token
             disturbed, runs = await read(catalog, requests)
             opened += pool.opened
             assert disturbed == plain
