@@ -51,7 +51,7 @@ class BlobFiles:
         self._path(sha256).unlink(missing_ok=True)
 
     def set_apart(self, sha256: str) -> None:
-        """Keep a damaged file for whoever looks into it."""
+        """Keep a damaged file for analysis."""
         if (file := self._path(sha256)).exists():
             self._damaged.mkdir(exist_ok=True, mode=0o700)
             file.replace(self._damaged / file.name)

@@ -54,7 +54,7 @@ from service.states.record import (
 
 _KEY_S = 86_400.0  # as in sqlite.py
 _TOMBSTONE_S = 86_400.0
-_DAMAGED_S = 604_800  # how long damaged bytes are kept for whoever looks into them
+_DAMAGED_S = 604_800  # seconds for which damaged bytes are kept for analysis
 _TENANTS = "attnserve:tenants"
 _VERSION_KEY, _VERSION = "attnserve:version", b"1"
 _CONNECT_S, _ANSWER_S = 2.0, 10.0

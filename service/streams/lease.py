@@ -111,7 +111,7 @@ class Lease:
         return not self.lost
 
     def close(self, status: Status) -> None:
-        """End the lease. A run `in_progress` has nobody who sends it now, and can be continued like one that has ended."""
+        """End the lease. A run `in_progress` is sent by no process now, and can be continued like one that has ended."""
         if self._closed:
             return
         self._closed = True
@@ -121,7 +121,7 @@ class Lease:
             self._submit(owner="")
 
     def abandon(self) -> None:
-        """Forget the run: nobody will continue it."""
+        """Delete the run: its client will not continue it."""
         self._closed = True
         self._leases.forget(self)
         key = self.start.tenant, self.id

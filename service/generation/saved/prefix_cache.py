@@ -2,7 +2,7 @@
 
 A state is found by the token ids that led to it, the state that these continue, and a salt. Every boundary counts: the end of a prompt and
 the last token that a completion fed. A recurrent state is exact, so a hit changes no bit of the answer. Tenants have different salts, and a
-request can add its own (`cache_salt`), so nobody can find out by time whether somebody else has sent a prompt.
+request can add its own (`cache_salt`), so the time of an answer does not reveal the prompts of others.
 
 The cache belongs to one engine. A copy in the store of states would have to be written for each prompt, which takes longer than feeding a
 few hundred tokens: for prompts longer than that, clients make a named state once and fork it (docs/states.md).

@@ -26,7 +26,7 @@ log = logging.getLogger("attnserve")
 
 _PROGRESS_S = 1.0  # between two writes of what a background response has said,
 _BYTES_PER_S = 100_000.0  # and so many bytes of that a second at most
-_UNHURRIED_S = 0.25  # between two reads of a response that nobody streams
+_UNHURRIED_S = 0.25  # seconds between two reads of a response without a stream
 _LARGE_TOKENS = 20_000  # a row with more is serialised on a thread
 _LONGEST_RETRY_S = 30.0
 
@@ -173,7 +173,7 @@ class Live:
         self.answer.head, self.answer.status = answer.head, status
 
     async def _fail(self, error: Exception) -> None:
-        """End with an error. A response that nobody has heard of yet is forgotten instead: its client gets the error."""
+        """End with an error. If the client has not received the response's id yet, delete the row: the client gets the error."""
         if isinstance(error, ServiceError):
             self.error = error
         else:

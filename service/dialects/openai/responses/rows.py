@@ -201,7 +201,7 @@ def cancel(engine: GroupingEngine, tenant: str, response: str, quota: Quota) -> 
 
 
 def ended(row: Row, status: str, **fields: Any) -> Row:
-    """Return the row of a response that nobody generates any more."""
+    """Return the row of a response that no process generates any more."""
     output = [{**item, "status": "incomplete"} for item in row.response["output"]]
     response = {**row.response, "status": status, "output": output, **fields}
     return replace(row, response=response, ids=[], work=None, due=None)
