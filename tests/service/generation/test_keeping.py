@@ -336,11 +336,12 @@ async def test_a_lost_run_goes_on_from_its_newest_checkpoint(steps: FakeSteps, t
         other = FakeSteps()
         async with keeping(other, tokenizer, kept.store) as there:
             await there.store.call(lambda engine: engine.write(replace(document, version=0), None, ROOM))
-            told = (*prompt[:-1], 7)
-            (run,) = await there.engine.open([replace(asked, prompt=told, known=tuple(whole[:36]), max_tokens=40)])
+            told = (*whole[:29], whole[29] + 1, *whole[30:36])  # the last token that the checkpoint has seen is another one
+            (run,) = await there.engine.open([replace(asked, known=told, max_tokens=40)])
             rest = await tokens_of(run)
-            plain = await there.engine.open([replace(asked, prompt=told, known=tuple(whole[:36]), max_tokens=40, checkpoint="")])
+            plain = await there.engine.open([replace(asked, known=told, max_tokens=40, checkpoint="")])
             assert rest == await tokens_of(plain[0])
+            assert fed(other) == 2 * (40 + 39), "the checkpoint of other tokens is not used"
 
 
 async def test_a_store_that_fails_costs_a_run_its_checkpoints_and_nothing_else(
