@@ -1,8 +1,11 @@
-"""States that users own: recurrent states with an id, kept until they are deleted or expire; and documents, small rows of JSON beside them.
+"""Stores states and documents of users. A state is a recurrent state with an id, stored until it is deleted or expires. A document is a
+small row of JSON.
 
-Reading order: `record.py` (the stored data), `engine.py` (the interface of a store), `refusals.py` (its errors), `sqlite.py` (the store in
-one directory, or in memory), `sqlite_schema.py` and `sqlite_documents.py` (its tables), `blob_files.py` (its files), `redis.py` (the store
-in Redis), `redis_states.lua` and `redis_documents.lua` (its script), `store.py` (a store on its own thread, for callers on an event loop),
-`opening.py` (opens the store that the settings name), `commands.py` (checks the stored bytes), `validity.py` (checks that tensors are a
-state of a model), `blob.py` (the portable form of one state), `numerics.py` (identifies the arithmetic that computes states).
+Read in this order: `record.py` (the stored data), `engine.py` (the interface of a store), `refusals.py` (its errors), `sqlite.py` (the
+store in one directory, or in memory), `sqlite_schema.py`, `sqlite_names.py` and `sqlite_documents.py` (its tables), `blob_files.py` (its
+files), `redis.py` (the store in Redis), `redis_client.py` (its connection), `redis_states.lua` and `redis_documents.lua` (its script),
+`store.py` (a store on its own thread, for callers on an event loop), `opening.py` (opens the store that the settings name), `commands.py`
+(the commands `attnserve states`), `backup.py` (copies a store that is in use), `rebuilding.py` (rebuilds a lost index), `validity.py`
+(checks that tensors are a state of a model), `blob.py` (the portable form of one state), `numerics.py` (identifies the arithmetic that
+computes states).
 """

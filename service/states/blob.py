@@ -25,7 +25,7 @@ from service.states.validity import AGAIN, check_bundle, check_form, check_logit
 
 FORMAT = "attnserve-state-1"
 MOST_RECENT = 64  # most token ids in `recent`: enough for an incomplete character and for the end of a turn in a chat template
-PREFIX_BYTES = 8  # bytes of the header's length
+PREFIX_BYTES = 8  # size in bytes of the number that is the header's length
 MOST_HEADER_BYTES = 2**18  # enough for about 2,000 tensors
 MOST_BYTES = contract.MOST_STATE_BYTES + 2**27  # the logits of the largest vocabulary have 2**26 bytes
 
@@ -53,10 +53,10 @@ class Blob:
     tensors: tuple[NDArray[Any], ...]  # the state tensors, each without B, in the order of the decoder's states
     logits: NDArray[np.float32]  # (V,) logits of the next token
     seen: NDArray[np.uint8]  # ((V + 7) // 8,): bit i % 8 of byte i // 8 is 1 if the token i was fed
-    recent: tuple[int, ...]  # the last tokens fed, at most MOST_RECENT, the newest last
-    position: int  # number of tokens fed
+    recent: tuple[int, ...]  # ids of the most recently fed tokens, at most MOST_RECENT, the newest last
+    position: int  # number of tokens fed to the state
     model: str
-    fingerprint: str  # the bundle's fingerprint
+    fingerprint: str  # fingerprint of the model's bundle
     numerics: str  # fingerprint of the machine's arithmetic that computed it; see `numerics.py`
     id: str
     parent: str | None
@@ -83,12 +83,12 @@ class Header:
 
     @property
     def model(self) -> str:
-        """The name of the model to which the state belongs."""
+        """Return the name of the model to which the state belongs."""
         return self.metadata["model"]
 
     @property
     def position(self) -> int:
-        """The number of tokens that were fed."""
+        """Return the number of tokens that were fed to the state."""
         return int(self.metadata["position"])
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
@@ -110,8 +110,10 @@ class Header:
 
 
 def pack(blob: Blob, names: Sequence[str]) -> bytes:
-    """Serialise a state. `names`: those of its tensors, as in the manifest. -0.0 becomes 0.0, since a row's company can change the sign of
-    a zero; else equal states could have different bytes."""
+    """Return the bytes of a state. `names`: the names of its tensors in the manifest.
+
+    -0.0 becomes 0.0. The sign of a zero can depend on the other rows in the batch, so equal states could otherwise have different bytes.
+    """
     tensors: dict[str, NDArray[Any]] = dict(zip(names, blob.tensors, strict=True))
     tensors |= {_LOGITS: blob.logits, _SEEN: blob.seen, _RECENT: np.array(blob.recent, np.int32)}
     header: dict[str, Any] = {
@@ -138,10 +140,10 @@ def pack(blob: Blob, names: Sequence[str]) -> bytes:
 
 
 def unpack(data: bytes | memoryview, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> Blob:
-    """Read the bytes of a state of the model. Nothing is copied or allocated by what the header claims before it has been checked.
+    """Return the state with these bytes. Nothing is copied or allocated before the header is checked.
 
-    Raises InvalidRequest for bytes that `pack` does not make of a state of this model: another format, a part missing or left over,
-    another bundle, other tensors, numbers that are not finite, token ids outside the vocabulary.
+    Raises InvalidRequest if the bytes are not a packed state of this model: another format, missing or additional bytes, another bundle,
+    other tensors, numbers that are not finite, token ids outside the vocabulary.
     """
     view = memoryview(data).cast("B")
     header = read_header(view)
@@ -177,12 +179,12 @@ def unpack(data: bytes | memoryview, decoder: contract.Decoder, vocab_size: int,
 
 
 def check_header(first_bytes: bytes | memoryview) -> int:
-    """Return the size in bytes of the blob with these first bytes, which contain at least the header. Raises what `read_header` raises."""
+    """Return the size in bytes of a whole blob. `first_bytes` must contain its header. Raises InvalidRequest as `read_header` does."""
     return read_header(first_bytes).size
 
 
 def header_end(first_bytes: bytes | memoryview) -> int:
-    """Return how many of a blob's first bytes `read_header` needs, from its first 8. Raises InvalidRequest if that is too many."""
+    """Return the number of bytes before the data, computed from a blob's first 8 bytes. Raises InvalidRequest if the number is invalid."""
     if len(first_bytes) < PREFIX_BYTES:
         raise _refused(f"has {len(first_bytes)} bytes", f"the length of its header alone has {PREFIX_BYTES}")
     length = int.from_bytes(first_bytes[:PREFIX_BYTES], "little")
@@ -194,8 +196,8 @@ def header_end(first_bytes: bytes | memoryview) -> int:
 def read_header(first_bytes: bytes | memoryview) -> Header:
     """Read a header from the first bytes of a blob. More bytes of the blob may follow.
 
-    Raises InvalidRequest if it is cut off, too long, no JSON, nested, has unknown or repeated keys or values of another form, or if its
-    tensors overlap or leave gaps.
+    Raises InvalidRequest if the header is incomplete, too long, not valid JSON or nested too deeply, if it has unknown or repeated keys or
+    values of a wrong form, or if its tensors overlap or leave gaps.
     """
     end = header_end(first_bytes)
     if len(first_bytes) < end:
@@ -221,7 +223,7 @@ def _refused(found: str, expected: str) -> InvalidRequest:
 
 
 def _json(text: bytes) -> dict[str, Any]:
-    """Parse an object of a bounded depth, whose numbers are integers and whose keys are all different."""
+    """Return the JSON object in `text`. Raises InvalidRequest if it is nested too deeply, repeats a key, or has a fractional number."""
     if not text.startswith(b"{"):
         raise _refused(f"has a header that begins with {text[:1]!r}", "it is a JSON object")
     depth = 0
@@ -264,7 +266,7 @@ def _metadata(content: Any) -> dict[str, str]:
 
 
 def _entry(name: str, content: Any) -> _Entry:
-    """Return the description of a tensor. Raises InvalidRequest unless its place has as many bytes as its shape needs."""
+    """Return the description of a tensor. Raises InvalidRequest unless its number of bytes in the data matches its shape and dtype."""
     if not (isinstance(content, dict) and set(content) == {"dtype", "shape", "data_offsets"}):
         raise _refused(f"describes {name!r:.80} otherwise", "a tensor has dtype, shape, data_offsets")
     dtype, shape, offsets = content["dtype"], content["shape"], content["data_offsets"]
@@ -286,7 +288,7 @@ def _same(name: str, entry: _Entry, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def _check_tokens(seen: NDArray[np.uint8], recent: NDArray[np.int32], position: int, vocab_size: int) -> None:
-    """Raise InvalidRequest if these cannot be the tokens of a sequence of `position` tokens."""
+    """Raise InvalidRequest if `seen` and `recent` cannot come from a sequence of `position` tokens."""
     fed = np.unpackbits(seen, bitorder="little")
     if fed[vocab_size:].any():
         raise _refused(f"has seen tokens above {vocab_size - 1}", f"this model's vocabulary has {vocab_size} tokens")

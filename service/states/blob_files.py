@@ -1,60 +1,118 @@
-"""Large blobs of the SQLite store as files, each named by its hash in a folder of its first two letters."""
+"""Stores large blobs of the SQLite store as files. A file's name is the blob's hash, and its folder's name is the hash's first two letters.
+
+A file has three parts: the blob, the record (JSON) of the state for which the file was written, and the record's length in bytes, as a
+4-byte little-endian number. So an index can be rebuilt from the files alone; see `rebuilding.py`.
+"""
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import orjson
+
+_LENGTH_BYTES = 4
+_MOST_RECORD_BYTES = 2**26
 
 
 class BlobFiles:
-    """The files below `folder`: `blobs`, and `damaged` for those that were set apart. All methods raise OSError."""
+    """The files of blobs in `folder`: valid ones in the subfolder `blobs`, damaged ones in `damaged`. All methods may raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._blobs, self._damaged = folder / "blobs", folder / "damaged"
         self._blobs.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def begin(self) -> set[str]:
-        """Remove what an interrupted write has left. Return the hashes of all files."""
-        found = set()
-        for file in self._blobs.glob("??/*"):
-            if file.suffix:
-                file.unlink(missing_ok=True)
-            else:
-                found.add(file.name)
-        return found
+    def all(self) -> Iterator[str]:
+        """Return the hashes of all files in `blobs`."""
+        return (file.name for file in self._blobs.glob("??/*") if not file.suffix)
 
-    def read(self, sha256: str) -> bytes:
-        """Nothing if the file is missing."""
+    def begin(self) -> set[str]:
+        """Remove the temporary files of interrupted writes. Return the hashes of all files in `blobs`."""
+        for file in self._blobs.glob("??/*.part"):
+            file.unlink(missing_ok=True)
+        return set(self.all())
+
+    def read(self, sha256: str, size: int) -> bytes:
+        """Return the first `size` bytes of a file: fewer bytes if the file is truncated, b"" if it is missing."""
         try:
-            return self._path(sha256).read_bytes()
+            with self._path(sha256).open("rb") as file:
+                return file.read(size)
         except FileNotFoundError:
             return b""
 
-    def write(self, sha256: str, blob: bytes) -> None:
-        """Return when the file survives power loss: temporary file, fdatasync, rename, fsync of the folders."""
+    def has(self, sha256: str, size: int) -> bool:
+        """Return whether there is a file with this hash and at least `size` bytes."""
+        try:
+            return self._path(sha256).stat().st_size >= size
+        except FileNotFoundError:
+            return False
+
+    def record(self, sha256: str) -> dict[str, Any] | None:
+        """Return the record at the file's end, with the hash and size that `write` adds; None if it is missing or damaged."""
+        try:
+            with self._path(sha256).open("rb") as file:
+                end = file.seek(-_LENGTH_BYTES, os.SEEK_END)
+                length = int.from_bytes(file.read(), "little")
+                if not 2 <= length <= min(end, _MOST_RECORD_BYTES):
+                    return None
+                file.seek(end - length)
+                record = orjson.loads(file.read(length))
+        except (OSError, ValueError):
+            return None
+        return record if isinstance(record, dict) and record.get("sha256") == sha256 and record.get("size") == end - length else None
+
+    def write(self, sha256: str, blob: bytes, record: dict[str, Any]) -> None:
+        """Write a file, which survives power loss after this call: temporary file, fdatasync, rename, fsync of the folders. The blob's hash
+        and size are added to `record`."""
         path = self._path(sha256)
         if path.exists():
             return
         path.parent.mkdir(exist_ok=True, mode=0o700)
         part = path.with_suffix(f".{os.getpid()}.part")
+        about = orjson.dumps({**record, "sha256": sha256, "size": len(blob)})
         with part.open("wb") as file:
             file.write(blob)
+            file.write(about + len(about).to_bytes(_LENGTH_BYTES, "little"))
             file.flush()
             os.fdatasync(file.fileno())
         part.replace(path)
         for folder in (path.parent, self._blobs):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(folder)
+
+    def copy(self, sha256: str, to: "BlobFiles") -> bool:
+        """Copy a file to the files `to` unless they have it already. Return False if the file is missing in both."""
+        source, target = self._path(sha256), to._path(sha256)
+        if target.exists():
+            return True
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        part = target.with_suffix(f".{os.getpid()}.part")
+        try:
+            shutil.copyfile(source, part)
+        except FileNotFoundError:
+            return False
+        sync(part)
+        part.replace(target)
+        sync(target.parent)
+        return True
 
     def remove(self, sha256: str) -> None:
         self._path(sha256).unlink(missing_ok=True)
 
     def set_apart(self, sha256: str) -> None:
-        """Keep a damaged file for analysis."""
+        """Move a damaged file to the folder `damaged`, for analysis."""
         if (file := self._path(sha256)).exists():
             self._damaged.mkdir(exist_ok=True, mode=0o700)
             file.replace(self._damaged / file.name)
 
     def _path(self, sha256: str) -> Path:
         return self._blobs / sha256[:2] / sha256
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to the disk, so that they survive power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The command `attnserve states`: looks after a store of states."""
+"""The commands `attnserve states check`, `backup` and `rebuild`, which maintain a store of states."""
 
 import hashlib
 from pathlib import Path
@@ -13,12 +13,12 @@ app.add_typer(states, name="states")
 
 @app.callback()
 def root() -> None:
-    """Without a command beside it, `states` would be no group of its own."""
+    """Do nothing. Without this callback, typer would not treat the single group `states` as a subcommand."""
 
 
 @states.callback()
 def group() -> None:
-    """Look after a store of states."""
+    """Maintain a store of states."""
 
 
 @states.command()
@@ -44,3 +44,48 @@ def check(location: Annotated[str, typer.Option("--states", help="The store: a d
     console.print(f"{read} blobs read, {damaged} damaged")
     if damaged:
         raise typer.Exit(1)
+
+
+@states.command()
+def backup(
+    location: Annotated[str, typer.Option("--states", help="The store: a directory.")],
+    to: Annotated[Path, typer.Option(help="The directory of the copy; that of an earlier backup gets what is new.")],
+) -> None:
+    """Copy a store in a directory, as it is at one moment. The service may be running. `--set states=` accepts the copy as a store."""
+    from service.settings import load
+    from service.states.backup import backup as copied
+    from service.terminal import console, errors_printed, progress_bar
+
+    folder = Path(load({"states": location}).states)
+    if not (folder / "states.sqlite3").is_file():
+        raise typer.BadParameter(f"there is no store in {location}: it has no file states.sqlite3")
+    if to.resolve() == folder.resolve():
+        raise typer.BadParameter("the copy needs another directory than the store", param_hint="--to")
+    with errors_printed(), progress_bar() as show:
+        states, files = copied(folder, to, show)
+    console.print(f"{states} states, {files} of their blobs as files", soft_wrap=True)
+
+
+@states.command()
+def rebuild(location: Annotated[str, typer.Option("--states", help="The store: a directory.")]) -> None:
+    """Rebuild the index of a store in a directory, if its database is damaged or lost, from the readable rows and the files of blobs.
+
+    Stop the service first. The old database is moved to the folder `damaged`. The command can be stopped and repeated. docs/states.md says
+    which data it recovers.
+    """
+    from service.settings import load
+    from service.states.rebuilding import rebuild as rebuilt
+    from service.terminal import console, errors_printed, progress_bar
+
+    folder = Path(load({"states": location}).states)
+    if not folder.is_dir() or not any((folder / each).exists() for each in ("states.sqlite3", "blobs")):
+        raise typer.BadParameter(f"there is no store in {location}: it has no file states.sqlite3 and no folder blobs")
+    with errors_printed(), progress_bar() as show:
+        made = rebuilt(folder, show)
+    console.print(
+        f"{made.states} states ({made.recovered} of their blobs alone), {made.names} names, {made.documents} documents; "
+        f"{made.damaged} states have lost their bytes",
+        soft_wrap=True,
+    )
+    if made.unreadable:
+        console.print("parts of the old index could not be read: names, documents and forks may be missing", soft_wrap=True)

@@ -4,9 +4,10 @@ All calls block. Each call is atomic, and its changes are durable when it return
 call reveals the data of another tenant: another tenant's id is treated as unknown.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from service.states.record import Ancestor, Document, Filter, IdempotencyKey, Name, NameChange, Patch, Quota, StateRecord, Usage
+from service.states.record import Ancestor, Document, Filter, Fork, IdempotencyKey, Name, NameChange, Patch, Quota, StateRecord, Usage
 
 
 class StateEngine(Protocol):
@@ -22,12 +23,16 @@ class StateEngine(Protocol):
         name: NameChange | None = None,
         key: IdempotencyKey | None = None,
     ) -> StateRecord:
-        """Keep a state. `blob` None: it shares the blob of its parent, with no bytes of its own. `ids`: tokens since its parent.
+        """Store a state, and return its record. `blob` None: the state shares its parent's blob. `ids`: the token ids since its parent.
 
-        If `key` was used for the same request before, nothing is written and that request's state is returned. The same holds if this very
-        state was put before: a generator may be lost after its write, and another one then writes the state again.
-        Raises StateNotFound or StateGone (the parent), NameMoved, KeyReused, QuotaExceeded.
+        If `key` was used for the same request before, nothing is written, and the earlier request's state is returned. If a state with this
+        id was stored before with the same bytes, nothing is written either: another generator may have written it before it was lost.
+        Raises StateNotFound or StateGone for the parent, NameMoved, KeyReused, QuotaExceeded.
         """
+        ...
+
+    def fork(self, forks: Sequence[Fork], quota: Quota) -> list[StateRecord]:
+        """Store several states that share the blob of one parent, each like `put` with `blob` None. All of them are stored, or none."""
         ...
 
     def get(self, tenant: str, state: str) -> StateRecord:
@@ -35,33 +40,36 @@ class StateEngine(Protocol):
         ...
 
     def use(self, tenant: str, state: str) -> StateRecord:
-        """Return what `get` returns, and record that the state was used now, so that others are evicted before it."""
+        """Return the record as `get` does, and set the state's time of last use to now, so that older states are evicted first."""
         ...
 
     def blob(self, tenant: str, state: str) -> bytes:
-        """Return the bytes of a state, after checking their hash. Raises what `get` raises. If the bytes are damaged, the state becomes
-        gone."""
+        """Return the bytes of a state, after checking their hash. If the bytes are damaged, all states that share them become gone. Raises
+        StateNotFound or StateGone."""
         ...
 
     def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
-        """Return the states that are ready, newest first."""
+        """Return the tenant's states that match the filter `wanted` and are ready, newest first."""
         ...
 
-    def change(self, tenant: str, state: str, patch: Patch) -> StateRecord:
-        """Change a state. Raises what `get` raises, and QuotaExceeded if the quota does not allow to pin it."""
+    def change(
+        self, tenant: str, state: str, patch: Patch, *, name: NameChange | None = None, guard: NameChange | None = None
+    ) -> StateRecord:
+        """Change a state, point `name` to it, and return its record. Raises StateNotFound, StateGone, or NameMoved if `name` or `guard`
+        expects another version."""
         ...
 
-    def delete(self, tenant: str, state: str) -> None:
-        """Delete a state and the names that point to it. States made from it stay. Raises what `get` raises."""
+    def delete(self, tenant: str, state: str, guard: NameChange | None = None) -> None:
+        """Delete a state and the names that point to it. States that were made from it are not deleted. Raises StateNotFound, StateGone, or
+        NameMoved if `guard` expects another version."""
         ...
 
     def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
-        """Return the state, its parent, and so on to the first ancestor, at most `most` of them. Ancestors that are gone are listed with
-        their status."""
+        """Return the state, its parent, and so on to the first ancestor: at most `most` states. States that are gone are included."""
         ...
 
     def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:
-        """Return the states made from this one that are ready, newest first."""
+        """Return the ready states whose parent is this state, newest first."""
         ...
 
     def name(self, tenant: str, name: str) -> Name:
@@ -73,7 +81,7 @@ class StateEngine(Protocol):
         ...
 
     def move(self, tenant: str, change: NameChange, state: str) -> Name:
-        """Point a name to a state. Raises what `get` raises, and NameMoved."""
+        """Point a name to a state, and return the name. Raises StateNotFound, StateGone or NameMoved."""
         ...
 
     def unname(self, tenant: str, change: NameChange) -> None:
@@ -81,20 +89,21 @@ class StateEngine(Protocol):
         ...
 
     def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
-        """Return the state of an earlier request with this key, or None. Raises KeyReused if that request had other content."""
+        """Return the state that an earlier request with this key has made, or None. Raises KeyReused if that request had other content."""
         ...
 
     def usage(self, tenant: str) -> Usage: ...
 
     def write(self, document: Document, expected: int | None, quota: Quota) -> int:
-        """Write a document if its stored version is `expected`; 0: it must be new, None: any. Returns its new version.
+        """Write a document, and return its new version. `expected` is the version it must have now; 0: it must be new, None: any version.
 
-        `document.version` is ignored. A document that grows evicts states as `put` does. Raises DocumentMoved or QuotaExceeded.
+        `document.version` is ignored. If the tenant is over its quota, states are evicted as in `put`. Raises DocumentMoved if the document
+        has another version than `expected`, or QuotaExceeded.
         """
         ...
 
     def read(self, tenant: str, kind: str, id: str) -> Document:
-        """Return a document. Raises StateNotFound, also after the document has expired."""
+        """Return a document. Raises StateNotFound if there is none or it has expired."""
         ...
 
     def erase(self, tenant: str, kind: str, id: str, expected: int | None) -> None:
@@ -102,19 +111,20 @@ class StateEngine(Protocol):
         ...
 
     def documents(self, tenant: str, kind: str, after: str | None, limit: int) -> list[Document]:
-        """Return documents of one kind, the newest first, by the time of the first write. `after`: the last id of the previous page.
+        """Return a page of the documents of one kind, ordered by the time of their first write, newest first. `after`: the last id of the
+        previous page.
 
         Raises StateNotFound if there is no document `after`.
         """
         ...
 
     def due(self, kind: str, now: float, limit: int) -> list[Document]:
-        """Return the documents of all tenants whose `due` is at most `now`, oldest due first. Only the service's own sweeps may call
-        this."""
+        """Return documents of all tenants whose `due` is at most `now`, the earliest due first. Only the service's own sweeps may call
+        this method."""
         ...
 
     def sweep(self) -> int:
-        """Expire states and documents, and delete rows and bytes without references. Returns how many states have expired."""
+        """Expire states and documents, and delete rows and bytes without references. Return the number of states that have expired."""
         ...
 
     def close(self) -> None: ...

@@ -15,7 +15,7 @@ def open_store(location: str, observer: Observer | None = None) -> Store:
 
 
 def check_shared(location: str) -> None:
-    """Raise SettingsError if each process of profile split would have a store of its own."""
+    """Raise SettingsError if a store at `location` cannot be shared by several processes, as the profile `split` requires."""
     if location == IN_MEMORY:
         raise SettingsError(
             "states=memory is a store of one process, and profile split has several: name a directory, or redis:// for several machines"
@@ -23,7 +23,7 @@ def check_shared(location: str) -> None:
 
 
 def open_engine(location: str) -> GroupingEngine:
-    """The engine of `open_store`, for one thread."""
+    """Return the engine of the store at `location`, for use on one thread. Raises StoreFailed."""
     if location.startswith(("redis://", "rediss://")):
         try:
             from service.states.redis import RedisEngine

@@ -1,4 +1,4 @@
-"""The data that a store keeps about states, and the arguments of its calls."""
+"""The data that a store has about states, and the arguments of the store's calls."""
 
 import re
 import secrets
@@ -19,37 +19,38 @@ def new_state_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StateRecord:
-    """One state, without its tensors. Only `used`, `expires`, `pinned`, `metadata` and `status` ever change."""
+    """The stored data of one state except its tensors. Only `used`, `expires`, `pinned`, `metadata` and `status` ever change."""
 
     id: str
     tenant: str  # "" if no keys are set
     model: str
-    fingerprint: str  # the bundle's fingerprint
-    numerics: str  # identifies the machine's arithmetic: with equal values, a run computes equal bits
+    fingerprint: str  # fingerprint of the model's bundle
+    numerics: str  # fingerprint of the machine's arithmetic: machines with equal fingerprints compute equal bits
     position: int  # number of tokens that were fed to the state
-    parent: str | None  # the state from which it was made
+    parent: str | None  # id of the state from which this state was made
     origin: Origin
     created: float  # seconds since 1970, as all times here
-    used: float  # when it was last read or made
-    expires: float | None = None  # None: never
-    pinned: bool = False  # never evicted
+    used: float  # time at which the state was read most recently, or made
+    expires: float | None = None  # time at which the state expires; None: never
+    pinned: bool = False  # whether the state is never evicted
     metadata: dict[str, str] = field(default_factory=dict)
-    turn: Turn = ""  # whose message of a conversation it ends with; "generated": the model's own; "": it ends with plain text
-    sha256: str = ""  # hash of its blob
-    size: int = 0  # bytes of its blob
+    turn: Turn = ""  # role of the message with which the state's text ends; "generated": the model's own message; "": plain text
+    sha256: str = ""  # SHA-256 of the state's blob
+    size: int = 0  # size of the blob in bytes
     shared_by: int = 1  # number of states with the same blob
     status: Status = "ready"
 
 
 class NameChange(NamedTuple):
-    """Move a name to the state that is put. `version`: the name's expected version, 0 if it must be new; None: any."""
+    """A change that points a name to another state. `version` is the version that the name must have now; 0: it must be new, None: any."""
 
     name: str
     version: int | None = None
 
 
 class Name(NamedTuple):
-    """A name and the state it points to. The version counts its moves, from 1."""
+    """A name and the state it points to. The version grows by 1 when the name is moved. A name made again after its deletion gets a higher
+    version than before."""
 
     name: str
     state: str
@@ -57,21 +58,28 @@ class Name(NamedTuple):
 
 
 class IdempotencyKey(NamedTuple):
-    """The client's key of a request, and a digest of the request's content."""
+    """The idempotency key that a client sends with a request, and a digest of the request's content."""
 
     key: str
     digest: str
 
 
+class Fork(NamedTuple):
+    """The record of a new state that shares its parent's blob, and the idempotency key for it."""
+
+    record: StateRecord
+    key: IdempotencyKey | None = None
+
+
 class Quota(NamedTuple):
-    """The limits of one tenant. The bytes of a blob that several states share count once; bytes of documents count too."""
+    """The limits of one tenant on the number of its states, and on the bytes of its blobs and documents. A shared blob counts once."""
 
     states: int
     size: int
 
 
 class Usage(NamedTuple):
-    """The amount that a tenant keeps. `size`: bytes of its blobs and documents."""
+    """The amount that a tenant stores: the number of states, and the bytes of its blobs and documents (`size`)."""
 
     states: int = 0
     size: int = 0
@@ -79,7 +87,7 @@ class Usage(NamedTuple):
 
 
 class StoredBlob(NamedTuple):
-    """The bytes of one or more states of a tenant. `sha256`: the hash that they had when they were kept."""
+    """A stored blob, which `states` states of one tenant share. `sha256`: the hash of the bytes at the time they were stored."""
 
     sha256: str
     content: bytes
@@ -105,23 +113,26 @@ class Patch(NamedTuple):
 
 
 class Ancestor(NamedTuple):
-    """One step of a lineage. `ids`: the tokens that it has seen beyond its parent, as little-endian int32."""
+    """One state of a lineage. `ids`: the ids of the tokens that were fed after its parent, as little-endian int32."""
 
     record: StateRecord
     ids: bytes
 
 
 class StateReference(NamedTuple):
-    """A state to continue. `exact`: refuse it if this machine's arithmetic may give other bits than the one that made it."""
+    """A state to continue. `exact`: only with the arithmetic that made the state, so that the bits are the same. `position`: the number of
+    tokens that were fed to the state."""
 
     tenant: str
     id: str
     exact: bool = True
+    position: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """How to keep the state after a run's last token. The generator fills in the record's `position` and `numerics`."""
+    """The record, quota and name with which to store the state after a run's last token. The generator sets the record's `position` and
+    `numerics`."""
 
     record: StateRecord
     quota: Quota
@@ -137,6 +148,6 @@ class Document:
     id: str
     tenant: str
     body: bytes
-    version: int = 0  # number of its writes; 0: not written yet
-    due: float | None = None  # time at which a sweep should handle it, such as the end of a lease; None: never
+    version: int = 0  # number of times the document was written; 0: not written yet
+    due: float | None = None  # time at which a sweep should handle the document, such as the end of a lease; None: never
     expires: float | None = None  # None: never

@@ -1,39 +1,39 @@
-"""The store in Redis, for services on several machines. Its calls are one script, redis_states.lua and redis_documents.lua.
+"""The store in Redis, for services on several machines. One Lua script, redis_states.lua with redis_documents.lua, implements all calls.
 
-A call runs in the script, so it is atomic; calls of a group are not undone together. A call that has returned survives kill -9 of this
-process. It survives power loss of Redis only with `appendfsync always`: `everysec` loses up to a second of calls, and no append-only file
-loses all. After StoreFailed it is unknown whether the call was carried out: read before writing again.
+Redis runs a script atomically, so each call is atomic. If one call of a group fails, the others are not undone. The changes of a call that
+has returned survive kill -9 of this process; docs/states.md says which changes are lost if Redis fails. After StoreFailed it is unknown
+whether the call was carried out, so read before you write again.
 
 All keys of a tenant have the same hash tag, so they are on one node of a cluster:
 
 | key, after `attnserve:{hash of the tenant}:` | content |
 |---|---|
-| usage | hash: states, size, pinned_size, the last sequence number, the tenant |
-| state:ID, ids:ID | hash: the record; its tokens |
-| blob:SHA256, sharing:SHA256, pins:SHA256 | the bytes; the states that share them, and those of them that are pinned |
+| usage | hash: states, size, pinned_size, the last sequence number, the highest version of a deleted name, the tenant |
+| state:ID, ids:ID | a hash with the state's record; the state's token ids |
+| blob:SHA256, sharing:SHA256, pins:SHA256 | the bytes; the states that share the bytes; the pinned ones among these states |
 | damaged:SHA256 | damaged bytes, for a week |
-| ready, lru, end, gone | states by sequence number; unpinned ones by use; those that expire; those that are gone, by when |
-| children:ID, kin | the states made from one; how many rows name each parent |
-| names, named:ID | hash: the version and state of each name; the names of a state |
-| key:KEY, keys | an idempotency key; their ages |
-| doc:KIND:ID, docs:KIND, due:KIND, docs_end | hash: a document; documents by sequence number, by when they are due, by when they expire |
+| ready, lru, end | ready states by sequence number; unpinned states by time of use; states by time of expiry |
+| gone | states that are gone, by the time of their end |
+| children:ID, kin | the states whose parent is this state; for each parent the number of rows that name it |
+| names, named:ID | a hash with the version and the state of each name; the names of a state |
+| key:KEY, keys | an idempotency key; all idempotency keys by their age |
+| doc:KIND:ID | a hash with a document |
+| docs:KIND, due:KIND, docs_end | documents by sequence number; by the time at which they are due; by time of expiry |
 
-`attnserve:tenants` has all tenants: a sweep asks each. An index over all tenants could not change in one script with a tenant's keys.
+`attnserve:tenants` has all tenants. A sweep runs once for each tenant: an index over all tenants would be on another node of the cluster
+than a tenant's keys, so one script could not change both.
 """
 
 import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from service.errors import StateNotFound, StoreFailed
 from service.states import refusals
@@ -41,6 +41,7 @@ from service.states.record import (
     Ancestor,
     Document,
     Filter,
+    Fork,
     IdempotencyKey,
     Name,
     NameChange,
@@ -51,45 +52,39 @@ from service.states.record import (
     StoredBlob,
     Usage,
 )
+from service.states.redis_client import connected, failing
 
-_KEY_S = 86_400.0  # as in sqlite.py
+_KEY_S = 86_400.0  # seconds for which an idempotency key is stored, as in sqlite.py
 _TOMBSTONE_S = 86_400.0
 _DAMAGED_S = 604_800  # seconds for which damaged bytes are kept for analysis
 _TENANTS = "attnserve:tenants"
 _VERSION_KEY, _VERSION = "attnserve:version", b"1"
-_CONNECT_S, _ANSWER_S = 2.0, 10.0
-_SCAN = 200  # rows that one script looks at: other clients wait for it
+_SCAN = 200  # limit on the rows that one call of the script examines, because other clients of Redis wait during the call
 _SCRIPT = ("redis_states.lua", "redis_documents.lua")
 _Reply = list[Any]
 
 
 class RedisEngine:
-    """See `StateEngine`. Used on one thread. Connects again by itself after Redis was away: calls meanwhile raise StoreFailed at once."""
+    """The `StateEngine` in Redis. Use it on one thread. If Redis is not reachable, calls raise StoreFailed. Later calls connect again."""
 
-    group_size = 1  # calls of a group are durable one by one
+    group_size = 1  # each call is durable by itself, so there is no reason to group calls
     failures: tuple[type[Exception], ...] = ()
 
     def __init__(self, url: str, *, password: str | None = None, clock: Callable[[], float] = time.time) -> None:
-        """`url`: redis://[USER@]HOST:PORT/DB, or rediss:// for TLS. Raises StoreFailed if that Redis does not answer or may evict keys."""
+        """`url`: redis://[USER@]HOST:PORT/DB, or rediss:// for TLS. Raises StoreFailed if Redis does not answer or may evict keys."""
         self._clock = clock
         self.ended: Counter[Status] = Counter()
         self.damaged_blobs = 0
-        try:
-            self._redis = _client(url, password)
-        except ValueError:  # its message may quote the password
-            raise StoreFailed("the URL of the store of states is invalid: expected redis://[USER@]HOST:PORT/DB or rediss://") from None
-        with _failing():
+        self._redis = connected(url, password)
+        with failing():
             self._script = self._redis.register_script("".join(Path(__file__).with_name(part).read_text("utf-8") for part in _SCRIPT))
             version = _VERSION if self._redis.set(_VERSION_KEY, _VERSION, nx=True) else self._redis.get(_VERSION_KEY)
-            memory = self._redis.info("memory")
         if version != _VERSION:
             raise StoreFailed(f"the store in Redis has version {version!r}, and this release reads {_VERSION!r}: use another database")
-        if memory.get("maxmemory") and memory.get("maxmemory_policy") != "noeviction":
-            raise StoreFailed(f"Redis may evict states: set maxmemory-policy to noeviction; it is {memory.get('maxmemory_policy')}")
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Each call inside is durable by itself, also if a later one fails."""
+        """Return a context without an effect: each call in it is durable by itself, even if a later call fails."""
         yield
 
     def close(self) -> None:
@@ -107,21 +102,19 @@ class RedisEngine:
         name: NameChange | None = None,
         key: IdempotencyKey | None = None,
     ) -> StateRecord:
-        fields = {each: str(getattr(record, each)) for each in ("id", "tenant", "model", "fingerprint", "numerics", "position", "origin")}
-        fields |= {"created": repr(record.created), "used": repr(record.used), "expires": _time(record.expires)}
-        fields |= {"parent": record.parent or "", "turn": record.turn, "metadata": orjson.dumps(record.metadata).decode()}
-        arguments: dict[str, Any] = {
-            "record": fields,
-            "pinned": _flag(record.pinned),
-            "quota": quota._asdict(),
-            "change": _change(name),
-            "key": self._key(key),
-        }
+        return self._put([Fork(record, key)], quota, name, ids, blob)[0]
+
+    def fork(self, forks: Sequence[Fork], quota: Quota) -> list[StateRecord]:
+        return self._put(forks, quota, None, b"", None)
+
+    def _put(self, states: Sequence[Fork], quota: Quota, name: NameChange | None, ids: bytes, blob: bytes | None) -> list[StateRecord]:
+        tenant, given = states[0].record.tenant, [_given(record, self._key(key)) for record, key in states]
+        arguments: dict[str, Any] = {"states": given, "quota": quota._asdict(), "change": _change(name)}
         if blob is not None:
             arguments |= {"sha256": hashlib.sha256(blob).hexdigest(), "size": len(blob)}
-        found, evicted = self._call(record.tenant, "put", arguments, ids, *(() if blob is None else (blob,)))
+        evicted, found = self._call(tenant, "put", arguments, ids, *(() if blob is None else (blob,)))
         self.ended["evicted"] += evicted
-        return _record(found)
+        return [_record(fields) for fields in found]
 
     def get(self, tenant: str, state: str) -> StateRecord:
         return _record(self._call(tenant, "get", {"id": state})[0])
@@ -132,7 +125,7 @@ class RedisEngine:
     def blob(self, tenant: str, state: str) -> bytes:
         sha256, content = self._call(tenant, "blob", {"id": state})
         if hashlib.sha256(content).hexdigest() != sha256.decode():
-            damaged = hashlib.sha1(content, usedforsecurity=False).hexdigest()  # the one hash that a script can compute
+            damaged = hashlib.sha1(content, usedforsecurity=False).hexdigest()  # SHA-1, the only hash that a script in Redis can compute
             (states,) = self._call(tenant, "quarantine", {"sha256": sha256.decode(), "damaged": damaged, "kept_s": _DAMAGED_S})
             self.ended["damaged"] += states
             self.damaged_blobs += states > 0
@@ -149,14 +142,17 @@ class RedisEngine:
                 return found
             arguments |= {"after": None, "seq": further.decode()}
 
-    def change(self, tenant: str, state: str, patch: Patch) -> StateRecord:
+    def change(
+        self, tenant: str, state: str, patch: Patch, *, name: NameChange | None = None, guard: NameChange | None = None
+    ) -> StateRecord:
         expires = None if patch.expires is None else "" if math.isinf(patch.expires) else repr(patch.expires)
         metadata = None if patch.metadata is None else orjson.dumps(patch.metadata).decode()
         pinned = None if patch.pinned is None else _flag(patch.pinned)
-        return _record(self._call(tenant, "change", {"id": state, "expires": expires, "metadata": metadata, "pinned": pinned})[0])
+        arguments = {"expires": expires, "metadata": metadata, "pinned": pinned, "change": _change(name), "guard": _change(guard)}
+        return _record(self._call(tenant, "change", {"id": state, **arguments})[0])
 
-    def delete(self, tenant: str, state: str) -> None:
-        self._call(tenant, "delete", {"id": state})
+    def delete(self, tenant: str, state: str, guard: NameChange | None = None) -> None:
+        self._call(tenant, "delete", {"id": state, "guard": _change(guard)})
         self.ended["deleted"] += 1
 
     def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
@@ -193,12 +189,12 @@ class RedisEngine:
         return _record(found) if found else None
 
     def usage(self, tenant: str) -> Usage:
-        with _failing():
+        with failing():
             return Usage(*(int(each or 0) for each in self._redis.hmget(_prefix(tenant) + "usage", Usage._fields)))
 
     def totals(self) -> Usage:
         tenants = self._tenants()
-        with _failing():
+        with failing():
             asked = self._redis.pipeline(transaction=False)
             for tenant in tenants:
                 asked.hmget(_prefix(tenant) + "usage", Usage._fields)
@@ -206,13 +202,13 @@ class RedisEngine:
             return Usage(*sums)
 
     def blobs(self) -> Iterator[StoredBlob]:
-        with _failing():
+        with failing():
             keys = sorted(set(self._redis.scan_iter(match="attnserve:{*}:sharing:*", count=1000)))
         for key in keys:
             prefix, _, sha256 = key.decode().rpartition("sharing:")
-            with _failing():
+            with failing():
                 states, content = self._redis.scard(key), self._redis.get(f"{prefix}blob:{sha256}")
-            if states:  # else they were forgotten meanwhile
+            if states:  # 0 if the states were deleted after the scan
                 yield StoredBlob(sha256, content or b"", states)
 
     # Documents -------------------------------------------------------------------------------------------------------------------------
@@ -236,7 +232,7 @@ class RedisEngine:
 
     def due(self, kind: str, now: float, limit: int) -> list[Document]:
         tenants = self._tenants()
-        with _failing():
+        with failing():
             asked = self._redis.pipeline(transaction=False)
             for tenant in tenants:
                 asked.zrangebyscore(f"{_prefix(tenant)}due:{kind}", "-inf", repr(now), start=0, num=limit, withscores=True)
@@ -247,7 +243,7 @@ class RedisEngine:
             try:
                 document = self.read(tenant, kind, id)
             except StateNotFound:
-                continue  # it has expired, or was erased meanwhile
+                continue  # the document has expired, or was erased meanwhile
             if document.due is not None and document.due <= now:
                 found.append(document)
             if len(found) == limit:
@@ -268,10 +264,10 @@ class RedisEngine:
     # Calls -----------------------------------------------------------------------------------------------------------------------------
 
     def _call(self, tenant: str, call: str, arguments: dict[str, Any], *content: bytes) -> _Reply:
-        """Run a call of the script. `arguments` that are None are left out."""
+        """Run a call of the script, and return its reply. `arguments` that are None are omitted. Raises the error of a refused call."""
         given = {name: value for name, value in arguments.items() if value is not None}
         keys, now = [_prefix(tenant) + "usage"], repr(self._clock())
-        with _failing():
+        with failing():
             reply: _Reply = self._script(keys, [call, now, orjson.dumps(given), *content])
             if reply[0] == b"register":
                 self._redis.sadd(_TENANTS, tenant)
@@ -281,44 +277,20 @@ class RedisEngine:
         return reply[1:]
 
     def _tenants(self) -> list[str]:
-        with _failing():
+        with failing():
             return sorted(each.decode() for each in self._redis.smembers(_TENANTS))
 
     def _key(self, key: IdempotencyKey | None) -> dict[str, Any] | None:
         return None if key is None else {**key._asdict(), "since": self._clock() - _KEY_S}
 
 
-def _client(url: str, password: str | None) -> Any:
-    """A client of one Redis or of a cluster. Any: its types are those of the asynchronous client too."""
-    # No second attempt: a call that was sent may have been carried out.
-    options: dict[str, Any] = {"socket_connect_timeout": _CONNECT_S, "socket_timeout": _ANSWER_S, "socket_keepalive": True, "protocol": 2}
-    options |= {"retry": Retry(NoBackoff(), 0)} | ({} if password is None else {"password": password})
-    client = redis.Redis.from_url(url, **options)
-    with _failing():
-        clustered: Any = client.info("cluster")
-        if not clustered.get("cluster_enabled"):
-            return client
-        client.close()
-        return redis.RedisCluster.from_url(url, **options)
-
-
-@contextmanager
-def _failing() -> Iterator[None]:
-    """Errors of Redis and of the connection become StoreFailed."""
-    try:
-        yield
-    except (redis.RedisError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise StoreFailed(f"the store of states failed: {type(error).__name__}: {reason}; send the request again later") from error
-
-
 def _prefix(tenant: str) -> str:
-    """What the keys of a tenant begin with. Hashed, because a tenant's name may have braces."""
+    """Return the prefix of a tenant's keys. It has a hash of the tenant's name, because the name may contain braces."""
     return f"attnserve:{{{hashlib.sha256(tenant.encode()).hexdigest()[:32]}}}:"
 
 
 def _refusal(why: str, details: list[Any], given: dict[str, Any]) -> Exception:
-    """The error for a refused call with these arguments."""
+    """Return the error for a call that the script refused. `given` has the call's arguments."""
     match why:
         case "no_state":
             return refusals.no_state(details[0])
@@ -327,9 +299,9 @@ def _refusal(why: str, details: list[Any], given: dict[str, Any]) -> Exception:
         case "no_name":
             return refusals.no_name(given["name"])
         case "name_moved":
-            return refusals.name_moved(NameChange(**given["change"]), details[0])
+            return refusals.name_moved(NameChange(details[1], details[2]), details[0])
         case "key_reused":
-            return refusals.key_reused(IdempotencyKey(given["key"]["key"], given["key"]["digest"]))
+            return refusals.key_reused(IdempotencyKey(details[0], ""))
         case "over_quota":
             return refusals.over_quota(Usage(*details), Quota(**given["quota"]))
         case "no_page":
@@ -362,6 +334,13 @@ def _document(tenant: str, kind: str, id: str, row: _Reply) -> Document:
         due=_read_time(due.decode()),
         expires=_read_time(expires.decode()),
     )
+
+
+def _given(record: StateRecord, key: dict[str, Any] | None) -> dict[str, Any]:
+    fields = {each: str(getattr(record, each)) for each in ("id", "tenant", "model", "fingerprint", "numerics", "position", "origin")}
+    fields |= {"created": repr(record.created), "used": repr(record.used), "expires": _time(record.expires)}
+    fields |= {"parent": record.parent or "", "turn": record.turn, "metadata": orjson.dumps(record.metadata).decode()}
+    return {"record": fields, "pinned": _flag(record.pinned)} | ({} if key is None else {"key": key})
 
 
 def _change(change: NameChange | None) -> dict[str, Any] | None:

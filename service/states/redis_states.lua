@@ -25,6 +25,30 @@ local function over(expires)
     return expires and expires ~= "" and tonumber(expires) <= now
 end
 
+-- The version of a name and its state; 0 if there is none.
+local function named(name)
+    local found = redis_call("HGET", key("names"), name)
+    if not found then
+        return 0
+    end
+    local version, state = found:match("^(%d+):(.*)$")
+    return tonumber(version), state
+end
+
+-- The highest version of the deleted names. New names begin above it, so that no version of a name is used again.
+local function version_floor()
+    return tonumber(redis_call("HGET", KEYS[1], "version_floor") or 0)
+end
+
+local function unname(name)
+    local version, state = named(name)
+    redis_call("HDEL", key("names"), name) -- first, as in `drop`
+    redis_call("SREM", key("named", state), name)
+    if version > version_floor() then
+        redis_call("HSET", KEYS[1], "version_floor", version)
+    end
+end
+
 -- States ------------------------------------------------------------------------------------------------------------------------------
 
 -- The refusal of a state that is not ready; nil if it is.
@@ -87,9 +111,8 @@ local function drop(id, why)
     local sha256, size, parent = unpack(redis_call("HMGET", state, "sha256", "size", "parent"))
     redis_call("HSET", state, "status", why, "used", now_text)
     for _, name in ipairs(redis_call("SMEMBERS", key("named", id))) do
-        redis_call("HDEL", key("names"), name)
+        unname(name)
     end
-    redis_call("DEL", key("named", id))
     redis_call("SREM", key("sharing", sha256), id)
     if redis_call("SCARD", key("sharing", sha256)) == 0 then
         redis_call("DEL", key("blob", sha256))
@@ -132,20 +155,10 @@ local function evict(states)
     end
 end
 
--- The version of a name and its state; 0 if there is none.
-local function named(name)
-    local found = redis_call("HGET", key("names"), name)
-    if not found then
-        return 0
-    end
-    local version, state = found:match("^(%d+):(.*)$")
-    return tonumber(version), state
-end
-
 local function name_refusal(change)
     local version = named(change.name)
     if change.version and change.version ~= version then
-        return { "refused", "name_moved", version }
+        return { "refused", "name_moved", version, change.name, change.version }
     end
 end
 
@@ -154,9 +167,10 @@ local function move(name, id)
     if old then
         redis_call("SREM", key("named", old), name)
     end
+    version = (old and version or version_floor()) + 1
     redis_call("SADD", key("named", id), name)
-    redis_call("HSET", key("names"), name, string.format("%d:%s", version + 1, id))
-    return version + 1
+    redis_call("HSET", key("names"), name, string.format("%d:%s", version, id))
+    return version
 end
 
 -- The answer to a request whose key is remembered; nil if it is not.
@@ -166,31 +180,87 @@ local function answered(given)
         return nil
     end
     if digest ~= given.digest then
-        return { "refused", "key_reused" }
+        return { "refused", "key_reused", given.key }
     end
-    return refusal(state) or { "ok", (record(state)), 0 }
+    return refusal(state) or { "ok", (record(state)) }
 end
 
-function calls.put(a, ids, blob)
-    local made = a.key and answered(a.key)
-    if made then
-        made[3] = made[1] == "ok" and 0 or made[3]
-        return made
+-- The answer of the call that has made this state, known by its key or by its id; nil if none has.
+local function made(given, sha256)
+    local earlier = given.key and answered(given.key)
+    if earlier then
+        return earlier
     end
-    local id, sha256, size = a.record.id, a.sha256, a.size
+    local id = given.record.id
     if redis_call("EXISTS", key("state", id)) == 1 then
         local parent, kept = unpack(redis_call("HMGET", key("state", id), "parent", "sha256"))
-        if parent ~= a.record.parent or (blob and kept ~= sha256) then
+        if parent ~= given.record.parent or (sha256 and kept ~= sha256) then
             return { "refused", "exists", id }
         end
-        return refusal(id) or { "ok", (record(id)), 0 }
+        return refusal(id) or { "ok", (record(id)) }
     end
+end
+
+-- Write a new state, whose blob is there.
+local function keep(given, ids, sha256, size)
+    local id, parent = given.record.id, given.record.parent
+    local seq = redis_call("HINCRBY", KEYS[1], "seq", 1)
+    local fields = { "sha256", sha256, "size", size, "seq", seq, "pinned", "0", "status", "ready" }
+    for name, value in pairs(given.record) do
+        fields[#fields + 1] = name
+        fields[#fields + 1] = value
+    end
+    redis_call("HSET", key("state", id), unpack(fields))
+    redis_call("SET", key("ids", id), ids)
+    redis_call("SADD", key("sharing", sha256), id)
+    redis_call("ZADD", key("ready"), seq, id)
+    redis_call("ZADD", key("lru"), given.record.used, id)
+    if given.record.expires ~= "" then
+        redis_call("ZADD", key("end"), given.record.expires, id)
+    end
+    if parent ~= "" then
+        redis_call("ZADD", key("children", parent), seq, id)
+        redis_call("HINCRBY", key("kin"), parent, 1)
+    end
+    count("states", 1)
+    pin(id, given.pinned)
+    if given.key then
+        redis_call("HSET", key("key", given.key.key), "digest", given.key.digest, "state", id, "created", now_text)
+        redis_call("ZADD", key("keys"), now_text, given.key.key)
+    end
+end
+
+-- Note that a state is used now. By pcall, because a Redis that refuses writes can still be read.
+local function touch(id)
+    redis.pcall("HSET", key("state", id), "used", now_text)
+    if redis_call("HGET", key("state", id), "pinned") ~= "1" then
+        redis.pcall("ZADD", key("lru"), now_text, id)
+    end
+end
+
+-- Keep states that share one blob, a new one or that of their parent: all of them or none.
+function calls.put(a, ids, blob)
+    local found, new = {}, {}
+    for at, given in ipairs(a.states) do
+        local earlier = made(given, a.sha256)
+        if earlier and earlier[1] == "refused" then
+            return earlier
+        end
+        found[at] = earlier and earlier[2]
+        new[#new + 1] = not earlier and given or nil
+    end
+    if #new == 0 then
+        return { "ok", 0, found }
+    end
+    local sha256, size = a.sha256, a.size
     if not blob then
-        local refused = refusal(a.record.parent)
+        local parent = new[1].record.parent
+        local refused = refusal(parent)
         if refused then
             return refused
         end
-        sha256, size = unpack(redis_call("HMGET", key("state", a.record.parent), "sha256", "size"))
+        touch(parent) -- so that it is not evicted before its own forks
+        sha256, size = unpack(redis_call("HMGET", key("state", parent), "sha256", "size"))
     end
     local refused = a.change and name_refusal(a.change)
     if refused then
@@ -198,7 +268,7 @@ function calls.put(a, ids, blob)
     end
     size = tonumber(size)
     local is_new = redis_call("SCARD", key("sharing", sha256)) == 0
-    local evicted, too_much = room(a.quota, 1, is_new and size or 0, sha256)
+    local evicted, too_much = room(a.quota, #new, is_new and size or 0, sha256)
     if not evicted then
         return too_much
     end
@@ -209,47 +279,21 @@ function calls.put(a, ids, blob)
     if is_new then
         count("size", size)
     end
-    local state, seq = key("state", id), redis_call("HINCRBY", KEYS[1], "seq", 1)
-    local fields = { "sha256", sha256, "size", size, "seq", seq, "pinned", "0", "status", "ready" }
-    for name, value in pairs(a.record) do
-        fields[#fields + 1] = name
-        fields[#fields + 1] = value
+    for _, given in ipairs(new) do
+        keep(given, ids, sha256, size)
     end
-    redis_call("HSET", state, unpack(fields))
-    redis_call("SET", key("ids", id), ids)
-    redis_call("SADD", key("sharing", sha256), id)
-    redis_call("ZADD", key("ready"), seq, id)
-    redis_call("ZADD", key("lru"), a.record.used, id)
-    if a.record.expires ~= "" then
-        redis_call("ZADD", key("end"), a.record.expires, id)
-    end
-    if a.record.parent ~= "" then
-        redis_call("ZADD", key("children", a.record.parent), seq, id)
-        redis_call("HINCRBY", key("kin"), a.record.parent, 1)
-    end
-    count("states", 1)
-    pin(id, a.pinned)
     if a.change then
-        move(a.change.name, id)
-    end
-    if a.key then
-        redis_call("HSET", key("key", a.key.key), "digest", a.key.digest, "state", id, "created", now_text)
-        redis_call("ZADD", key("keys"), now_text, a.key.key)
+        move(a.change.name, new[1].record.id)
     end
     evict(evicted)
-    return { "ok", (record(id)), #evicted }
+    for at, given in ipairs(a.states) do
+        found[at] = found[at] or record(given.record.id)
+    end
+    return { "ok", #evicted, found }
 end
 
 function calls.get(a)
     return refusal(a.id) or { "ok", (record(a.id)) }
-end
-
--- Note that a state is used now. By pcall, because a Redis that refuses writes can still be read.
-local function touch(id)
-    redis.pcall("HSET", key("state", id), "used", now_text)
-    if redis_call("HGET", key("state", id), "pinned") ~= "1" then
-        redis.pcall("ZADD", key("lru"), now_text, id)
-    end
 end
 
 function calls.use(a)
@@ -320,9 +364,12 @@ function calls.page(a)
 end
 
 function calls.change(a)
-    local refused = refusal(a.id)
+    local refused = refusal(a.id) or a.guard and name_refusal(a.guard) or a.change and name_refusal(a.change)
     if refused then
         return refused
+    end
+    if a.change then
+        move(a.change.name, a.id)
     end
     local state = key("state", a.id)
     if a.expires then
@@ -343,7 +390,7 @@ function calls.change(a)
 end
 
 function calls.delete(a)
-    local refused = refusal(a.id)
+    local refused = refusal(a.id) or a.guard and name_refusal(a.guard)
     if not refused then
         drop(a.id, "deleted")
     end
@@ -403,14 +450,12 @@ function calls.move(a)
 end
 
 function calls.unname(a)
-    local version, state = named(a.name)
-    if not state then
+    if named(a.name) == 0 then
         return { "refused", "no_name" }
     end
     local refused = name_refusal(a.change)
     if not refused then
-        redis_call("HDEL", key("names"), a.name)
-        redis_call("SREM", key("named", state), a.name)
+        unname(a.name)
     end
     return refused or { "ok" }
 end

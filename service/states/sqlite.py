@@ -1,9 +1,8 @@
-"""The store in one directory: an SQLite database in WAL mode, with large blobs as files beside it. Without a directory, in memory.
+"""The store in one directory: an SQLite database in WAL mode, and a file for each large blob. Without a directory, the store is in memory.
 
-A call has returned when its transaction is synced, so it survives kill -9 and power loss. Several processes of one
-machine may open the same directory. A blob of at most `INLINE_BYTES` is a row; a larger one is a file named by its hash, written before
-the row that refers to it (see `blob_files.py`). A file is removed only under the write lock, after
-no row refers to it.
+A call returns only after its transaction is synced, so its changes survive kill -9 and power loss. Several processes of one machine may
+open the same directory. A blob of at most `INLINE_BYTES` bytes is stored in a row. A larger blob is a file named by its hash, which is
+written before the row that refers to it; see `blob_files.py`. A file is removed only under the write lock, when no row refers to it.
 
 SQLite comes with `apsw`: versions before 3.51.3, such as those of many Python builds, can corrupt a database in WAL mode.
 """
@@ -12,7 +11,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,11 +20,13 @@ import orjson
 
 from service.errors import StoreFailed
 from service.states import sqlite_documents as documents
+from service.states import sqlite_names as names
 from service.states.blob_files import BlobFiles
 from service.states.record import (
     Ancestor,
     Document,
     Filter,
+    Fork,
     IdempotencyKey,
     Name,
     NameChange,
@@ -36,8 +37,8 @@ from service.states.record import (
     StoredBlob,
     Usage,
 )
-from service.states.refusals import gone, key_reused, name_moved, no_name, no_page, no_state, over_quota
-from service.states.sqlite_schema import FIELDS, FROM, SCHEMA, SELECT, VERSION, record_of
+from service.states.refusals import gone, key_reused, no_page, no_state, over_quota
+from service.states.sqlite_schema import FIELDS, FILE, FROM, FROM_VERSION_1, SCHEMA, SELECT, VERSION, record_of, stored_record
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
 TOMBSTONE_S = 86_400.0  # seconds for which requests for a state that is gone are answered with the reason
@@ -48,47 +49,53 @@ _BUSY_MS = 10_000  # longest wait for another process's transaction, in millisec
 class SqliteEngine:
     """The `StateEngine` in SQLite. Use it on one thread."""
 
-    group_size = 64  # calls that share a sync
+    group_size = 64  # limit on the calls that share one sync
     failures: tuple[type[Exception], ...] = (apsw.Error, OSError)
 
     def __init__(self, folder: Path | None, *, vfs: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """Raises StoreFailed if the folder cannot be used."""
         self._clock = clock
         self._touched: dict[str, float] = {}  # state -> time of its last read, not yet written to the database
-        self._unused: set[str] = set()  # hashes of the files that may have no row
+        self._unused: set[str] = set()  # hashes of blob files to which perhaps no row refers
         self.ended: Counter[Status] = Counter()
         self.damaged_blobs = 0
         try:
             self._files = None if folder is None else BlobFiles(folder)
-            self._db = apsw.Connection(":memory:" if folder is None else str(folder / "states.sqlite3"), vfs=vfs)
+            self._db = apsw.Connection(":memory:" if folder is None else str(folder / FILE), vfs=vfs)
             self._db.set_busy_timeout(_BUSY_MS)
-            # Otherwise power loss can bring back the journal of the change to WAL, which empties the database.
+            # Without "extra", power loss can restore the journal that was used to change to WAL, and this journal empties the database.
             self._db.pragma("synchronous", "extra")
             self._db.pragma("journal_mode", "wal")
             self._db.pragma("foreign_keys", True)
             with self._transaction():
                 version = self._db.pragma("user_version")
-                if not version:
-                    self._db.execute(SCHEMA)
+                lost = not version and self._files is not None and next(self._files.all(), None) is not None
+                if version in (0, 1) and not lost:
+                    self._db.execute(FROM_VERSION_1 if version else SCHEMA)
                     self._db.pragma("user_version", VERSION)
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"the store of states in {folder} cannot be opened: {_reason(error)}") from error
-        if version not in (0, VERSION):
+        if version not in (0, 1, VERSION):
             raise StoreFailed(f"the store in {folder} has version {version}, and this release reads {VERSION}: use another folder")
+        if lost:
+            raise StoreFailed(
+                f"the store in {folder} has files of blobs and no index: `attnserve states rebuild --states {folder}` makes one; "
+                f"without the folder {folder}/blobs the store is empty"
+            )
         if self._files is not None:
             self._unused |= self._files.begin()
             self._remove_unused()
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails.
+        """Return a context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails.
 
         If a call fails in a group inside another group, the changes of the inner group are undone.
         """
         if self._db.in_transaction:
             before = self.ended.copy()
             try:
-                with self._db:  # a savepoint
+                with self._db:  # inside a transaction, apsw begins a savepoint
                     yield
             except BaseException:
                 self.ended = before
@@ -102,13 +109,14 @@ class SqliteEngine:
 
     @contextmanager
     def _atomic(self) -> Iterator[None]:
-        """A context whose changes are made completely or not at all, in a transaction of its own or within a group."""
+        """Return a context whose changes are made completely or not at all. It is a transaction, or part of the transaction of a group."""
         with self.group():
             yield
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """`with self._db` would hold the GIL while it waits for another process or for the disk; `execute` releases it."""
+        """Return a context that is one transaction. It uses `execute` and not `with self._db`, which would hold the GIL while it waits for
+        another process or the disk."""
         self._db.execute("BEGIN IMMEDIATE")
         before = self.ended.copy()
         try:
@@ -116,7 +124,7 @@ class SqliteEngine:
             self._db.execute("COMMIT")
         except BaseException:
             self.ended = before
-            if self._db.in_transaction:  # some errors have ended it
+            if self._db.in_transaction:  # False after errors that have ended the transaction
                 self._db.execute("ROLLBACK")
             raise
 
@@ -136,27 +144,18 @@ class SqliteEngine:
         key: IdempotencyKey | None = None,
     ) -> StateRecord:
         with self._atomic():
-            if key is not None and (made := self.answered(record.tenant, key)) is not None:
+            if (made := self._insert(record, blob, ids, key)) is not None:
                 return made
-            if self._is_kept(record, blob):
-                return self.get(record.tenant, record.id)
-            blob_id, sha256, size = self._shared(record) if blob is None else self._kept(record.tenant, blob)
-            row = (
-                *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
-                *(record.origin, record.created, record.used, record.expires, False, orjson.dumps(record.metadata).decode()),
-                *(record.turn, sha256, size, "ready", ids, blob_id),
-            )
-            self._db.execute(f"INSERT INTO states({FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
-            self._count(record.tenant, states=1)
-            self._refer(blob_id, 1)
-            if record.pinned:
-                self._pin(record.tenant, record.id, pinned=True)
             if name is not None:
-                self.move(record.tenant, name, record.id)
-            if key is not None:
-                self._db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?)", (record.tenant, key.key, key.digest, record.id, self._clock()))
-            self._make_room(record.tenant, quota, keep=record.id)
+                names.move(self._db, record.tenant, name, record.id)
+            self._make_room(record.tenant, quota, [record.id])
             return self.get(record.tenant, record.id)
+
+    def fork(self, forks: Sequence[Fork], quota: Quota) -> list[StateRecord]:
+        with self._atomic():
+            made = [self._insert(record, None, b"", key) for record, key in forks]
+            self._make_room(forks[0].record.tenant, quota, [record.id for record, _ in forks])
+            return [earlier or self.get(record.tenant, record.id) for earlier, (record, _) in zip(made, forks, strict=True)]
 
     def get(self, tenant: str, state: str) -> StateRecord:
         row = self._db.execute(f"{SELECT} {FROM} WHERE s.id = ? AND s.tenant = ?", (state, tenant)).get
@@ -175,7 +174,7 @@ class SqliteEngine:
     def blob(self, tenant: str, state: str) -> bytes:
         record = self.use(tenant, state)
         blob_id, content = self._db.execute("SELECT b.id, b.content " + FROM + " WHERE s.id = ?", (state,)).get
-        content = self._content(record.sha256, content)
+        content = self._content(record.sha256, record.size, content)
         if hashlib.sha256(content).hexdigest() != record.sha256:
             self._quarantine(blob_id, record)
             raise gone(state, "damaged")
@@ -197,9 +196,15 @@ class SqliteEngine:
         rows = self._db.execute(f"{SELECT} {FROM} WHERE {' AND '.join(where)} ORDER BY s.seq DESC LIMIT ?", (*values, wanted.limit))
         return [record_of(row) for row in rows]
 
-    def change(self, tenant: str, state: str, patch: Patch) -> StateRecord:
+    def change(
+        self, tenant: str, state: str, patch: Patch, *, name: NameChange | None = None, guard: NameChange | None = None
+    ) -> StateRecord:
         with self._atomic():
             self.get(tenant, state)
+            if guard is not None:
+                names.check(self._db, tenant, guard)
+            if name is not None:
+                names.move(self._db, tenant, name, state)
             if patch.expires is not None:
                 expires = None if math.isinf(patch.expires) else patch.expires
                 self._db.execute("UPDATE states SET expires = ? WHERE id = ?", (expires, state))
@@ -209,9 +214,11 @@ class SqliteEngine:
                 self._pin(tenant, state, pinned=patch.pinned)
             return self.get(tenant, state)
 
-    def delete(self, tenant: str, state: str) -> None:
+    def delete(self, tenant: str, state: str, guard: NameChange | None = None) -> None:
         with self._atomic():
             self.get(tenant, state)
+            if guard is not None:
+                names.check(self._db, tenant, guard)
             self._drop(tenant, state, "deleted")
 
     def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
@@ -231,30 +238,21 @@ class SqliteEngine:
     # Names and idempotency keys --------------------------------------------------------------------------------------------------------
 
     def name(self, tenant: str, name: str) -> Name:
-        row = self._db.execute("SELECT name, state, version FROM names WHERE tenant = ? AND name = ?", (tenant, name)).get
-        if row is None:
-            raise no_name(name)
-        return Name(*row)
+        return names.find(self._db, tenant, name)
 
     def names(self, tenant: str, state: str) -> list[Name]:
-        rows = self._db.execute("SELECT name, state, version FROM names WHERE state = ? AND tenant = ? ORDER BY name", (state, tenant))
-        return [Name(*row) for row in rows]
+        return names.of_state(self._db, tenant, state)
 
     def move(self, tenant: str, change: NameChange, state: str) -> Name:
         with self._atomic():
             self.get(tenant, state)
-            version = self._expected(tenant, change) + 1
-            self._db.execute(
-                "INSERT INTO names VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET state = excluded.state, version = excluded.version",
-                (tenant, change.name, state, version),
-            )
-            return Name(change.name, state, version)
+            return names.move(self._db, tenant, change, state)
 
     def unname(self, tenant: str, change: NameChange) -> None:
         with self._atomic():
-            self.name(tenant, change.name)
-            self._expected(tenant, change)
-            self._db.execute("DELETE FROM names WHERE tenant = ? AND name = ?", (tenant, change.name))
+            names.find(self._db, tenant, change.name)
+            names.check(self._db, tenant, change)
+            names.remove(self._db, tenant, change.name)
 
     def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
         row = self._db.execute(
@@ -277,13 +275,13 @@ class SqliteEngine:
         )
 
     def blobs(self) -> Iterator[StoredBlob]:
-        last = 0  # a statement for each, because one over all would keep the WAL from being reset
+        last = 0  # one statement for each blob: a statement for all would prevent the WAL's reset
         with _failing():
             while row := self._db.execute(
-                "SELECT id, sha256, content, refs FROM blobs WHERE id > ? ORDER BY id LIMIT 1", (last,)
+                "SELECT id, sha256, size, content, refs FROM blobs WHERE id > ? ORDER BY id LIMIT 1", (last,)
             ).fetchone():
-                last, sha256, content, states = row
-                yield StoredBlob(sha256, self._content(sha256, content), states)
+                last, sha256, size, content, states = row
+                yield StoredBlob(sha256, self._content(sha256, size, content), states)
 
     def sweep(self) -> int:
         with self._atomic():
@@ -298,7 +296,7 @@ class SqliteEngine:
                 f"DELETE FROM states WHERE status != 'ready' AND (used <= ? OR status = 'deleted') AND {alone} RETURNING 1",
                 (now - TOMBSTONE_S,),
             ).fetchall():
-                pass  # repeat, because their parents may be without children now
+                pass  # repeat, because a parent of a deleted row may have no other child
             for tenant, size in documents.expire(self._db, now).items():
                 self._count(tenant, size=-size)
             return len(ended)
@@ -328,44 +326,59 @@ class SqliteEngine:
 
     # Inside a transaction --------------------------------------------------------------------------------------------------------------
 
-    def _content(self, sha256: str, inline: bytes | None) -> bytes:
+    def _content(self, sha256: str, size: int, inline: bytes | None) -> bytes:
         if inline is not None:
             return inline
         assert self._files is not None
-        return self._files.read(sha256)
+        return self._files.read(sha256, size)
 
     def _over(self, record: StateRecord) -> bool:
         return record.expires is not None and record.expires <= self._clock()
 
-    def _expected(self, tenant: str, change: NameChange) -> int:
-        """Return the name's version, 0 if it is new. Raises NameMoved if the change expects another version."""
-        found = self._db.execute("SELECT version FROM names WHERE tenant = ? AND name = ?", (tenant, change.name)).get
-        version = 0 if found is None else int(found)
-        if change.version is not None and change.version != version:
-            raise name_moved(change, version)
-        return version
+    def _insert(self, record: StateRecord, blob: bytes | None, ids: bytes, key: IdempotencyKey | None) -> StateRecord | None:
+        """Write a new state, and return None. If a state with this key or id was stored before, return that state and write nothing."""
+        if key is not None and (made := self.answered(record.tenant, key)) is not None:
+            return made
+        if self._is_kept(record, blob):
+            return self.get(record.tenant, record.id)
+        blob_id, sha256, size = self._shared(record) if blob is None else self._kept(record, blob, ids)
+        row = (
+            *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
+            *(record.origin, record.created, record.used, record.expires, False, orjson.dumps(record.metadata).decode()),
+            *(record.turn, sha256, size, "ready", ids, blob_id),
+        )
+        self._db.execute(f"INSERT INTO states({FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
+        self._count(record.tenant, states=1)
+        self._refer(blob_id, 1)
+        if record.pinned:
+            self._pin(record.tenant, record.id, pinned=True)
+        if key is not None:
+            self._db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?)", (record.tenant, key.key, key.digest, record.id, self._clock()))
+        return None
 
     def _is_kept(self, record: StateRecord, blob: bytes | None) -> bool:
-        """Return whether this state, with these bytes, was put before."""
+        """Return whether a state with this id, parent and bytes was stored before."""
         found = self._db.execute("SELECT parent, sha256 FROM states WHERE id = ? AND tenant = ?", (record.id, record.tenant)).get
         return found is not None and found == (record.parent, found[1] if blob is None else hashlib.sha256(blob).hexdigest())
 
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
-        """Return the blob of the parent: id, hash and size."""
-        parent = self.use(record.tenant, record.parent or "")  # so that it is not evicted before its own forks
+        """Return the id, the hash and the size in bytes of the parent's blob."""
+        parent = self.use(record.tenant, record.parent or "")  # `use`, so that the parent is not evicted before its forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 
-    def _kept(self, tenant: str, blob: bytes) -> tuple[int, str, int]:
-        """Store the bytes, to which no state refers yet. Returns the blob's id, hash and size."""
+    def _kept(self, record: StateRecord, blob: bytes, ids: bytes) -> tuple[int, str, int]:
+        """Store the bytes of a new state, and return the id, the hash and the size in bytes of their blob."""
         sha256, size = hashlib.sha256(blob).hexdigest(), len(blob)
         inline = size <= INLINE_BYTES or self._files is None
         if not inline and self._files is not None:
-            self._unused.add(sha256)  # the file has no row if this transaction fails
-            self._files.write(sha256, blob)  # no process removes a file while this transaction holds the write lock
-        found = self._db.execute("SELECT id FROM blobs WHERE tenant = ? AND sha256 = ?", (tenant, sha256)).get
+            self._unused.add(sha256)  # if this transaction fails, the file has no row and is removed later
+            self._files.write(
+                sha256, blob, stored_record(record, ids)
+            )  # no process removes a file while this transaction holds the write lock
+        found = self._db.execute("SELECT id FROM blobs WHERE tenant = ? AND sha256 = ?", (record.tenant, sha256)).get
         if found is None:
-            self._db.execute("INSERT INTO blobs VALUES (NULL, ?, ?, ?, ?, 0, 0)", (tenant, sha256, size, blob if inline else None))
+            self._db.execute("INSERT INTO blobs VALUES (NULL, ?, ?, ?, ?, 0, 0)", (record.tenant, sha256, size, blob if inline else None))
             found = self._db.last_insert_rowid()
         return int(found), sha256, size
 
@@ -385,7 +398,8 @@ class SqliteEngine:
 
     def _count(self, tenant: str, *, states: int = 0, size: int = 0, pinned_size: int = 0) -> None:
         self._db.execute(
-            "INSERT INTO tenants VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET states = states + excluded.states, "
+            "INSERT INTO tenants(tenant, states, size, pinned_size) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET states = states + excluded.states, "
             "size = size + excluded.size, pinned_size = pinned_size + excluded.pinned_size",
             (tenant, states, size, pinned_size),
         )
@@ -397,24 +411,26 @@ class SqliteEngine:
             self._refer(blob_id, 0, 1 if pinned else -1)
 
     def _drop(self, tenant: str, state: str, status: Status) -> None:
-        """Release the blob and the names of a state. Its row stays as long as other states need its ids or requests get the reason."""
+        """End a state: release its blob and names, and set its status. Its row stays while it has children or requests get the reason."""
         self._pin(tenant, state, pinned=False)
         blob_id = self._db.execute("SELECT blob FROM states WHERE id = ?", (state,)).get
         self._db.execute("UPDATE states SET status = ?, blob = NULL, used = ? WHERE id = ?", (status, self._clock(), state))
-        self._db.execute("DELETE FROM names WHERE state = ? AND tenant = ?", (state, tenant))
+        for name in names.of_state(self._db, tenant, state):
+            names.remove(self._db, tenant, name.name)
         self._count(tenant, states=-1)
         self.ended[status] += 1
         self._refer(blob_id, -1)
         self._touched.pop(state, None)
 
-    def _make_room(self, tenant: str, quota: Quota, keep: str | None = None) -> None:
-        """Evict the states of the tenant that were used least recently and are not pinned, until it is within its quota."""
+    def _make_room(self, tenant: str, quota: Quota, keep: Sequence[str] = ()) -> None:
+        """Evict the states of the tenant that were used least recently, are not pinned and not in `keep`, until it is within its quota."""
         self._note_use()
-        usage = self.usage(tenant)
+        usage, kept = self.usage(tenant), orjson.dumps(keep).decode()
         while usage.states > quota.states or usage.size > quota.size:
             oldest = self._db.execute(
-                "SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND NOT pinned AND id IS NOT ? ORDER BY used LIMIT 1",
-                (tenant, keep),
+                "SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND NOT pinned AND id NOT IN (SELECT value FROM json_each(?)) "
+                "ORDER BY used LIMIT 1",
+                (tenant, kept),
             ).get
             if oldest is None:
                 raise over_quota(usage, quota)
@@ -436,7 +452,7 @@ class SqliteEngine:
                 self._files.set_apart(record.sha256)
 
     def _remove_unused(self) -> None:
-        """Remove files without a row, after the transaction that may have needed them."""
+        """Remove files of blobs without a row. Does nothing inside a transaction, which may still add a row."""
         if self._files is None or not self._unused or self._db.in_transaction:
             return
         unused, self._unused = self._unused, set()
@@ -446,12 +462,12 @@ class SqliteEngine:
                     if self._db.execute("SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1", (sha256,)).get is None:
                         self._files.remove(sha256)
         except (apsw.Error, OSError):
-            self._unused |= unused  # the next transaction, or the next start, removes them
+            self._unused |= unused  # the next transaction, or the next start, removes these files
 
 
 @contextmanager
 def _failing() -> Iterator[None]:
-    """Errors of SQLite and of the disk become StoreFailed."""
+    """Raise StoreFailed in place of an error of SQLite or of the disk."""
     try:
         yield
     except (apsw.Error, OSError) as error:

@@ -1,4 +1,4 @@
-"""Documents in SQLite: rows with a version, and the times at which they are due and at which they expire.
+"""Stores documents in SQLite. Each document is a row with a version, the time at which it is due, and the time at which it expires.
 
 The functions are called in a transaction of `SqliteEngine`, which counts the bytes. An expired document counts as missing.
 """
@@ -25,7 +25,7 @@ _ALIVE = "(expires IS NULL OR expires > ?)"
 
 
 def read(db: apsw.Connection, tenant: str, kind: str, id: str, now: float) -> Document:
-    """Raises StateNotFound."""
+    """Return a document. Raises StateNotFound."""
     found = _select(db, f"{_KEY} AND {_ALIVE}", tenant, kind, id, now)
     if not found:
         raise no_document(kind, id)
@@ -33,7 +33,7 @@ def read(db: apsw.Connection, tenant: str, kind: str, id: str, now: float) -> Do
 
 
 def write(db: apsw.Connection, document: Document, expected: int | None, now: float) -> tuple[int, int]:
-    """Return the new version, and by how many bytes the tenant's documents have grown. Raises DocumentMoved."""
+    """Write a document. Return its new version, and by how many bytes the tenant's documents have grown. Raises DocumentMoved."""
     key = (document.tenant, document.kind, document.id)
     freed = _delete(db, f"{_KEY} AND NOT {_ALIVE}", *key, now)[document.tenant]
     old = _select(db, _KEY, *key)
@@ -47,13 +47,13 @@ def write(db: apsw.Connection, document: Document, expected: int | None, now: fl
 
 
 def erase(db: apsw.Connection, tenant: str, kind: str, id: str, expected: int | None, now: float) -> int:
-    """Return the bytes of the document. Raises StateNotFound or DocumentMoved."""
+    """Delete a document, and return the number of its bytes. Raises StateNotFound or DocumentMoved."""
     _check(kind, id, read(db, tenant, kind, id, now).version, expected)
     return _delete(db, _KEY, tenant, kind, id)[tenant]
 
 
 def page(db: apsw.Connection, tenant: str, kind: str, after: str | None, limit: int, now: float) -> list[Document]:
-    """Raises StateNotFound."""
+    """Return a page of the documents of one kind, newest first. Raises StateNotFound if there is no document `after`."""
     where = f"tenant = ? AND kind = ? AND {_ALIVE}"
     values: list[str | float] = [tenant, kind, now]
     if after is not None:
@@ -66,12 +66,12 @@ def page(db: apsw.Connection, tenant: str, kind: str, after: str | None, limit: 
 
 
 def due(db: apsw.Connection, kind: str, until: float, limit: int, now: float) -> list[Document]:
-    """Return documents of all tenants that are due, oldest due first."""
+    """Return documents of all tenants whose `due` is at most `until`, the earliest due first."""
     return _select(db, f"kind = ? AND due <= ? AND {_ALIVE} ORDER BY due, seq LIMIT ?", kind, until, now, limit)
 
 
 def expire(db: apsw.Connection, now: float) -> Counter[str]:
-    """Remove the documents that have expired. Return their bytes, by tenant."""
+    """Delete the documents that have expired. Return the number of their bytes, by tenant."""
     return _delete(db, "expires <= ?", now)
 
 
@@ -87,7 +87,7 @@ def _select(db: apsw.Connection, where: str, *values: str | float) -> list[Docum
 
 
 def _delete(db: apsw.Connection, where: str, *values: str | float) -> Counter[str]:
-    """Return the bytes of the deleted documents, by tenant."""
+    """Delete the documents that match `where`. Return the number of their bytes, by tenant."""
     sizes: Counter[str] = Counter()
     for tenant, size in db.execute(f"DELETE FROM documents WHERE {where} RETURNING tenant, length(body)", values):
         sizes[tenant] += size

@@ -1,5 +1,6 @@
-"""The tables of the store in SQLite, and how a state is read from its row."""
+"""The tables of the store in SQLite, and the conversions between a state and its row or JSON."""
 
+from base64 import b64decode, b64encode
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +8,11 @@ import orjson
 
 from service.states.record import StateRecord
 from service.states.sqlite_documents import SCHEMA as _DOCUMENTS
+from service.states.sqlite_names import SCHEMA as _NAMES
 
-VERSION = 1
+FILE = "states.sqlite3"
+VERSION = 2
+FROM_VERSION_1 = "ALTER TABLE tenants ADD COLUMN version_floor INTEGER NOT NULL DEFAULT 0"
 
 SCHEMA = (
     _DOCUMENTS
@@ -30,16 +34,16 @@ CREATE INDEX states_by_end ON states(expires) WHERE status = 'ready' AND expires
 CREATE INDEX states_by_parent ON states(parent, status, seq);
 CREATE INDEX states_by_blob ON states(blob);
 CREATE INDEX states_gone ON states(used) WHERE status != 'ready';
-CREATE TABLE names(
-    tenant TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY(tenant, name)
-) WITHOUT ROWID;
-CREATE INDEX names_by_state ON names(state);
+"""
+    + _NAMES
+    + """
 CREATE TABLE keys(
     tenant TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY(tenant, key)
 ) WITHOUT ROWID;
 CREATE INDEX keys_by_age ON keys(created);
 CREATE TABLE tenants(
-    tenant TEXT PRIMARY KEY, states INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, pinned_size INTEGER NOT NULL DEFAULT 0
+    tenant TEXT PRIMARY KEY, states INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, pinned_size INTEGER NOT NULL DEFAULT 0,
+    version_floor INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 """
 )
@@ -52,10 +56,22 @@ FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
 
 
 def record_of(row: tuple[Any, ...]) -> StateRecord:
-    """Return the state of a row of `SELECT`."""
+    """Return the state in a row that `SELECT` returns."""
     *values, status, shared_by = row
     names = FIELDS.split(", ")[:-1]
     fields = dict(zip(names, values, strict=True))
     fields["metadata"] = orjson.loads(fields["metadata"])
     fields["pinned"] = bool(fields["pinned"])
     return replace(StateRecord(**fields), status=status, shared_by=shared_by)
+
+
+def stored_record(record: StateRecord, ids: bytes) -> dict[str, Any]:
+    """Return the JSON of a state's record, for the file of its blob. `ids`: the token ids since its parent."""
+    fields = {name: getattr(record, name) for name in FIELDS.split(", ")}
+    return {**fields, "ids": b64encode(ids).decode()}
+
+
+def row_of(stored: dict[str, Any]) -> tuple[StateRecord, bytes]:
+    """Return the record and the token ids: the inverse of `stored_record`. Raises TypeError, KeyError or ValueError for invalid JSON."""
+    fields = {name: stored[name] for name in FIELDS.split(", ")}
+    return StateRecord(**fields), b64decode(stored["ids"])

@@ -1,7 +1,7 @@
 """A store on its own thread, for callers on any thread or event loop.
 
-Calls wait in a bounded queue. The thread takes those that wait, up to the engine's `group_size`, into one group: they share one sync. A
-call that fails leaves the others of its group as they are.
+Calls wait in a bounded queue. The thread joins waiting calls to a group, at most the engine's `group_size`, and the calls of a group share
+one sync. If one call fails, the other calls of its group are still carried out.
 """
 
 import asyncio
@@ -22,15 +22,18 @@ from service.states.record import Status, StoredBlob, Usage
 
 T = TypeVar("T")
 
-_WAITING = 4096  # calls
+_WAITING = 4096  # limit on the calls in the queue
 _RETRY_S = 1.0
-_COUNT_S = 10.0  # between two counts of all states
+_COUNT_S = 10.0  # seconds between two counts of all states
 
 
 class GroupingEngine(StateEngine, Protocol):
-    """An engine whose calls can become durable together, up to `group_size` of them. SQLite undoes a group inside another one if a call
-    of it fails; Redis does not. `failures`: errors of a call that `group` turns into StoreFailed. `ended`, `damaged_blobs`: how many
-    states have ended and why, and blobs found damaged, by calls of this process."""
+    """An engine with groups: up to `group_size` calls become durable together.
+
+    If a call fails in a group inside another group, SQLite undoes the inner group, and Redis does not. `failures`: errors for which `group`
+    raises StoreFailed. `ended`: the number of states that calls of this process have ended, by status. `damaged_blobs`: the number of
+    blobs that this process has found damaged.
+    """
 
     group_size: int
     failures: tuple[type[Exception], ...]
@@ -38,36 +41,36 @@ class GroupingEngine(StateEngine, Protocol):
     damaged_blobs: int
 
     def totals(self) -> Usage:
-        """What all tenants together keep."""
+        """Return the usage of all tenants together."""
         ...
 
     def blobs(self) -> Iterator[StoredBlob]:
-        """All blobs of all tenants, as they are stored: unchecked, and empty where the bytes are missing."""
+        """Yield all blobs of all tenants. Their hashes are not checked, and the content is empty if the bytes are missing."""
         ...
 
     def group(self) -> AbstractContextManager[None]: ...
 
 
 class Observer(Protocol):
-    """Is told what a store does, on the store's thread."""
+    """Receives the events of a store, for metrics. All methods except `opened` are called on the store's thread."""
 
     def opened(self, waiting: Callable[[], int]) -> None:
-        """`waiting` returns the number of calls that wait."""
+        """Called when the store is opened. `waiting` returns the number of calls in the queue."""
         ...
 
     def finished(self, elapsed_s: float) -> None:
-        """A group of calls is durable, or has failed, after `elapsed_s` seconds."""
+        """Called when a group of calls is durable or has failed, `elapsed_s` seconds after its beginning."""
         ...
 
     def counted(self, ended: Mapping[Status, int], damaged_blobs: int) -> None:
-        """Numbers of states and blobs since the store was opened; see `GroupingEngine`."""
+        """Called with `ended` and `damaged_blobs` of the engine, which count from the opening of the store; see `GroupingEngine`."""
         ...
 
     def kept(self, usage: Usage) -> None: ...
 
 
 class Store:
-    """An engine, its thread and its queue. Create it in the process that uses it: no thread survives a fork."""
+    """An engine with its thread and its queue. Create it in the process that uses it, because a forked process does not have the thread."""
 
     def __init__(self, engine: GroupingEngine, observer: Observer | None = None) -> None:
         self._engine = engine
@@ -80,12 +83,13 @@ class Store:
         self._start()
 
     def _start(self) -> None:
-        """Start the thread. Simulations have none."""
+        """Start the thread. Simulations of the tests have no thread."""
         self._thread = threading.Thread(target=self._work, name="states", daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
-        """Queue a call of the engine. The future has its result after it is durable. Raises Overloaded if the queue is full."""
+        """Queue a call of the engine. The returned future gets the call's result when its changes are durable. Raises Overloaded if the
+        queue is full, or StoreFailed if the store is closed."""
         future: Future[T] = Future()
         if self._closed:
             raise StoreFailed("the store of states is closed: the service is stopping")
@@ -97,10 +101,10 @@ class Store:
         return future
 
     async def call(self, call: Callable[[GroupingEngine], T]) -> T:
-        """Return the result of a call of the engine, for a caller on the event loop. The call is carried out even if the caller is
+        """Queue a call of the engine, and return its result, for a caller on the event loop. The call is carried out even if the caller is
         cancelled."""
         calling = asyncio.wrap_future(self.submit(call))
-        calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # otherwise asyncio logs it if the caller has left
+        calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # asyncio logs errors that nobody retrieves
         return await asyncio.shield(calling)
 
     def close(self) -> None:
@@ -116,14 +120,14 @@ class Store:
         self._engine.close()
 
     def _carry_out(self, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
-        """Carry out calls that become durable together, then settle their futures. Simulations call this without a thread."""
+        """Carry out the calls of a group, then set the results of their futures. Simulations of the tests call this without a thread."""
         begun = time.perf_counter()
         results: list[tuple[Future[Any], Any, BaseException | None]] = []
         try:
             with self._engine.group():
                 for call, future in group:
                     results.append(self._one(call, future))
-        except BaseException as error:  # then no call of this group is durable
+        except BaseException as error:  # the commit failed, so no call of this group is durable
             results = [(future, None, error) for _, future in group]
         elapsed_s = time.perf_counter() - begun
         for future, result, failure in results:
@@ -143,7 +147,7 @@ class Store:
             self._counted_at = time.monotonic()
 
     def _one(self, call: Callable[[GroupingEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
-        """Carry out one call. A failure of the store itself ends the group."""
+        """Carry out one call. Return its future, its result and its error. Raises errors of the store itself, which end the group."""
         try:
             return future, call(self._engine), None
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Checks that tensors are a valid state of a model. The same checks apply to runs that move between engines and to blobs of clients."""
+"""Checks that tensors are a valid state of a model. The checks apply to runs that move between engines and to blobs that clients upload."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def check_bundle(found: str, fingerprint: str) -> None:
 
 
 def check_position(position: int, decoder: contract.Decoder, *, least: int = 0) -> None:
-    """Raise InvalidRequest if a sequence of the model cannot have so many tokens."""
+    """Raise InvalidRequest if the model cannot process a sequence of `position` tokens."""
     if position < least:
         raise InvalidRequest(f"the state is broken: its position is {position}, and the least is {least}; {AGAIN}")
     if decoder.n_positions is not None and position > decoder.n_positions:
@@ -37,13 +37,13 @@ def check_form(spec: contract.StateTensor, shape: tuple[int, ...], dtype: np.dty
 
 
 def check_numbers(spec: contract.StateTensor, tensor: NDArray[Any], position: int) -> None:
-    """Raise InvalidRequest if a state tensor has numbers that no sequence of `position` tokens gives: not finite, or contrary to
-    `spec.holds`."""
+    """Raise InvalidRequest if a state tensor has numbers that no sequence of `position` tokens can give: numbers that are not finite, or
+    that contradict `spec.holds`."""
     if not np.isfinite(tensor).all():
         raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not finite; {AGAIN}")
     if not position:
         return
-    holds = spec.holds or ("sums" if spec.name.endswith("_z") else None)  # bundles of earlier exports have names alone
+    holds = spec.holds or ("sums" if spec.name.endswith("_z") else None)  # bundles of earlier exports have no `holds`, only the name
     if holds == "sums" and not (tensor > 0).all():
         raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not above 0; {AGAIN}")
     if holds == "sums_in_last_column":
@@ -55,7 +55,7 @@ def check_numbers(spec: contract.StateTensor, tensor: NDArray[Any], position: in
 
 
 def check_logits(name: str, logits: NDArray[np.float32], vocab_size: int) -> None:
-    """Raise InvalidRequest if these are not logits of the vocabulary. A token that the model excludes has -inf."""
+    """Raise InvalidRequest if the array is not the logits of `vocab_size` tokens. A token that the model excludes has the logit -inf."""
     if not (logits.shape == (vocab_size,) and logits.dtype == np.float32):
         raise InvalidRequest(f"the state is not of this model: {name} has not {vocab_size} numbers in float32; {AGAIN}")
     if not np.isfinite(logits.max()):

@@ -1,4 +1,6 @@
-"""A Prometheus histogram that can count the same value several times in one call. A decode step takes equally long for all its runs."""
+"""A Prometheus histogram that can count the same value several times in one call, because a decode step takes equally long for all its
+runs.
+"""
 
 import threading
 from collections.abc import Iterable, Sequence

@@ -25,7 +25,7 @@ def to_file(path: Path | None, level: str) -> None:
             "{asctime}{levelname}{name}{message}", style="{", rename_fields={"asctime": "time", "levelname": "level", "name": "logger"}
         )
     )
-    for name in ("attnserve", "opentelemetry"):  # opentelemetry logs when a collector is unreachable
+    for name in ("attnserve", "opentelemetry"):  # opentelemetry logs a message when a collector is unreachable
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())
@@ -33,13 +33,15 @@ def to_file(path: Path | None, level: str) -> None:
 
 
 def traces(traceparents: Iterable[str | None]) -> dict[str, list[str]]:
-    """Return the field `trace_ids` for a log record about several requests: the first few trace ids. Empty if no request is traced."""
+    """Return the field `trace_ids` of a log record about several requests, with the first few trace ids. Returns an empty dictionary if no
+    request is traced.
+    """
     ids = dict.fromkeys(each.split("-")[1] for each in traceparents if each is not None)
     return {"trace_ids": list(ids)[:_MOST_TRACES]} if ids else {}
 
 
 class Follower:
-    """Copies new lines of a log file to a stream until stopped. The file may not exist yet and may be rotated."""
+    """Copies new lines of a log file to a stream until it is stopped. The file may be created later, and may be rotated."""
 
     def __init__(self, path: Path, stream: TextIO = sys.stderr) -> None:
         self._path = path

@@ -20,9 +20,9 @@ _ANSWER_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30,
 _STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# The reasons why the prefix cache had no state for a prompt.
+Miss = Literal["disabled", "short", "new", "boundary", "evicted", "tenant", "salt", "model", "numerics"]
 # About half of vLLM's buckets, with finer buckets below, because a small decoder on a CPU takes about a millisecond per token.
-Miss = Literal["disabled", "short", "new", "boundary", "evicted", "tenant", "salt"]  # why no beginning of a prompt was in the prefix cache
-
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
 _BETWEEN_TOKENS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _REQUEST_S = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 30, 60, 120, 300, 960)
@@ -37,7 +37,7 @@ class Metrics:
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
-        # Gauges: prometheus_client adds _total to a counter's name, which dashboards do not expect. `exposition` declares counters.
+        # Counters are made as gauges, because prometheus_client would add _total to their names. `exposition` declares them as counters.
         self.requests = gauge("te_request_count", "Requests taken", ["method", "model"])
         self.successes = gauge("te_request_success", "Requests answered", ["method", "model"])
         self.failures = gauge("te_request_failure", "Requests refused or failed", ["err", "model"])
@@ -80,7 +80,7 @@ class Metrics:
         self.prefix_queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", named)
         self.prefix_hits = counter("vllm:prefix_cache_hits", "Of these, tokens found", named)
         self.prefix_misses = counter("attnserve_prefix_cache_misses", "Prompts of which no beginning was found", ["model", "reason"])
-        # Of the store of states: all processes that share it give the same number, so take the largest, not the sum.
+        # Metrics of the store of states. All processes that share a store report the same number, so take the largest, not the sum.
         self.states = gauge("attnserve_states", "States in the store, of all tenants")
         self.state_bytes = gauge("attnserve_state_bytes", "Bytes of states and documents in the store, shared ones once")
         self.states_ended = counter("attnserve_states_ended", "States that are gone: deleted, expired, evicted or damaged", ["reason"])
@@ -115,7 +115,8 @@ class Metrics:
     def request(self, route: str, model: str, status: int, elapsed_s: float, *, bulk: bool = False) -> None:
         """Count one request that was answered, rejected or abandoned. `bulk` is true for the bulk lane.
 
-        As in text-embeddings-inference, only requests that a model answered are timed. Rejections and probes would lower the durations.
+        As in text-embeddings-inference, only requests that a model answered are timed. Rejections and probes are short, so they would lower
+        the durations.
         """
         self._requests_of(route, model).inc()
         if status < 400:
@@ -156,7 +157,7 @@ class TenantMetrics:
 
 
 class ModelMetrics:
-    """The metrics of one encoder, with its model label already set."""
+    """The metrics of one encoder, with the label `model` already set."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.queue_size = metrics.queue_size.labels(model)
@@ -201,7 +202,7 @@ class GeneratorMetrics:
         self._finished = {reason: metrics.finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
 
     def looked_up(self, tokens: int, found: int, miss: Miss | None) -> None:
-        """Count a prompt that was looked up in the prefix cache, of which the first `found` tokens were there."""
+        """Count a prompt that was looked up in the prefix cache, which had the state after its first `found` tokens."""
         self._looked_up.inc(tokens)
         self._found.inc(found)
         if miss is not None:

@@ -29,7 +29,7 @@ from service.errors import AttnserveError
 from service.telemetry.usage import Usage
 
 _W3C = TraceContextTextMapPropagator()
-_EXPORT_S = 5.0  # spans are dropped if the collector is slower, so that a replica can stop in this time
+_EXPORT_S = 5.0  # seconds to send spans; if the collector is slower, spans are dropped, so that a replica can stop in this time
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -89,7 +89,7 @@ class RequestSpan:
         self.traceparent = f"00-{self._trace_id}-{format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
     def mark(self, call: Call) -> None:
-        """Write the trace context into `call`, by which it reaches the engine and the replicas."""
+        """Write the trace context into `call`, which carries it to the engine and the replicas."""
         call.trace_id = self._trace_id
         call.traceparent = self.traceparent if self._span.is_recording() else None
 
@@ -129,7 +129,7 @@ class Tracer:
         self._provider.shutdown()
 
     def request(self, method: str, path: str, headers: Mapping[str, str], started: float) -> RequestSpan:
-        """Start the span of a request. It joins its caller's trace if the headers name one, else it begins a new trace."""
+        """Start the span of a request. The span joins its caller's trace if the headers name a trace, else it begins a new one."""
         method = method if method in _METHODS else "_OTHER"
         attributes = {"http.request.method": method, "url.path": path, "url.scheme": "http"}
         parent = _W3C.extract(headers, Context())
@@ -156,7 +156,7 @@ class Tracer:
         }
         for request, bad in failed.items():
             self._queue(clock, request, started)
-            begun = max(started, request.arrived)  # later if the request joined an input already being computed
+            begun = max(started, request.arrived)  # the arrival, if the request joined an input that was already being computed
             with (
                 self._span(clock, "batch", _context(request.task.traceparent), begun, now, described) as span,
                 self._span(clock, "run", set_span_in_context(span), begun, started + elapsed) as run,
@@ -172,7 +172,7 @@ class Tracer:
                 self._queue(clock, request, now, "cancelled or expired before it was computed")
 
     def generation(self, traceparent: str, usage: Usage, reason: str) -> None:
-        """Add the spans of a decoder run that has ended. `reason`: stop, length, abort, error, or taken (moved to another engine)."""
+        """Add the spans of a decoder run that has ended. `reason` is stop, length, abort, error, or taken (moved to another engine)."""
         clock = _Clock()
         ended = usage.finished or time.monotonic()
         described: dict[str, AttributeValue] = {

@@ -9,7 +9,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int = 0
-    cached_tokens: int = 0  # tokens of the prompt that were not computed because their state was cached
+    cached_tokens: int = 0  # prompt tokens that were not computed, because the state after them was cached
     submitted: float = 0.0
     started: float | None = None  # time when the run left the queue
     first_token: float | None = None

@@ -16,7 +16,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 RAY_OVERLAYS = ("base", "overlays/cpu", "overlays/gpu", "overlays/ha", "overlays/gpu + ha")  # + a component that an overlay of a user names
 OVERLAYS = (*RAY_OVERLAYS, "overlays/plain")
 ALL = (*OVERLAYS, "overlays/kind", "load")
-COMPONENTS = ("models-volume", "fetch", "traces")
+COMPONENTS = ("models-volume", "fetch", "traces", "states")
 
 Manifest = dict[str, Any]
 

@@ -43,6 +43,9 @@ INSTALLS: dict[str, dict[str, Any]] = {
     "oci": {"models": {"image": "registry.example/bundles@sha256:" + "0" * 64}},
     "fetch": {"models": {"fetch": {"urls": ["s3://mine/minilm#sha256:" + "0" * 64], "secret": "mine"}}},
     "ray, fetch": {**RAY, "models": {"fetch": {"urls": ["gs://mine/minilm"]}}},
+    "states": {"states": {"claim": "mine"}, "scaling": {"min": 1, "max": 1}},
+    "redis": {"states": {"redis": {"url": "rediss://store@cache.example:6380", "secret": "mine", "cidr": "10.1.0.0/16"}}},
+    "ray, redis": {**RAY, "states": {"redis": {"url": "redis://cache.example", "secret": ""}}},
     "scheduled": {
         **GPU,
         "nodeSelector": {"disk": "fast"},
@@ -56,11 +59,12 @@ AS_COMPONENTS: dict[str, dict[str, Any]] = {
     "models-volume": {"models": {"claim": "attnserve-models"}},
     "fetch": {"models": {"fetch": {"urls": ["https://bundles.example/all-MiniLM-L6-v2", "https://bundles.example/python-gated-delta"]}}},
     "traces": {"traces": {"endpoint": "http://otel-collector.monitoring:4318"}},
+    "states": {"states": {"redis": {"url": "redis://redis.states:6379/0"}}},
 }
 
 # Settings that other values of the chart make.
 MADE = {"BUNDLES", "API_KEYS", "API_KEYS_FILE", "HOST", "PORT", "PROFILE", "REQUEST_TIMEOUT_S", "DRAIN_TIMEOUT_S"}
-MADE |= {"THREADS", "PROVIDER", "GPU_MEMORY_GIB", "REPLICA_GPUS", "OTLP_ENDPOINT"}
+MADE |= {"STATES", "THREADS", "PROVIDER", "GPU_MEMORY_GIB", "REPLICA_GPUS", "OTLP_ENDPOINT"}
 
 
 @pytest.fixture(scope="session")
@@ -215,6 +219,13 @@ def test_lint(helm: str) -> None:
         ({"models": {"fetch": {"urls": ["s3://mine/one s3://mine/two"]}}}, "urls"),
         ({"models": {"fetch": {"urls": ["https://mine.example/one?signature=1"]}}}, "urls"),
         ({"models": {"claim": "mine", "image": "mine"}}, "set one of them"),
+        ({"states": {"claim": "mine"}}, "states.claim is for one pod, and scaling allows 8"),
+        ({"states": {"claim": "mine"}, **RAY}, "states.claim is for one pod, and a RayService has several"),
+        ({"states": {"claim": "mine", "redis": {"url": "redis://mine:1"}}, "scaling": {"max": 1, "min": 1}}, "set one of them"),
+        ({"states": {"redis": {"url": "redis://:password@mine:6379"}}}, "url"),
+        ({"states": {"redis": {"url": "http://mine:6379"}}}, "url"),
+        ({"states": {"redis": {"secret": None}}}, "secret is required"),
+        ({"settings": {"STATES": "redis://mine"}}, "STATES"),
         ({"keys": {"secret": "My_Keys"}}, "secret"),
         ({"image": {"pullSecrets": ["My_Registry"]}}, "pullSecrets"),
         ({"settings": {"SLOTTS": 64}}, "SLOTTS"),
@@ -366,6 +377,35 @@ def test_fetch(helm: str, values: dict[str, Any]) -> None:
         assert bytes_of(pod.container["resources"]["limits"]["ephemeral-storage"]) >= on_disk, "the pod would be evicted"
     (policy,) = [each["spec"] for each in of_kind(found, "NetworkPolicy") if each["metadata"]["name"] == "attnserve-fetch"]
     assert [each["port"] for each in policy["egress"][0]["ports"]] == [443, 8443]
+    assert all(policy["podSelector"]["matchLabels"].items() <= pod.labels.items() for pod in ours(found))
+
+
+def test_states_on_a_volume(helm: str) -> None:
+    """One pod at a time has the volume, also while it is replaced."""
+    found = rendered(helm, INSTALLS["states"])
+    (pod,) = pods(found)
+    assert environment(found, pod)["ATTNSERVE_STATES"] == "/states"
+    assert {"name": "states", "persistentVolumeClaim": {"claimName": "mine"}} in pod.spec["volumes"]
+    assert {"name": "states", "mountPath": "/states"} in pod.container["volumeMounts"]
+    assert of_kind(found, "Deployment")[0]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@pytest.mark.parametrize(
+    ("install", "port", "to"),
+    [
+        ("redis", 6380, {"ipBlock": {"cidr": "10.1.0.0/16"}}),
+        ("ray, redis", 6379, {"namespaceSelector": {"matchLabels": {"attnserve/access": "states"}}}),
+    ],
+)
+def test_states_in_redis(helm: str, install: str, port: int, to: dict[str, Any]) -> None:
+    """Every pod has the address and the password, from a Secret, and may connect."""
+    found, given = rendered(helm, INSTALLS[install]), INSTALLS[install]["states"]["redis"]
+    for pod in ours(found):
+        assert environment(found, pod)["ATTNSERVE_STATES"] == given["url"]
+        secrets = [each["secretRef"] for each in pod.container["envFrom"] if "secretRef" in each]
+        assert secrets == ([{"name": given["secret"]}] if given["secret"] else [])
+    (policy,) = [each["spec"] for each in of_kind(found, "NetworkPolicy") if each["metadata"]["name"] == "attnserve-states"]
+    assert policy["egress"] == [{"to": [to], "ports": [{"port": port, "protocol": "TCP"}]}]
     assert all(policy["podSelector"]["matchLabels"].items() <= pod.labels.items() for pod in ours(found))
 
 

@@ -13,7 +13,7 @@ from service import settings
 from service.dialects import health
 from service.dialects.oip import routes as oip
 from tests.deploy.rendered import DEPLOY, manifests, of_kind
-from tests.deploy.test_manifests import DEREGISTERED_S, STOPPING_S, serving
+from tests.deploy.test_manifests import DEREGISTERED_S, STOPPING_S, bytes_of, serving
 from tests.deploy.test_schemas import KUBERNETES
 
 MOUNT = "/mnt/models"  # where KServe puts what storageUri names
@@ -110,6 +110,10 @@ def test_the_service_starts_so(runtime: dict[str, Any], example: dict[str, Any],
     routes = {route.path for router in (health.router, oip.router) for route in router.routes}  # type: ignore[attr-defined]
     assert {each["path"] for each in probes} <= routes
     assert runtime["spec"]["annotations"]["prometheus.kserve.io/port"] == given["--port"]
+    # The store is on the one volume that can be written, within its size.
+    (volume,) = [each["emptyDir"] for each in runtime["spec"]["volumes"] if each["name"] == "tmp"]
+    assert Path(loaded.states).parent == Path("/tmp")
+    assert loaded.max_state_bytes < bytes_of(volume["sizeLimit"])
     # A bundle's folder has the bundle's name, unless it was exported under another --name.
     assert loaded.aliases == {example["metadata"]["name"]: Path(example["spec"]["predictor"]["model"]["storageUri"]).name}
 

@@ -49,6 +49,8 @@ namespace do not select each other's pods. */}}
 {{- if $values.rayService.enabled }}{{ $_ := set $data "ATTNSERVE_REPLICA_GPUS" (ternary "0.5" "1" $values.rayService.generators) }}{{ end }}
 {{- end }}
 {{- if $values.traces.endpoint }}{{ $_ := set $data "ATTNSERVE_OTLP_ENDPOINT" $values.traces.endpoint }}{{ end }}
+{{- if $values.states.claim }}{{ $_ := set $data "ATTNSERVE_STATES" "/states" }}{{ end }}
+{{- if $values.states.redis.url }}{{ $_ := set $data "ATTNSERVE_STATES" $values.states.redis.url }}{{ end }}
 {{- range $name, $value := $values.settings }}
 {{- $text := ternary ($value | toString) ($value | toJson) (kindIs "string" $value) }}
 {{- $_ := set $data (printf "ATTNSERVE_%s" $name) $text }}
@@ -115,6 +117,13 @@ upgrade, and `helm rollback` fails on those. */ -}}
 {{- if $source }}
 {{- $volumes = append $volumes (merge (dict "name" "models") $source) }}
 {{- $mounts = append $mounts (dict "name" "models" "mountPath" "/models" "readOnly" true) }}
+{{- end }}
+{{- if $values.states.claim }}
+{{- $volumes = append $volumes (dict "name" "states" "persistentVolumeClaim" (dict "claimName" $values.states.claim)) }}
+{{- $mounts = append $mounts (dict "name" "states" "mountPath" "/states") }}
+{{- end }}
+{{- if and $values.states.redis.url $values.states.redis.secret }}
+{{- $_ := set $container "envFrom" (append $container.envFrom (dict "secretRef" (dict "name" $values.states.redis.secret))) }}
 {{- end }}
 {{- $_ := set $pod "volumes" $volumes }}
 {{- $_ := set $container "volumeMounts" $mounts }}

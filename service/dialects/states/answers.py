@@ -1,4 +1,4 @@
-"""The answers of `/v1/states`."""
+"""Builds the answers of `/v1/states`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,12 +35,13 @@ def state_json(record: StateRecord, names: Sequence[Name]) -> dict[str, Any]:
 
 
 def described(engine: StateEngine, record: StateRecord) -> dict[str, Any]:
-    """Return a state of the store as JSON, with its names."""
+    """Return the JSON of a stored state, with its names."""
     return state_json(record, engine.names(record.tenant, record.id))
 
 
 def replayed(engine: StateEngine, tenant: str, key: IdempotencyKey) -> dict[str, Any] | None:
-    """Return the state that an earlier request with this key has made. Raises KeyReused if that was another request."""
+    """Return the JSON of the state that an earlier request with this key has made, or None. Raises KeyReused if the earlier request had
+    other content."""
     made = engine.answered(tenant, key)
     return None if made is None else described(engine, made)
 
@@ -50,13 +51,13 @@ def ancestor_json(ancestor: Ancestor, names: Sequence[Name]) -> dict[str, Any]:
 
 
 def list_json(data: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    """Return a page in OpenAI's form."""
+    """Return one page of a list in OpenAI's format."""
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def sent(content: Mapping[str, Any], call: Call, *, replayed: bool = False, name: str | None = None) -> Response:
-    """Return the answer. `name`: the name whose version is the answer's ETag."""
+    """Return a response with this content. `name`: the name whose version is the ETag. `replayed`: an earlier request made the state."""
     if replayed:
         call.headers[REPLAYED_HEADER] = "true"
     for found in content.get("names", ()):

@@ -1,4 +1,4 @@
-"""The bytes of a state: read whole or in part, and put back, here or in another service with the same model."""
+"""Routes that return the bytes of a state, as a whole or a part, and that store a state from its bytes."""
 
 import asyncio
 import hashlib
@@ -63,7 +63,7 @@ async def blob(
     if_range: Annotated[str | None, Header(alias="If-Range")] = None,
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
-    """Return the bytes of a state. The ETag is their SHA-256, so forks have the same."""
+    """Return the bytes of a state. The ETag is the SHA-256 of the bytes, so forks have the same ETag."""
     tenant = tenant_of(call)
 
     def found(engine: GroupingEngine) -> tuple[StateRecord, bytes | None]:
@@ -88,13 +88,13 @@ async def blob(
 
 
 def _known(record: StateRecord, if_none_match: str | None) -> bool:
-    """Whether the client has the bytes of this state."""
+    """Return whether the header If-None-Match says that the client has the bytes of this state."""
     same = ("*", f'"{record.sha256}"', f'W/"{record.sha256}"')
     return if_none_match is not None and any(each.strip() in same for each in if_none_match.split(","))
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:
-    """Return the first byte and the end of a range, or None for a header to ignore: another unit, several ranges, no range."""
+    """Return the range's first byte and its end (exclusive). Return None if the header is ignored: another unit, several ranges or none."""
     if (found := _RANGE.fullmatch(header.strip())) is None or found[1] == found[2] == "":
         return None
     if not found[1]:
@@ -116,7 +116,7 @@ async def upload(
     if_match: MatchHeader = None,
     if_none_match: NoneMatchHeader = None,
 ) -> Any:
-    """Keep a state from its bytes. What is not exactly a state of a model that is served here is refused, and nothing is written."""
+    """Store a state from its bytes. Bytes that are not exactly a state of a model served here are refused, and nothing is written."""
     given = {"name": name, "ttl_s": _seconds(ttl_s), "pin": pin, "metadata": dict(metadata_of(request))}
     options, tenant, settings = read(KeepFields, orjson.dumps(given)), tenant_of(call), catalog.settings
     digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
@@ -152,7 +152,7 @@ async def upload(
 
 
 def _seconds(ttl_s: str | None) -> float | str | None:
-    """Return a number of seconds, or text that is none for the check of the fields."""
+    """Return the number of seconds, or None. Text that is not a finite number is returned unchanged: the schema accepts or rejects it."""
     try:
         seconds = math.nan if ttl_s is None else float(ttl_s)
     except ValueError:
@@ -161,7 +161,7 @@ def _seconds(ttl_s: str | None) -> float | str | None:
 
 
 def _model_of(content: bytes, catalog: Catalog) -> DecoderModel:
-    """Return the model that made the state, found by its fingerprint. Raises InvalidRequest."""
+    """Return the served model that made the state, found by its fingerprint. Raises InvalidRequest if there is none."""
     header = read_header(content)
     fingerprint = header.metadata["fingerprint"]
     for name, model in catalog.generators.items():

@@ -1,4 +1,4 @@
-"""Finds states by id or name, and reads the headers that guard a change: If-Match, If-None-Match, Idempotency-Key."""
+"""Finds states by id or name, and reads the headers with conditions for a change: If-Match, If-None-Match, Idempotency-Key."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ from service.states.record import ID, IdempotencyKey, Name, NameChange, StateRec
 from service.states.store import Store
 
 _NAME = re.compile(NAME_PATTERN.removesuffix("$"))
-_NO_NAME = ""  # what is neither an id nor a name is looked up too, so that the time of a refusal does not depend on it
+_NO_NAME = ""  # looked up in place of an invalid reference, so that every refusal takes the same time
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 _VERSION = re.compile(r'"v([0-9]{1,15})"')
@@ -31,14 +31,14 @@ NoneMatchHeader = Annotated[str | None, Header(alias="If-None-Match", descriptio
 
 
 class Found(NamedTuple):
-    """A state, and the name by which it was asked for."""
+    """A state, and its name if the request refers to the state by name."""
 
     record: StateRecord
     name: Name | None
 
 
 def store_of(catalog: Catalog) -> Store:
-    """Raises NotReady while the models are loaded, and RouteNotFound if there is no decoder."""
+    """Return the store of states. Raises NotReady while the models are loaded, and RouteNotFound if no decoder is served."""
     if catalog.states is None:
         catalog.find(None)
         raise RouteNotFound("there are no states here: they are those of decoders, and none is served")
@@ -50,7 +50,7 @@ def tenant_of(call: Call) -> str:
 
 
 def find(engine: StateEngine, tenant: str, reference: str, param: str = "state") -> Found:
-    """Return the state with this id or name. Raises StateGone, or StateNotFound with the same text whatever the reason."""
+    """Return the tenant's state with this id or name. Raises StateGone, or StateNotFound with the same text for any reason."""
     try:
         if ID.fullmatch(reference):
             return Found(engine.get(tenant, reference), None)
@@ -72,7 +72,8 @@ def etag(version: int) -> str:
 
 
 def change_of(engine: StateEngine, tenant: str, name: str | None, if_match: str | None, if_none_match: str | None) -> NameChange | None:
-    """Return the change that points `name` to a state, with the version that the headers expect. Raises InvalidRequest or NameMoved."""
+    """Return a change that points `name` to a state, with the version that the headers expect; None without a name. Raises InvalidRequest
+    or NameMoved."""
     if if_none_match is not None and if_none_match.strip() != "*":
         raise InvalidRequest(f"If-None-Match={if_none_match[:80]!r} is not accepted here: only * is, for a new name", param="If-None-Match")
     if if_match is not None and if_none_match is not None:
@@ -87,7 +88,7 @@ def change_of(engine: StateEngine, tenant: str, name: str | None, if_match: str 
 
 
 def check_version(engine: StateEngine, tenant: str, change: NameChange) -> None:
-    """Raise NameMoved if the name has another version than the change expects; the change itself is checked again when it is made."""
+    """Raise NameMoved if the name's version is not the version that the change expects. The store checks this again during the change."""
     if change.version is None:
         return
     try:
@@ -122,7 +123,7 @@ def metadata_of(request: Request) -> list[tuple[str, str]]:
 
 
 def metadata_parameter(description: str) -> dict[str, Any]:
-    """Describe these pairs in the OpenAPI document."""
+    """Return the description of the query's `metadata` pairs for the OpenAPI document."""
     schema = {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MOST_PAIRS}
     style = {"style": "deepObject", "explode": True}
     return {"name": "metadata", "in": "query", "required": False, **style, "description": description, "schema": schema}
@@ -132,7 +133,10 @@ def metadata_parameter(description: str) -> dict[str, Any]:
 
 
 def key_of(header: str | None, route: str, *content: Any) -> IdempotencyKey | None:
-    """Return the request's key with a digest of its content, whose objects may have any order. Raises InvalidRequest for a bad key."""
+    """Return the idempotency key in `header`, with a digest of the request, or None without the header.
+
+    The order of JSON keys does not change the digest. Raises InvalidRequest if the key is invalid.
+    """
     if header is None:
         return None
     if not _KEY.fullmatch(header):
@@ -144,5 +148,6 @@ def key_of(header: str | None, route: str, *content: Any) -> IdempotencyKey | No
 
 
 def nth(key: IdempotencyKey | None, index: int) -> IdempotencyKey | None:
-    """Return the key of one of several states that a request makes. No client can send a key with a space."""
+    """Return the idempotency key of the state with this index, for a request that makes several states. The keys after the first contain a
+    space, so that they differ from every key that a client can send."""
     return key if key is None or not index else key._replace(key=f"{key.key} {index}")

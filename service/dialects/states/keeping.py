@@ -1,4 +1,4 @@
-"""How a new state is kept."""
+"""Creates the record of a new state from the options of a request: its expiry, pin, metadata and quota."""
 
 import time
 
@@ -12,7 +12,7 @@ def quota_of(settings: Settings) -> Quota:
 
 
 def expires_at(ttl_s: Ttl | None, settings: Settings, now: float) -> float | None:
-    """Return the time at which a state expires, None for never."""
+    """Return the time at which a state expires, in seconds since 1970, or None if it never expires."""
     return None if ttl_s == "never" else now + (settings.state_ttl_s if ttl_s is None else ttl_s)
 
 
@@ -29,7 +29,7 @@ def new_record(
     position: int = 0,
     numerics: str = "",
 ) -> StateRecord:
-    """The record of a new state. The generator fills in `position` and `numerics` of a state that it computes."""
+    """Return the record of a new state. If a generator computes the state, it sets the record's `position` and `numerics`."""
     now = time.time()
     return StateRecord(
         id=new_state_id(),

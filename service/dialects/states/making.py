@@ -1,4 +1,4 @@
-"""Makes states that a model computes: from a prompt, from more of it after another state, and by going back."""
+"""Routes that let a model compute states: from a prompt, from further text after another state, and at an earlier position of a state."""
 
 import time
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ router = APIRouter(route_class=JsonRoute, tags=["States"], responses=ERRORS)
 
 
 class _Work(NamedTuple):
-    """Tokens to feed, and the state before them. `param`: the field of the body that they come from."""
+    """The tokens to feed, and the state at which they begin. `param`: the field of the body that contains the tokens."""
 
     model: Generator
     prompt: Sequence[int]
@@ -63,7 +63,7 @@ async def create(
     if_match: MatchHeader = None,
     if_none_match: NoneMatchHeader = None,
 ) -> Any:
-    """Let a model read a prompt, and keep its state. With `parent` the prompt is what comes after that state.
+    """Let a model read a prompt, and store the state after it. With `parent` the prompt continues that state.
 
     `If-Match` is the version that `name` must have now. Otherwise the answer is 412.
     """
@@ -99,9 +99,10 @@ async def rewind(
     if_match: MatchHeader = None,
     if_none_match: NoneMatchHeader = None,
 ) -> Any:
-    """Make a state at an earlier position of this state's line: at a position, so many tokens back, or at that of an ancestor.
+    """Make a state at an earlier position of this state's tokens. The position is given as a number, as a number of tokens to go back, or
+    by an ancestor.
 
-    The tokens since the nearest ancestor that is kept are read again, which gives the same state.
+    The model reads the tokens after the nearest stored ancestor again, which gives the same state.
     """
     body, tenant = read(RewindState, content), tenant_of(call)
     key = key_of(idempotency_key, "rewind", state, body.model_dump(), if_match, if_none_match)
@@ -113,10 +114,7 @@ async def rewind(
     def planned(engine: GroupingEngine) -> tuple[StateRecord, Replay]:
         record = find(engine, tenant, state).record
         line = engine.lineage(tenant, record.id)
-        position = _target(engine, tenant, body, record, line)
-        if not 0 < position <= record.position:
-            raise InvalidRequest(f"the state has seen {record.position} tokens, so it cannot go to position {position}", param=param)
-        return record, replay_to(position, line, time.time(), param)
+        return record, replay_to(_target(engine, tenant, body, record, line), line, time.time(), param)
 
     record, (nearest, ids) = await store_of(catalog).call(planned)
     if nearest is not None and not ids:
@@ -135,10 +133,19 @@ async def rewind(
 
 
 def _target(engine: GroupingEngine, tenant: str, body: RewindState, record: StateRecord, line: Sequence[Ancestor]) -> int:
-    """Return the position to go to. Raises StateNotFound if `to_state` is no ancestor."""
+    """Return the position of the new state, in tokens. Raises InvalidRequest if it is below 1 or after the state's own position, and
+    StateNotFound if `to_state` is no ancestor."""
+    has_seen = f"the state has seen {record.position} tokens"
     if body.to is not None:
+        if body.to > record.position:
+            raise InvalidRequest(f"{has_seen}, so to={body.to} is ahead of it: send 1 to {record.position}", param="to")
         return body.to
     if body.tokens is not None:
+        if body.tokens >= record.position:
+            raise InvalidRequest(
+                f"{has_seen}, so it can go back {record.position - 1} at most, not tokens={body.tokens}: one token must stay",
+                param="tokens",
+            )
         return record.position - body.tokens
     wanted = body.to_state or ""
     if not ID.fullmatch(wanted):
@@ -150,7 +157,7 @@ def _target(engine: GroupingEngine, tenant: str, body: RewindState, record: Stat
 
 
 def _one_of(body: CreateState | RewindState, *names: str) -> str:
-    """Return the only one of these fields that is set. Raises InvalidRequest if there is none, or several."""
+    """Return the name of the field that is set. Raises InvalidRequest unless exactly one of the fields is set."""
     given = [name for name in names if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidRequest(
@@ -162,7 +169,8 @@ def _one_of(body: CreateState | RewindState, *names: str) -> str:
 async def _before(
     body: KeepFields, key: IdempotencyKey | None, catalog: Catalog, call: Call, if_match: str | None, if_none_match: str | None
 ) -> tuple[NameChange | None, dict[str, Any] | None]:
-    """Return the change of a name that the request asks for, or the state that an earlier request with its key has made."""
+    """Return the change of a name that the request asks for, and the JSON of the state that an earlier request with the same key has made.
+    Either may be None."""
     tenant = tenant_of(call)
 
     def looked_up(engine: GroupingEngine) -> tuple[NameChange | None, dict[str, Any] | None]:
@@ -176,7 +184,7 @@ async def _before(
 async def _made(
     work: _Work, body: CreateState | RewindState, key: IdempotencyKey | None, change: NameChange | None, catalog: Catalog, call: Call
 ) -> Response:
-    """Feed the tokens, and answer with the state that the generator has kept."""
+    """Feed the tokens to the model, and return a response with the state that the generator has stored."""
     model, begin = work.model, work.begin
     record = new_record(
         body,
@@ -204,7 +212,7 @@ async def _made(
         await runs.all()
     except ServiceError as error:
         if key is not None and (earlier := await store.call(lambda engine: replayed(engine, record.tenant, key))) is not None:
-            return sent(earlier, call, replayed=True, name=body.name)  # another request with this key was faster
+            return sent(earlier, call, replayed=True, name=body.name)  # another request with this key has made the state meanwhile
         if error.param == "state" and isinstance(body, CreateState):
             error.param = "parent"
         raise

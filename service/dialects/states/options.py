@@ -1,4 +1,4 @@
-"""The fields with which a request continues a state and keeps a new one."""
+"""The fields of a request that continues a state or stores a new state."""
 
 from typing import Annotated, Literal
 
@@ -8,8 +8,8 @@ from pydantic_core import PydanticCustomError
 from service.http.fields import WITHOUT_NULLS, Fields
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}$"
-MOST_PAIRS = 16  # of metadata
-MOST_TTL_S = 3_153_600_000  # a hundred years
+MOST_PAIRS = 16  # limit on the metadata pairs of a state
+MOST_TTL_S = 3_153_600_000  # a hundred years in seconds
 STATE_REFERENCE = "Id or name of a state."
 
 
@@ -29,7 +29,7 @@ EXACTNESS = "strict refuses a state of a machine whose arithmetic may give other
 
 
 class KeepFields(Fields):
-    """How a state is kept."""
+    """The options for storing a state."""
 
     name: StateName | None = Field(None, description="A name that points to the state from now on. It may point to another one now.")
     ttl_s: Ttl | None = Field(None, description="Seconds after which the state expires. Default: the service's `state_ttl_s`.")
@@ -44,7 +44,7 @@ class StoreState(KeepFields):
 
 
 class StateFields(Fields):
-    """The fields of a request that generates text."""
+    """The fields about states that every request for text has."""
 
     state: str | None = Field(None, min_length=1, max_length=256, description=f"{STATE_REFERENCE} The prompt is what comes after it.")
     store_state: StrictBool | StoreState = Field(

@@ -1,4 +1,4 @@
-"""Which tokens lead from a kept ancestor of a state to an earlier position of its line."""
+"""Finds the stored ancestor and the tokens from which a state at an earlier position can be computed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,25 +11,26 @@ from service.states.record import Ancestor, StateRecord
 
 
 class Replay(NamedTuple):
-    """Feed `ids` to the state `begin`, or to the empty state if None."""
+    """The instructions for computing a state: feed the tokens `ids` to the state `begin`, or to the empty state if `begin` is None."""
 
     begin: StateRecord | None
     ids: tuple[int, ...]
 
 
 def replay_to(position: int, line: Sequence[Ancestor], now: float, param: str) -> Replay:
-    """Return how to get a state at `position` from the nearest ancestor that is still kept. `line`: a state, its parent, and so on.
+    """Return how to compute the state at `position` from the nearest ancestor that is still stored.
 
-    Raises InvalidRequest if tokens on the way are not known, as those before an uploaded state.
+    `line` has a state, its parent, and so on to the first ancestor. Raises InvalidRequest if some of the tokens to feed are unknown, such
+    as the tokens before an uploaded state.
     """
     kept = [each.record for each in line if _is_kept(each.record, now) and each.record.position <= position]
     begin = max(kept, key=lambda record: record.position, default=None)
     first = 0 if begin is None else begin.position
     pieces: list[NDArray[np.int32]] = []
-    end = position  # the tokens from here on are known
+    end = position  # the tokens from here to `position` are in `pieces`
     for ancestor in line:
         ids = np.frombuffer(ancestor.ids, "<i4")
-        at = ancestor.record.position - len(ids)  # position of the first of them
+        at = ancestor.record.position - len(ids)  # the position before the first of these tokens
         if at < end <= ancestor.record.position and end > first:
             start = max(at, first)
             pieces.append(ids[start - at : end - at])

@@ -1,4 +1,4 @@
-"""Lists, reads, changes, deletes and forks states: what needs no model."""
+"""Routes that list, read, change, delete and fork states. They need no model."""
 
 import math
 import time
@@ -27,7 +27,7 @@ from service.dialects.states.schemas import ERRORS, ChangeState, ForkState, Line
 from service.errors import InvalidRequest, StateNotFound
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, json_response, read
 from service.settings import Settings
-from service.states.record import ID, Filter, Patch, StateRecord
+from service.states.record import ID, Filter, Fork, Patch, StateRecord
 from service.states.store import GroupingEngine
 
 Limit = Annotated[int, Query(ge=1, le=100, description="Most states of a page.")]
@@ -70,7 +70,7 @@ def _no_page() -> StateNotFound:
 
 @router.get("/v1/states/{state}", response_model=StateObject)
 async def state(state: StatePath, call: CallDep, catalog: CatalogDep) -> Any:
-    """Return a state. If it is asked for by its name, the ETag is the version of the name."""
+    """Return a state. If the path contains a name of the state, the ETag is the version of the name."""
     tenant = tenant_of(call)
 
     def found(engine: GroupingEngine) -> tuple[dict[str, Any], str | None]:
@@ -90,9 +90,9 @@ async def change(
     if_match: MatchHeader = None,
     if_none_match: NoneMatchHeader = None,
 ) -> Any:
-    """Change what is kept beside a state, or point a name to it: all of it or nothing.
+    """Change a state's expiry, pin and metadata, or point a name to the state. All changes are made together, or none.
 
-    `If-Match` is the version that the name must have now, that of the body or else that of the path. Otherwise the answer is 412.
+    `If-Match` is the version that the name must have now: the name in the body, or else the name in the path. Otherwise the answer is 412.
     """
     body, tenant, settings = read(ChangeState, content), tenant_of(call), catalog.settings
     expires = None if body.ttl_s is None else expires_at(body.ttl_s, settings, time.time()) or math.inf
@@ -101,10 +101,9 @@ async def change(
         with engine.group():
             record, by = find(engine, tenant, state)
             name = body.name or (by and by.name)
-            move = change_of(engine, tenant, name, if_match, if_none_match)
-            if move is not None and body.name is not None:
-                engine.move(tenant, move, record.id)
-            record = engine.change(tenant, record.id, Patch(expires, body.pin, body.metadata))
+            expected = change_of(engine, tenant, name, if_match, if_none_match)
+            move, guard = (None, expected) if body.name is None else (expected, None)
+            record = engine.change(tenant, record.id, Patch(expires, body.pin, body.metadata), name=move, guard=guard)
             return described(engine, record), name
 
     made, name = await store_of(catalog).call(changed)
@@ -113,14 +112,14 @@ async def change(
 
 @router.delete("/v1/states/{state}", response_model=StateDeleted)
 async def delete(state: StatePath, call: CallDep, catalog: CatalogDep, if_match: MatchHeader = None) -> Any:
-    """Delete a state and its names. States made from it stay."""
+    """Delete a state and its names. States that were made from it are not deleted."""
     tenant = tenant_of(call)
 
     def deleted(engine: GroupingEngine) -> str:
         with engine.group():
             record, name = find(engine, tenant, state)
-            change_of(engine, tenant, name and name.name, if_match, None)
-            engine.delete(tenant, record.id)
+            guard = change_of(engine, tenant, name and name.name, if_match, None)
+            engine.delete(tenant, record.id, guard)
             return record.id
 
     return json_response({"id": await store_of(catalog).call(deleted), "object": "state.deleted", "deleted": True}, call)
@@ -136,7 +135,7 @@ async def fork(
     if_match: MatchHeader = None,
     if_none_match: NoneMatchHeader = None,
 ) -> Any:
-    """Make states that are equal to this one and have no bytes of their own. With `n` the answer is a list, in the order of creation."""
+    """Make copies of a state, which share its bytes. With `n` the answer is a list of the copies, in the order of creation."""
     body, tenant, settings = read(ForkState, content or b"{}"), tenant_of(call), catalog.settings
     if body.n is not None and body.n > 1 and body.name is not None:
         raise InvalidRequest(f"one name cannot point to n={body.n} states: leave it out, or send n=1", param="name")
@@ -148,20 +147,20 @@ async def fork(
             return [described(engine, each) for each in found], True
         with engine.group():
             parent = find(engine, tenant, state).record
-            engine.use(tenant, parent.id)  # so that it does not give way to its own forks
             move = change_of(engine, tenant, body.name, if_match, if_none_match)
-            made = [
-                engine.put(copied(parent, body, settings), None, quota=quota_of(settings), name=move, key=nth(key, at))
-                for at in range(body.n or 1)
-            ]
-            return [described(engine, engine.get(tenant, record.id)) for record in made], False
+            forks = [Fork(copied(parent, body, settings), nth(key, at)) for at in range(body.n or 1)]
+            if move is None:
+                made = engine.fork(forks, quota_of(settings))
+            else:
+                made = [engine.put(forks[0].record, None, quota=quota_of(settings), name=move, key=key)]
+            return [described(engine, record) for record in made], False
 
     made, replayed = await store_of(catalog).call(forked)
     return sent(made[0] if body.n is None else list_json(made, has_more=False), call, replayed=replayed, name=body.name)
 
 
 def copied(parent: StateRecord, options: KeepFields, settings: Settings) -> StateRecord:
-    """The record of a state that shares the blob of its parent."""
+    """Return the record of a new state that shares the blob of `parent`."""
     return new_record(
         options,
         settings,
@@ -184,7 +183,7 @@ async def lineage(
     limit: Limit = 20,
     after: Annotated[str | None, Query(description="The `last_id` of the page before.")] = None,
 ) -> Any:
-    """Return the state, its parent, and so on to the first one. Those that are gone have a `status` that gives the reason."""
+    """Return the state, its parent, and so on to its first ancestor. For a state that is gone, `status` gives the reason."""
     tenant = tenant_of(call)
 
     def line(engine: GroupingEngine) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Bodies of requests to `/v1/states`, and its answers."""
+"""The bodies of requests to `/v1/states`, and the answers to them."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service.dialects.generation_schemas import TokenId
 from service.dialects.openai import embeddings as openai
-from service.dialects.openai.chat import ChatMessage
+from service.dialects.openai.chat_schemas import ChatMessage
 from service.dialects.states.options import EXACTNESS, STATE_REFERENCE, Exactness, KeepFields, Metadata, StateName, Ttl
 from service.http.fields import Body, Fields, schema_of
 from service.http.routing import Many
@@ -20,12 +20,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def json_body(body: type[Body]) -> dict[str, Any]:
-    """Describe the body of a route that reads it by itself."""
+    """Return the description of a body for the OpenAPI document, for a route whose signature does not contain the body."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(body)}}}}
 
 
 class CreateState(KeepFields):
-    """One of `prompt`, `token_ids` and `messages`."""
+    """The body of a request for a new state. It has exactly one of the fields `prompt`, `token_ids` and `messages`."""
 
     model: str | None = Field(None, max_length=256, description="Default: the model of `parent`, or the first decoder.")
     prompt: str | None = Field(None, min_length=1, description="A text. After a parent, it gets no special tokens.")
@@ -42,7 +42,7 @@ class ForkState(KeepFields):
 
 
 class RewindState(KeepFields):
-    """One of `to`, `tokens` and `to_state`."""
+    """The body of a request for a state at an earlier position. It has exactly one of the fields `to`, `tokens` and `to_state`."""
 
     to: StrictInt | None = Field(None, ge=1, lt=2**53, description="A position: tokens that the new state has seen.")
     tokens: StrictInt | None = Field(None, ge=1, lt=2**53, description="How many tokens to go back.")
@@ -67,7 +67,7 @@ class StateBytes(BaseModel):
 
 class StateNameObject(BaseModel):
     name: str
-    version: int = Field(description="Counts the states that the name has pointed to. As ETag: `v` and the number.")
+    version: int = Field(description="Grows with each move of the name, and never comes back. As ETag: `v` and the number.")
 
 
 class StateUsage(BaseModel):
@@ -76,7 +76,7 @@ class StateUsage(BaseModel):
 
 
 class StateObject(BaseModel):
-    """A state. `status`, `usage` and `exact` are in some answers only."""
+    """A state. Only some answers contain `status`, `usage` and `exact`."""
 
     object: Literal["state"]
     id: str
@@ -111,7 +111,7 @@ class StateList(BaseModel):
 
 
 class Lineage(BaseModel):
-    """The state, its parent, and so on."""
+    """One page of a state's lineage: the state, its parent, and so on to its first ancestor."""
 
     object: Literal["list"]
     data: list[AncestorObject]

@@ -1,4 +1,4 @@
-"""States of generated texts: where a text begins, what of its prompt is new, and how the state after its last token is kept."""
+"""The states of generated texts: the state at which a text begins, the prompt after it, and the state stored after the last token."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,15 +16,16 @@ from service.errors import InvalidRequest
 from service.generation.chat.continuation import following
 from service.generation.model import Generator
 from service.generation.request import GenerationRequest
+from service.generation.runs import Runs
 from service.states.record import Ancestor, Keep, NameChange, StateRecord, StateReference, Turn
 from service.states.store import GroupingEngine
 
-EXACT_HEADER = "x-state-exact"  # "false": the state is of a machine with other arithmetic, so tokens may differ from those it would draw
-_NEAREST = 8  # ancestors that are looked at first for the last token of a state: forks have no tokens of their own
+EXACT_HEADER = "x-state-exact"  # "false": the state's machine has other arithmetic, so it might draw other tokens
+_NEAREST = 8  # number of ancestors that are searched first for the last token of a state, since a fork has no tokens of its own
 
 
 class Beginning(NamedTuple):
-    """A state to continue. `last_token`: the last that it has seen, None if that is not known."""
+    """A state to continue. `last_token`: id of the last token that was fed to the state, None if it is unknown."""
 
     record: StateRecord
     last_token: int | None
@@ -32,11 +33,11 @@ class Beginning(NamedTuple):
 
     @property
     def reference(self) -> StateReference:
-        return StateReference(self.record.tenant, self.record.id, self.exact == "strict")
+        return StateReference(self.record.tenant, self.record.id, self.exact == "strict", self.record.position)
 
 
 async def beginning_of(catalog: Catalog, call: Call, reference: str | None, exact: Exactness, param: str) -> Beginning | None:
-    """Return the state with this id or name, or None without one. Raises StateNotFound or StateGone."""
+    """Return the state with the id or name `reference`, or None if `reference` is None. Raises StateNotFound or StateGone."""
     if reference is None:
         return None
     tenant = tenant_of(call)
@@ -67,7 +68,7 @@ def check_model(model: Generator, begin: Beginning | None) -> None:
 
 
 async def next_text(model: Generator, catalog: Catalog, text: str, begin: Beginning | None) -> list[int]:
-    """Return the ids of a text. After a state it has no special tokens, and may be empty."""
+    """Return the token ids of a text. After a state the text gets no special tokens, and may be empty."""
     if begin is not None and not text:
         return []
     return await generation.encode(model, catalog, text, "prompt", add_special_tokens=begin is None)
@@ -83,7 +84,7 @@ async def next_messages(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the ids of a conversation, or of its next messages after a state."""
+    """Return the token ids of a conversation, or of the next messages of a conversation after a state."""
     if begin is None or (prompts := model.chat_prompts) is None:
         return await generation.encode_chat(model, catalog, messages, tools, param, add_generation_prompt=add_generation_prompt)
     turn = begin.record.turn
@@ -97,7 +98,7 @@ async def next_messages(
 
 
 def check_prompt_logprobs(prompt_logprobs: int | None, state: str | None) -> None:
-    """Raise InvalidRequest for log-probabilities of a prompt that continues a state."""
+    """Raise InvalidRequest if a request that continues a state asks for the log-probabilities of its prompt."""
     if prompt_logprobs is not None and state is not None:
         raise InvalidRequest("prompt_logprobs cannot be combined with state: leave one of them out", param="prompt_logprobs")
 
@@ -106,7 +107,7 @@ def check_prompt_logprobs(prompt_logprobs: int | None, state: str | None) -> Non
 
 
 async def check_name(body: StateFields, catalog: Catalog, call: Call) -> None:
-    """Raise NameMoved before anything is computed, if the name has another version than the request expects."""
+    """Raise NameMoved if the version of the name in `store_state` is not the expected version. Call this before anything is computed."""
     if (change := _change(body)) is not None and change.version is not None:
         await store_of(catalog).call(lambda engine: check_version(engine, tenant_of(call), change))
 
@@ -126,11 +127,10 @@ def with_states(
     call: Call,
     turn: Turn,
 ) -> list[GenerationRequest]:
-    """Return the requests with the state at which they begin, and with a state to keep for each of them if the body asks for that."""
+    """Return the requests `asked`, with the state `begin` as their start. If the body has `store_state`, each request also gets the record
+    of the state to store after its last token."""
     if begin is not None:
         asked = [replace(request, start=begin.reference) for request in asked]
-        if begin.exact == "best_effort" and begin.record.numerics != model.engine.numerics:
-            call.headers[EXACT_HEADER] = "false"
     if not body.store_state:
         return list(asked)
     options = body.store_state if isinstance(body.store_state, StoreState) else StoreState.model_validate({})
@@ -159,8 +159,14 @@ def with_states(
     return [replace(request, keep=keep()) for request in asked]
 
 
+def tell_exactness(call: Call, begin: Beginning | None, runs: Runs) -> None:
+    """Set the header x-state-exact to "false" if the arithmetic of the runs' engine differs from the arithmetic that made their state."""
+    if begin is not None and begin.exact == "best_effort" and begin.record.numerics != runs.runs[0].numerics:
+        call.headers[EXACT_HEADER] = "false"
+
+
 def kept(request: GenerationRequest) -> dict[str, Any] | None:
-    """Return the state that was kept after the request's last token as JSON, or None."""
+    """Return the JSON of the state that was stored after the request's last token, or None if the request stores no state."""
     if (keep := request.keep) is None:
         return None
     record = keep.record

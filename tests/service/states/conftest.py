@@ -29,13 +29,14 @@ class Clock:
 
 
 class RedisServer:
-    """A Redis of the tests' own, with a password and an append-only file, or a cluster of one node."""
+    """A Redis of the tests' own, with a password, or a cluster of one node. `appendfsync` None: without an append-only file."""
 
-    def __init__(self, program: str, folder: Path, *, clustered: bool = False) -> None:
+    def __init__(self, program: str, folder: Path, *, clustered: bool = False, appendfsync: str | None = "no") -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--requirepass", PASSWORD, "--dir", str(folder)]
-        self._command += ["--save", "", "--appendonly", "yes", "--appendfsync", "no"]
+        self._command += ["--save", ""]
+        self._command += ["--appendonly", "no"] if appendfsync is None else ["--appendonly", "yes", "--appendfsync", appendfsync]
         self._command += ["--cluster-enabled", "yes"] if clustered else []
         self.start()
         if clustered:
@@ -67,12 +68,12 @@ def _wait_for(ready: Callable[[], object]) -> None:
 
 
 @contextmanager
-def redis_server_in(folder: Path, *, clustered: bool = False) -> Iterator[RedisServer]:
+def redis_server_in(folder: Path, *, clustered: bool = False, appendfsync: str | None = "no") -> Iterator[RedisServer]:
     """A Redis with its files in the folder. Skips the test if there is no Redis on this machine."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         pytest.skip("needs Redis: apt-get install redis-server")
-    server = RedisServer(program, folder, clustered=clustered)
+    server = RedisServer(program, folder, clustered=clustered, appendfsync=appendfsync)
     yield server
     server.kill()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from service.errors import ServiceError, StoreFailed
-from service.states.record import Document, Filter, IdempotencyKey, NameChange, Patch, Quota, StateRecord
+from service.states.record import Document, Filter, Fork, IdempotencyKey, NameChange, Origin, Patch, Quota, StateRecord
 from service.states.store import GroupingEngine
 
 TENANTS = ("acme", "other {tenant}")
@@ -47,7 +47,10 @@ def step(engine: GroupingEngine, chance: random.Random, at: int, made: list[tupl
         "name": lambda: engine.move(tenant, name, state),
         "unname": lambda: engine.unname(tenant, name),
         "change": lambda: engine.change(tenant, state, chance.choice([Patch(pinned=True), Patch(pinned=False), Patch(expires=at + 15.0)])),
-        "delete": lambda: engine.delete(tenant, state),
+        "rename": lambda: engine.change(tenant, state, Patch(pinned=True), name=name),
+        "guarded": lambda: engine.change(tenant, state, Patch(metadata={}), guard=name),
+        "forks": lambda: _forks(engine, chance, tenant, at, state, made),
+        "delete": lambda: engine.delete(tenant, state, chance.choice([None, None, name])),
         "use": lambda: engine.blob(tenant, state),
         "write": lambda: engine.write(_document(tenant, chance, at), chance.choice([None, None, 0, 1, 2]), QUOTA),
         "erase": lambda: engine.erase(tenant, "run", f"run_{chance.randrange(3)}", None),
@@ -69,21 +72,7 @@ def step(engine: GroupingEngine, chance: random.Random, at: int, made: list[tupl
 def _put(
     engine: GroupingEngine, chance: random.Random, tenant: str, at: int, parent: str, made: list[tuple[str, str]], *, fork: bool
 ) -> StateRecord:
-    record = StateRecord(
-        id=f"state_{at:032x}",
-        tenant=tenant,
-        model="m",
-        fingerprint="f",
-        numerics="n",
-        position=at,
-        parent=parent if fork or chance.random() < 0.5 else None,
-        origin="fork" if fork else "continuation",
-        created=float(at),
-        used=float(at),
-        expires=at + 20.0 if chance.random() < 0.2 else None,
-        pinned=chance.random() < 0.1,
-        metadata={"odd": str(at % 2)},
-    )
+    record = _record(chance, tenant, at, parent if fork or chance.random() < 0.5 else None, "fork" if fork else "continuation")
     blob = None if fork else bytes([chance.randrange(4)]) * chance.choice([100, 3_000, 9_000])  # some are equal
     name = NameChange("doc", chance.choice([None, None, 1])) if chance.random() < 0.3 else None
     key = IdempotencyKey(f"key {chance.randrange(5)}", chance.choice(["digest", "digest", "another"])) if chance.random() < 0.2 else None
@@ -91,6 +80,35 @@ def _put(
     if kept.id == record.id:
         made.append((tenant, record.id))
     return kept
+
+
+def _forks(
+    engine: GroupingEngine, chance: random.Random, tenant: str, at: int, parent: str, made: list[tuple[str, str]]
+) -> list[StateRecord]:
+    key = chance.choice([None, f"forks {chance.randrange(3)}"])
+    new = [_record(chance, tenant, at, parent, "fork", nth) for nth in range(1, chance.choice([2, 3, 9]))]
+    forks = [Fork(each, key and IdempotencyKey(f"{key} {nth}", "digest")) for nth, each in enumerate(new)]
+    kept = engine.fork(forks, QUOTA)
+    made += [(tenant, each.id) for each in new if each.id in {found.id for found in kept}]
+    return kept
+
+
+def _record(chance: random.Random, tenant: str, at: int, parent: str | None, origin: Origin, nth: int = 0) -> StateRecord:
+    return StateRecord(
+        id=f"state_{100 * at + nth:032x}",
+        tenant=tenant,
+        model="m",
+        fingerprint="f",
+        numerics="n",
+        position=at,
+        parent=parent,
+        origin=origin,
+        created=float(at),
+        used=float(at),
+        expires=at + 20.0 if chance.random() < 0.2 else None,
+        pinned=chance.random() < 0.1,
+        metadata={"odd": str(at % 2)},
+    )
 
 
 def _document(tenant: str, chance: random.Random, at: int) -> Document:

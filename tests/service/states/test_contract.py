@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
-from service.states.record import Document, Filter, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
+from service.states.record import Document, Filter, Fork, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
 from tests.service.states.conftest import Clock
@@ -142,6 +142,93 @@ def test_a_name_moves_by_compare_and_set(engine: GroupingEngine, clock: Clock) -
     assert engine.usage("acme").states == 2
 
 
+@pytest.mark.parametrize("ended", ["unnamed", "deleted", "evicted", "expired"])
+def test_a_version_of_a_name_is_never_used_again(engine: GroupingEngine, clock: Clock, ended: str) -> None:
+    """A client has read version 1 of a name. Another client deletes the name and makes it again. Then the first one must not change it."""
+    first = engine.put(record(clock, expires=clock.now + 60), b"1", quota=AMPLE, name=NameChange("doc", 0))
+    read = engine.move("acme", NameChange("doc"), first.id)
+    if ended == "unnamed":
+        engine.unname("acme", NameChange("doc"))
+    elif ended == "deleted":
+        engine.delete("acme", first.id)
+    elif ended == "evicted":
+        clock.now += 1
+        engine.put(record(clock), b"2", quota=Quota(states=1, size=10**6))
+    else:
+        clock.now += 61
+        engine.sweep()
+    second = engine.put(record(clock), b"3", quota=AMPLE, name=NameChange("doc", 0))
+    assert engine.name("acme", "doc").version > read.version
+    for call in (
+        lambda: engine.move("acme", NameChange("doc", read.version), second.id),
+        lambda: engine.unname("acme", NameChange("doc", read.version)),
+        lambda: engine.put(record(clock), b"4", quota=AMPLE, name=NameChange("doc", read.version)),
+    ):
+        with pytest.raises(NameMoved):
+            call()
+    assert engine.name("acme", "doc").state == second.id
+    assert engine.move("other", NameChange("doc", 0), engine.put(record(clock, "other"), b"5", quota=AMPLE).id).version == 1
+
+
+def test_a_change_and_a_move_of_a_name_are_one_call(engine: GroupingEngine, clock: Clock) -> None:
+    first = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc", 0))
+    second = engine.put(record(clock), b"2", quota=AMPLE)
+    patch = Patch(expires=clock.now + 60, pinned=True, metadata={"a": "b"})
+    for refused in ({"name": NameChange("doc", 0)}, {"guard": NameChange("doc", 2)}, {"guard": NameChange("none", 1)}):
+        with pytest.raises(NameMoved):
+            engine.change("acme", second.id, patch, **refused)
+        assert engine.get("acme", second.id) == second
+    with pytest.raises(StateNotFound):
+        engine.change("acme", "state_" + "0" * 32, patch, name=NameChange("doc", 1))
+    assert engine.name("acme", "doc") == ("doc", first.id, 1)
+    changed = engine.change("acme", second.id, patch, name=NameChange("doc", 1))
+    assert (changed.pinned, changed.expires, changed.metadata) == (True, clock.now + 60, {"a": "b"})
+    assert engine.name("acme", "doc") == ("doc", second.id, 2)
+    assert engine.names("acme", first.id) == []
+    assert engine.change("acme", second.id, Patch(pinned=False), guard=NameChange("doc", 2)).pinned is False
+    assert engine.name("acme", "doc").version == 2
+
+
+def test_a_state_is_deleted_only_at_the_expected_version_of_its_name(engine: GroupingEngine, clock: Clock) -> None:
+    state = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc", 0))
+    with pytest.raises(NameMoved):
+        engine.delete("acme", state.id, NameChange("doc", 2))
+    assert engine.get("acme", state.id) == state
+    engine.delete("acme", state.id, NameChange("doc", 1))
+    assert engine.usage("acme") == Usage()
+
+
+def test_forks_of_one_call_are_all_made_or_none(engine: GroupingEngine, clock: Clock) -> None:
+    parent = engine.put(record(clock), bytes(100), quota=AMPLE)
+    clock.now += 1
+    other = engine.put(record(clock), b"other", quota=AMPLE)
+    clock.now += 1
+
+    def forks(count: int, key: str, digest: str = "d") -> list[Fork]:
+        new = [record(clock, parent=parent.id, origin="fork") for _ in range(count)]
+        return [Fork(each, IdempotencyKey(f"{key} {at}", digest)) for at, each in enumerate(new)]
+
+    first = engine.fork(forks(3, "k"), AMPLE)
+    assert [each.shared_by for each in first] == [4, 4, 4]
+    assert engine.usage("acme") == Usage(5, 105, 0)
+    assert engine.fork(forks(3, "k"), AMPLE) == first, "a repeated call makes nothing"
+    before = [each.id for each in engine.page("acme", Filter())]
+    refused: list[tuple[type[Exception], list[Fork], Quota]] = [
+        (QuotaExceeded, forks(3, "l"), Quota(states=2, size=10**6)),
+        (KeyReused, [*forks(1, "m"), *forks(2, "k", "another")], AMPLE),
+        (StateNotFound, [Fork(record(clock, parent="state_" + "0" * 32, origin="fork"))], AMPLE),
+    ]
+    for error, asked, quota in refused:
+        with pytest.raises(error):
+            engine.fork(asked, quota)
+        assert [each.id for each in engine.page("acme", Filter())] == before
+        assert engine.usage("acme") == Usage(5, 105, 0)
+    engine.fork(forks(2, "n"), Quota(states=6, size=10**6))
+    assert engine.get("acme", parent.id).shared_by == 6, "the parent does not give way to its forks"
+    with pytest.raises(StateGone, match="evicted"):
+        engine.get("acme", other.id)
+
+
 def test_a_deleted_state_has_no_name(engine: GroupingEngine, clock: Clock) -> None:
     state = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc"))
     engine.delete("acme", state.id)
@@ -272,6 +359,7 @@ def test_pinned_states_are_never_evicted_and_a_refusal_has_the_numbers(engine: G
     pinned = engine.put(record(clock, pinned=True), bytes(900), quota=quota)
     before = engine.usage("acme")
     assert before == Usage(1, 900, 900)
+    assert engine.blob("acme", pinned.id) == bytes(900)  # a use changes nothing in that
     with pytest.raises(QuotaExceeded, match=r"2 states of 1100 bytes.* 100 of 1000 bytes"):
         engine.put(record(clock), b"1" * 200, quota=quota)
     assert engine.usage("acme") == before
@@ -390,6 +478,27 @@ class TestDocuments:
         assert engine.usage("acme").size == 13
         assert engine.sweep() == 0  # no state has expired
         assert engine.usage("acme").size == 8
+
+    def test_a_refused_document_leaves_nothing(self, engine: GroupingEngine, clock: Clock) -> None:
+        loose = engine.put(record(clock), b"1" * 60, quota=AMPLE)
+        kept = engine.put(record(clock, pinned=True), bytes(40), quota=AMPLE)
+        before = engine.usage("acme")
+
+        def write(expected: int | None, size: int, quota: Quota) -> None:
+            with engine.group():  # as the store's thread does, where the group goes on after a refusal
+                with pytest.raises((QuotaExceeded, DocumentMoved)):
+                    engine.write(document(body=bytes(size), due=clock.now, expires=clock.now + 60), expected, quota)
+                engine.write(document("resp_2", b""), None, quota)
+
+        for expected, size, quota in ((0, 70, Quota(states=9, size=100)), (None, 70, Quota(states=9, size=100)), (1, 5, AMPLE)):
+            write(expected, size, quota)
+            with pytest.raises(StateNotFound):
+                engine.read("acme", "response", "resp_1")
+            assert [each.id for each in engine.documents("acme", "response", None, 5)] == ["resp_2"]
+            assert engine.due("response", clock.now, 5) == []
+            assert engine.usage("acme") == before
+        assert {each.id for each in engine.page("acme", Filter())} == {loose.id, kept.id}
+        assert engine.write(document(), 0, AMPLE) == 1
 
     def test_documents_count_for_the_quota(self, engine: GroupingEngine, clock: Clock) -> None:
         quota = Quota(states=10, size=1000)

@@ -14,18 +14,24 @@ from service.generation.session import OnnxStepSession
 from service.pools.host import Host
 from service.settings import Settings
 from service.states.numerics import numerics_fingerprint
-from tests.decoders import tiny_decoder_bundle
 from tests.imports import ROOT
 
-PARTS = {"graph_sha256": "ab", "runtime_version": "1.31.0", "provider": "CPUExecutionProvider", "golden_logits": "cd"}
-CODE = (
-    "import sys; from pathlib import Path; from tests.service.states.test_numerics import checksum; print(checksum(Path(sys.argv[1]), 1))"
-)
+PARTS = {"graph_sha256": "ab", "runtime_version": "1.31.0", "provider": "CPUExecutionProvider", "golden_logits": "cd", "sampler": 1}
+# What `checksum` does, without the imports of this file.
+CODE = """
+import sys
+from pathlib import Path
+from export import contract
+from service.generation.selftest import check_golden
+from service.generation.session import OnnxStepSession
+bundle = Path(sys.argv[1])
+print(check_golden(bundle, OnnxStepSession(bundle, contract.read_manifest(bundle), threads=1)))
+"""
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_decoder_bundle(tmp_path_factory.mktemp("numerics") / "bundle")
+@pytest.fixture
+def bundle(decoder_bundle: Path) -> Path:
+    return decoder_bundle
 
 
 def checksum(bundle: Path, threads: int) -> str:
@@ -36,7 +42,7 @@ def test_it_differs_with_every_part() -> None:
     all_of_them = {numerics_fingerprint(**PARTS), *(numerics_fingerprint(**(PARTS | {name: "e"})) for name in PARTS)}
     assert len(all_of_them) == 1 + len(PARTS)
     assert all(len(each) == 16 and set(each) <= set("0123456789abcdef") for each in all_of_them)
-    assert numerics_fingerprint("a", "bc", "d", "e") != numerics_fingerprint("ab", "c", "d", "e")
+    assert numerics_fingerprint("a", "bc", "d", "e", 1) != numerics_fingerprint("ab", "c", "d", "e", 1)
 
 
 def test_the_logits_checksum_is_that_of_any_start_and_any_number_of_threads(bundle: Path) -> None:

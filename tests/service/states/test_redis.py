@@ -1,8 +1,11 @@
 """The store in Redis: away and back, full, damaged, or set up in a way that loses states."""
 
 import hashlib
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,50 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(engine: RedisEngine
     redis_server.client.client_kill_filter(_type="normal", skipme=True)
     engine.put(record(), b"2", quota=AMPLE)
     assert engine.usage("acme").states == 2
+
+
+@contextmanager
+def cutting_proxy(port: int) -> Iterator[tuple[int, threading.Event]]:
+    """A port that leads to Redis. If the event is set, it passes the next request on, and cuts the connection instead of answering."""
+    listener, cut, ended = socket.create_server(("127.0.0.1", 0)), threading.Event(), list[socket.socket]()
+
+    def carry(source: socket.socket, to: socket.socket, *, answers: bool) -> None:
+        with suppress(OSError):
+            while (part := source.recv(65_536)) and not (answers and cut.is_set()):
+                to.sendall(part)
+            cut.clear()
+            to.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                pair = listener.accept()[0], socket.create_connection(("127.0.0.1", port))
+                ended.extend(pair)
+                for source, to, answers in ((*pair, False), (*pair[::-1], True)):
+                    threading.Thread(target=carry, args=(source, to), kwargs={"answers": answers}, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield listener.getsockname()[1], cut
+    listener.shutdown(socket.SHUT_RDWR)
+    for each in (listener, *ended):
+        each.close()
+
+
+@pytest.mark.parametrize("server", ["redis_server", "redis_cluster"])
+def test_a_call_whose_answer_is_lost_is_not_sent_again(request: pytest.FixtureRequest, server: str) -> None:
+    """It was carried out once; only the caller knows whether it may be repeated."""
+    redis, document = request.getfixturevalue(server), Document(kind="run", id="run_1", tenant="acme", body=b"{}")
+    redis.client.flushall()
+    with cutting_proxy(redis.port) as (port, cut):
+        redis.client.config_set("cluster-announce-port", port)  # clients of a cluster connect to what it announces
+        far = RedisEngine(f"redis://127.0.0.1:{port}/0", password=PASSWORD)
+        far.write(document, 0, AMPLE)
+        cut.set()
+        with pytest.raises(StoreFailed):
+            far.write(document, None, AMPLE)
+        assert far.read("acme", "run", "run_1").version == 2  # it connects again
+        far.close()
+        redis.client.config_set("cluster-announce-port", 0)
 
 
 @pytest.mark.parametrize("harm", ["flipped", "missing"])
@@ -120,7 +167,8 @@ def test_a_redis_that_may_evict_states_is_refused(redis_server: RedisServer) -> 
         redis_server.client.config_set("maxmemory-policy", "noeviction")
 
 
-def test_no_message_has_the_password(redis_server: RedisServer) -> None:
+def test_no_message_has_the_password(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.states.redis_client._ANSWER_S", 0.2)  # the wait for a TLS handshake with a server without TLS
     port = redis_server.port
     for url in (
         f"redis://127.0.0.1:{port}",

@@ -15,7 +15,7 @@ from service.states.record import Document, Quota, StateRecord, Usage, new_state
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.telemetry.metrics import Metrics
-from service.telemetry.store_metrics import StoreMetrics
+from service.telemetry.state_store_metrics import StateStoreMetrics
 from tests.service.states.conftest import PASSWORD, Clock, RedisServer
 
 QUOTA = Quota(states=10, size=10**6)
@@ -126,7 +126,7 @@ async def test_a_closed_store_has_carried_out_what_waited(engine: CountingEngine
 
 def test_what_a_store_does_is_counted_without_tenants(engine: CountingEngine) -> None:
     metrics, quota = Metrics(), Quota(states=2, size=10**6)
-    store = Store(engine, StoreMetrics(metrics))
+    store = Store(engine, StateStoreMetrics(metrics))
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)

@@ -49,7 +49,7 @@ async def test_a_parent_is_continued_without_special_tokens(states: States) -> N
     assert request.start is not None
     assert (request.start.id, request.start.exact) == (parent["id"], True)
     await states.make("!", parent="doc", exact="best_effort")
-    assert states.engine.requests[-1].start == (("", child["id"], False))
+    assert states.engine.requests[-1].start == ("", child["id"], False, child["position"])
     more = await states.done("POST", "", {"parent": child["id"], "token_ids": [10]})
     assert more["position"] == 13
 
@@ -192,8 +192,16 @@ async def test_going_back_passes_over_ancestors_that_are_gone(states: States) ->
 async def test_going_where_the_state_has_never_been_is_refused(states: States) -> None:
     made = await line(states)
     other = await states.make("other", name="other")
-    for body in ({"to": 13}, {"tokens": 12}, {"to": 0}, {}, {"to": 9, "tokens": 3}):
-        await states.refused(400, "POST", f"/{made[2]['id']}/rewind", body)
+    for body, advice in (
+        ({"to": 13}, "send 1 to 12"),
+        ({"tokens": 12}, "can go back 11 at most"),
+        ({"tokens": 92_811}, "can go back 11 at most"),
+        ({"to": 0}, "greater than or equal to 1"),
+        ({}, "send exactly one"),
+        ({"to": 9, "tokens": 3}, "send exactly one"),
+    ):
+        error = await states.refused(400, "POST", f"/{made[2]['id']}/rewind", body)
+        assert (advice in error["message"], "-" in error["message"]) == (True, False), error
     missing = [await states.refused(404, "POST", f"/{made[2]['id']}/rewind", {"to_state": to}) for to in (other["id"], "other", NO_STATE)]
     assert missing[0] == missing[1] == missing[2]
     await states.refused(404, "POST", f"/{made[0]['id']}/rewind", {"to_state": made[1]["id"]})

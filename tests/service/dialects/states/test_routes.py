@@ -1,12 +1,16 @@
 """Listing, reading, changing, deleting and forking states."""
 
 import asyncio
+import logging
 import time
 from typing import Any
 
 import pytest
 
-from tests.service.dialects.states.conftest import NO_STATE, States
+from service.dialects.states import routes
+from service.states.record import NameChange
+from service.states.store import GroupingEngine
+from tests.service.dialects.states.conftest import ALICE, NO_STATE, States
 from tests.service.fakes import client
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
@@ -129,6 +133,30 @@ async def test_a_version_guards_changes_by_the_name_in_the_path(states: States) 
     await states.done("DELETE", "/head", headers=now)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("PATCH", "", {"pin": True}), ("PATCH", "", {"pin": True, "name": "head"}), ("DELETE", "", None), ("POST", "/fork", {"name": "head"})],
+)
+async def test_a_name_that_moves_after_it_was_looked_up_fails_the_change(
+    states: States, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: Any
+) -> None:
+    """Another process moves it between two calls of the store, so the call that writes has to compare the version."""
+    first, other = await states.make("first", name="head"), await states.make("other")
+    before = await states.done("GET", f"/{first['id']}")
+    looked_up = routes.change_of
+
+    def raced(engine: GroupingEngine, *arguments: Any) -> NameChange | None:
+        change = looked_up(engine, *arguments)
+        engine.move("", NameChange("head"), other["id"])
+        return change
+
+    with monkeypatch.context() as patch:
+        patch.setattr(routes, "change_of", raced)
+        await states.refused(412, method, f"/head{path}", body, headers={"if-match": '"v1"'})
+    assert await states.done("GET", f"/{first['id']}") == before
+    assert {each["id"] for each in (await states.done("GET"))["data"]} == {first["id"], other["id"]}
+
+
 async def test_of_racing_moves_one_wins(states: States) -> None:
     await states.make(name="head")
     others = [(await states.make(str(number)))["id"] for number in range(5)]
@@ -248,3 +276,31 @@ async def test_a_service_without_decoders_has_no_states(tmp_path: Any) -> None:
     async with client(fake_app(fake_bundle(tmp_path / "mini"))) as http:
         answer = await http.get("/v1/states")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+# Logs ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "logged"),
+    [
+        ("/v1/states/private", "/v1/states/{state}"),
+        ("/v1/states/private/lineage", "/v1/states/{state}/lineage"),
+        ("/v1/states/private/nonsense", "/v1/states/..."),
+        ("/v1/responses/private", "/v1/responses/{response_id}"),
+        ("/v1/responses/private/input_items", "/v1/responses/{response_id}/input_items"),
+        ("/v1/stream/private", "/v1/stream/{run}"),
+        ("/v1/nonsense/a", "/v1/nonsense/a"),
+    ],
+)
+async def test_names_and_ids_are_in_no_log(caplog: pytest.LogCaptureFixture, path: str, logged: str) -> None:
+    """Also where the request is refused before it has a route."""
+    caplog.set_level(logging.DEBUG, "attnserve")
+    app = generator_app(FakeGenerator("wordy"), api_keys=(ALICE,), access_log=True)
+    async with client(app) as http:
+        assert (await http.get(path, headers={"authorization": f"Bearer {ALICE}"})).status_code == 404
+        assert (await http.get(path)).status_code == 401
+    found, early = [record.__dict__ for record in caplog.records if record.message == "request"]
+    assert found["path"] == logged
+    assert early["path"] == (path if "nonsense/a" in path else logged[: logged.index("/", 4)] + "/...")
+    assert "private" not in "".join(str(record.__dict__) for record in caplog.records)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.dialects.states.conftest import NO_STATE, States
+from tests.service.dialects.states.conftest import ALICE, NO_STATE, States
 from tests.service.fakes import client
 from tests.service.generation_fakes import SAID, FakeGenerator, events, generator_app
 
@@ -87,12 +87,45 @@ async def test_a_text_begins_at_a_state(states: States, path: str) -> None:
     assert second["state"]["parent"] == first["state"]["id"]
     new = {"/v1/completions": "Say:"}.get(path, "\n<user>Hi\n<assistant>")
     assert states.model.decode(states.engine.requests[-1].prompt) == new
-    assert states.engine.requests[-1].start == ("", first["state"]["id"], False)
+    assert states.engine.requests[-1].start == ("", first["state"]["id"], False, len((FED[path] + SAID).encode()) - 2 + 1)
     whole = FED[path] + SAID + "</s>" + new + SAID + "</s>"
     assert await states.text("turn") == whole
     by_id = await post(states, path, state=first["state"]["id"], store_state=True)
     assert await states.text(by_id["state"]["id"]) == whole
     assert (await states.done("GET", "/turn"))["names"] == [{"name": "turn", "version": 2}]
+
+
+def usage_of(answer: dict[str, Any]) -> tuple[int, int, int, int]:
+    """All tokens before the completion, those of them that were not computed, those of the completion, and all together."""
+    usage = answer["usage"]
+    if "input_tokens" in usage:
+        return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"], usage["total_tokens"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"], usage["total_tokens"]
+
+
+@paths
+async def test_usage_counts_all_tokens_of_the_context(states: States, path: str) -> None:
+    """As OpenAI counts: those of the state are part of the prompt, and cached."""
+    first = await post(states, path, store_state={"name": "turn"})
+    fed, drawn = len(states.engine.requests[0].prompt), len(SAID.encode()) + 1
+    assert usage_of(first) == (fed, 0, drawn, fed + drawn)
+    second = await post(states, path, state="turn")
+    position, new = fed + drawn, len(states.engine.requests[1].prompt)
+    assert usage_of(second) == (position + new, position, drawn, position + new + drawn)
+    child = await states.make("more", parent="turn")
+    assert child["usage"] == {"prompt_tokens": position + 4, "cached_tokens": position}
+    if path == "/v1/completions":
+        both = await post(states, path, state="turn", prompt=["a", "bc"], n=2)
+        assert usage_of(both)[:2] == (2 * position + 3, 2 * position)
+
+
+async def test_tokens_of_a_state_are_charged_once() -> None:
+    model = FakeGenerator("wordy")
+    async with client(generator_app(model, api_keys=(ALICE,)), headers={"authorization": f"Bearer {ALICE}"}) as http:
+        states = States(http, model)
+        await states.make("x" * 99, name="doc")
+        await post(states, "/v1/completions", prompt="abc", max_tokens=5, state="doc")
+        assert (await http.get("/v1/usage")).json()["prompt_tokens"] == 100 + 3
 
 
 async def test_an_end_of_turn_that_the_state_has_seen_is_not_fed_again(states: States) -> None:
@@ -150,13 +183,16 @@ async def test_a_state_that_cannot_be_continued_is_refused(states: States, path:
 
 @paths
 async def test_an_answer_from_other_arithmetic_says_so(states: States, path: str) -> None:
+    """The arithmetic is that of the engine that has taken the run, not that of any replica."""
+    await states.make(name="here")
     states.engine.numerics = "elsewhere"
     await states.make(name="doc")
     states.engine.numerics = "fake"
-    for fields, told in (({"exact": "best_effort"}, "false"), ({}, None)):
-        for stream in (False, True) if told else (False,):
-            answer = await states.http.post(path, json={**BODIES[path], "state": "doc", "stream": stream, **fields})
-            assert answer.headers.get("x-state-exact") == told
+    for name, told in (("doc", "false"), ("here", None)):
+        for stream in (False, True):
+            body = {**BODIES[path], "state": name, "stream": stream, "exact": "best_effort"}
+            assert (await states.http.post(path, json=body)).headers.get("x-state-exact") == told
+    assert "x-state-exact" not in (await states.http.post(path, json={**BODIES[path], "state": "doc"})).headers
     child = await states.make("more", parent="doc", exact="best_effort")
     assert child["exact"] is False
 

@@ -7,7 +7,7 @@ from service.states.record import Status, Usage
 from service.telemetry.metrics import Metrics
 
 
-class StoreMetrics:
+class StateStoreMetrics:
     """An `Observer` of a `Store`."""
 
     def __init__(self, metrics: Metrics) -> None:
