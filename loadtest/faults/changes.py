@@ -42,7 +42,7 @@ def _scaled(cluster: Cluster, number: int) -> None:
 
 
 def _updated(cluster: Cluster) -> None:
-    """Change a setting that is read at start, so that every replica is replaced."""
+    """Change a setting that replicas read only when they start, so that Serve replaces every replica, and wait until it has done so."""
 
     def names() -> set[str]:
         return {replica["replica_id"] for pool in POOLS for replica in cluster.replicas(pool)}
@@ -93,7 +93,7 @@ def bench_faults(
     with interruptible(), running([encoder, decoder], *flags, workers=(STAYS, DIES), cpus=len(POOLS)) as cluster:
         url = cluster.url(STAYS)
         tasks = models.tasks(url, models.names(url))
-        # The update takes longer: it restarts every replica, one after the other in each pool.
+        # The stage of the rolling update is longer, because Serve replaces the replicas of each pool one after the other.
         lengths = {WARM_UP: 10.0, **dict.fromkeys(EVENTS, seconds), _UPDATE: 2 * seconds}
         stages = (*(Stage(name=name, seconds=length, level=level) for name, length in lengths.items()), DRAIN)
         shares = chosen(mix, tasks)

@@ -32,7 +32,7 @@ WAIT_S = 60.0  # longest time in which a process may end; a longer time counts a
 START_S = 300.0  # limit for replicas that start or are replaced one by one, with large bundles on few cores
 _ROOT = Path(__file__).parents[2]
 _MARK = "LOADTEST_NODE"  # set in the environment of every process of a node, so that orphans are found too
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the minimum that Ray allows
 _HEAD = "head"
 
 
@@ -66,12 +66,12 @@ class Cluster:
             self.start_worker(name, cpus=cpus)
 
     def start_redis(self) -> None:
-        """Start Redis, with the data of its last run if there was one. `kill` ends it like a node."""
+        """Start Redis, with the data of its previous run if there is any. `kill("redis")` ends it in the same way as a node."""
         assert self._redis is not None
         data = self.folder / "redis"
         data.mkdir(exist_ok=True)
         arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--requirepass", self._token]
-        # The options of deploy/components/ha.
+        # These options equal those in deploy/components/ha.
         arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]
         self._run("redis", [str(self._redis), *arguments], {})
 
@@ -94,7 +94,7 @@ class Cluster:
 
     @property
     def remembers(self) -> bool:
-        """Whether a new head would restore the state of this head from Redis."""
+        """Whether a head that is started again restores its state, which requires that the cluster stores it in Redis."""
         return self._redis is not None
 
     def address(self, name: str) -> str:
@@ -105,7 +105,7 @@ class Cluster:
         return f"http://{self.address(name)}:{self.port}"
 
     def said(self, name: str) -> str:
-        """Return the output of a node's processes to stdout and stderr, as `kubectl logs` of its pod would."""
+        """Return all that a node's processes have written to stdout and stderr, as `kubectl logs` would show it for a pod."""
         return (self.folder / f"{name}.log").read_text()
 
     def processes(self, name: str, title: str = "") -> list[psutil.Process]:
@@ -114,7 +114,7 @@ class Cluster:
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(self._started[name].pid)
             found = {root, *root.children(recursive=True)}
-        for process in psutil.process_iter():  # also finds orphans; some overwrite their environment, so both ways are needed
+        for process in psutil.process_iter():  # finds orphans too; some processes overwrite their environment, so both searches are needed
             with suppress(psutil.Error):
                 if process.environ().get(_MARK) == f"{self._mark}-{name}":
                     found.add(process)
@@ -148,7 +148,7 @@ class Cluster:
         self.kill(name)  # kills the processes that Ray did not end
 
     def stop(self) -> None:
-        """Make every call of `until` that is waiting raise an error, in all threads."""
+        """Kill all nodes. Every call of `until` that is waiting, in any thread, then raises an error."""
         self._over.set()
         for name in self._started:
             self.kill(name)
@@ -196,11 +196,12 @@ class Cluster:
     def ready(self, *names: str) -> bool:
         """Return whether /health/ready answers 200 through the HAProxy of each of these nodes."""
         for name in names:
-            urlopen(f"{self.url(name)}/health/ready", timeout=5).close()  # HTTPError unless it answers 200
+            urlopen(f"{self.url(name)}/health/ready", timeout=5).close()  # raises HTTPError unless the answer is 200
         return True
 
     def until(self, there: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-        """Call `there` until it returns a true value, and return that. Failed connections are retried. LoadtestError after `timeout_s`."""
+        """Call `there` until it returns a true value, and return this value. Failed connections are retried. Raises LoadtestError after
+        `timeout_s` seconds."""
         deadline, last = time.monotonic() + timeout_s, ""
         while time.monotonic() < deadline and not self._over.is_set():
             try:
@@ -215,7 +216,8 @@ class Cluster:
     # -------------------------------------------------------------------------------------------------------------------------------------
 
     def _on_one_machine(self) -> dict[str, str]:
-        """Return flags that a node needs because other nodes share its machine, and flags that shorten its end."""
+        """Return environment variables for a node: those that it needs because other nodes run on the same machine, and those that make it
+        stop faster."""
         files = self.folder / "h"
         metrics, stats, http, grpc = self._proxy_ports
         return {
@@ -279,7 +281,8 @@ def _command(process: psutil.Process) -> str:
 
 
 def printed(bundles: Sequence[Path], *flags: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the output of `attnserve config`: Serve's configuration, and the flags that every node needs."""
+    """Return the two parts of the output of `attnserve config`: Serve's configuration, and the environment variables that every node
+    needs."""
     command = [sys.executable, "-m", "service.cli", "config", *flags, *(part for bundle in bundles for part in ("--bundle", str(bundle)))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=_ROOT, check=False)
     if done.returncode:
@@ -292,7 +295,7 @@ def printed(bundles: Sequence[Path], *flags: str) -> tuple[dict[str, Any], dict[
 def running(
     bundles: Sequence[Path], *flags: str, workers: Sequence[str] = ("one", "two"), cpus: int = 8, redis: Path | None = None
 ) -> Iterator[Cluster]:
-    """Start a cluster with the service, ready on every worker. At the end all of it is stopped and removed."""
+    """Start a cluster with the service and yield it when every worker is ready. It is stopped and its folder removed at the end."""
     config, serve_flags = printed(bundles, *flags)
     folder = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # short, because HAProxy takes socket paths of up to 97 bytes
     cluster = Cluster(folder, config, serve_flags, redis=redis)

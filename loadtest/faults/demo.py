@@ -1,4 +1,4 @@
-"""`attnserve demo crash`: kills the generators that write a text, twice, and shows it beside the undisturbed text."""
+"""`attnserve demo crash`: streams a text, twice kills the generator process that writes it, and shows it beside the undisturbed text."""
 
 import signal
 import time
@@ -17,15 +17,14 @@ from rich.text import Text
 
 from loadtest.common.terminal import interruptible, run, stdout
 from loadtest.errors import LoadtestError
-from loadtest.faults.kills import Victim
 from loadtest.faults.reading import Reading, compare, difference, read
-from loadtest.faults.streams import GENERATOR, processes, service
+from loadtest.faults.striking import GENERATOR, Service, service
 from service.terminal import command_app, console
 
 app = command_app()
 
-_KILL_AT = (0.25, 0.6)  # a generator is killed when the client has this share of the text
-_WIDTH = 140  # of the output in a pipe
+_KILL_AT = (0.25, 0.6)  # a generator is killed each time the client has received one of these shares of the text
+_WIDTH = 140  # width of the output in characters if stdout is no terminal
 
 
 @app.callback()
@@ -35,7 +34,7 @@ def demo() -> None:
 
 @dataclass
 class Kill:
-    """A generator that was killed: time (`time.time()`), process id, and the number of characters that the client had."""
+    """The kill of a generator: its time (`time.time()`), the process id, and the number of characters that the client had received."""
 
     at: float
     pid: int
@@ -44,10 +43,10 @@ class Kill:
 
 @dataclass
 class Killer:
-    """Kills the generator that writes the stream, each time the client has the next share of the text."""
+    """Kills the generator that writes the stream each time the client has received the next number of characters in `shares`."""
 
     generators: list[psutil.Process]
-    shares: list[int]  # numbers of characters
+    shares: list[int]  # ascending numbers of characters
     kills: list[Kill] = field(default_factory=list)
     tell: Callable[[Kill], object] = lambda kill: None
 
@@ -55,7 +54,7 @@ class Killer:
         self._before = {process: _cpu_s(process) for process in self.generators}
 
     def see(self, reading: Reading) -> None:
-        """Kill a generator if the reading has come so far."""
+        """Kill the generator that writes the text if `reading` has reached the next number of characters in `shares`."""
         characters = len(reading.choices[0].text) if reading.choices else 0
         if len(self.kills) < len(self.shares) and characters >= self.shares[len(self.kills)]:
             # The writer is the process that has used most CPU time since the stream began: the others are idle.
@@ -72,7 +71,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def pauses(reading: Reading, kills: Sequence[Kill]) -> list[float]:
-    """Return for each kill the longest gap between two chunks after it and before the next one, in seconds."""
+    """Return, for each kill, the longest gap in seconds between two chunks that ends after this kill and begins before the next kill."""
     ends = [*(kill.at for kill in kills[1:]), float("inf")]
     return [
         max((after - before for before, after in pairwise(reading.times) if after > kill.at and before < end), default=0.0)
@@ -81,8 +80,10 @@ def pauses(reading: Reading, kills: Sequence[Kill]) -> list[float]:
 
 
 def side_by_side(undisturbed: str, killed: str, kills: Sequence[Kill], most_lines: int | None = None) -> Table:
-    """Return both texts in two columns, line by line. A line in which a generator was killed is marked. `most_lines`: only the last
-    ones."""
+    """Return a table with both texts in two columns, line by line. A line in which a generator was killed is marked.
+
+    If `most_lines` is given, the table has only this many lines, from the end of the text.
+    """
     marks = {killed[: kill.characters].count("\n"): kill.pid for kill in kills}
     left, right = undisturbed.split("\n"), killed.split("\n")
     table = Table(expand=True, show_edge=False)
@@ -100,7 +101,7 @@ def side_by_side(undisturbed: str, killed: str, kills: Sequence[Kill], most_line
 
 @dataclass
 class Shown:
-    """What the terminal shows while the texts are streamed: both columns if it is a terminal, otherwise nothing."""
+    """Shows both texts in columns while they are streamed. If stdout is no terminal (`live` is None), it shows nothing."""
 
     terminal: Console
     undisturbed: str = ""
@@ -121,8 +122,8 @@ class Shown:
         self.refresh()
 
 
-def show(running: Victim, body: dict[str, Any], terminal: Console) -> tuple[Reading, Reading, list[Kill]]:
-    """Stream the text undisturbed, then with kills. Returns both readings and the kills."""
+def show(running: Service, body: dict[str, Any], terminal: Console) -> tuple[Reading, Reading, list[Kill]]:
+    """Stream the text undisturbed, then again while its generators are killed. Return both streams and the kills."""
     shown = Shown(terminal)
     terminal.print("One request, undisturbed. Then the same again: twice, the generator that writes the text is killed (kill -9).\n")
     with Live(console=terminal, transient=True, auto_refresh=True) as live:
@@ -131,7 +132,7 @@ def show(running: Victim, body: dict[str, Any], terminal: Console) -> tuple[Read
         if undisturbed.error is not None:
             raise LoadtestError(f"the undisturbed stream failed: {undisturbed.error}")
         whole = len(undisturbed.choices[0].text)
-        killer = Killer(processes(running, GENERATOR), [round(share * whole) for share in _KILL_AT])
+        killer = Killer(running.processes(GENERATOR), [round(share * whole) for share in _KILL_AT])
         if shown.live is None:
             killer.tell = lambda kill: terminal.print(
                 f"killed generator {kill.pid} when the client had {kill.characters} of {whole} characters"

@@ -52,7 +52,7 @@ Fault = signal.Signals | Callable[[psutil.Process], object]  # a signal, or a fu
 
 @dataclass(frozen=True)
 class Probe:
-    """A request that clients repeat. `right` checks the body of a 200."""
+    """A request that clients repeat. `right` returns whether the body of an answer with status 200 is correct."""
 
     name: str
     method: str
@@ -80,7 +80,8 @@ def requests(encoder: str, decoder: str | None) -> list[Probe]:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """The answer to a probe. `status` is the HTTP status, or the reason why there was no answer. Times are of `time.monotonic`."""
+    """The answer to a probe. `status` is the HTTP status or, without an answer, the type of the error. Times are those of
+    `time.monotonic`."""
 
     name: str
     began: float
@@ -91,15 +92,15 @@ class ProbeAnswer:
 
 @dataclass
 class Outcome:
-    """The answers from the fault until the service had recovered."""
+    """The effects of one fault on a process: the answers to clients from the fault until the service had recovered."""
 
     process: str
     how: str
-    whole_s: float | None = None  # seconds from the fault to the first answer after which all were good
+    whole_s: float | None = None  # seconds from the fault until the service had recovered or ended; None: not within the time limit
     ended_with: int | None = None  # the command's exit status, if it ended
     last_words: str = ""
     answers: list[ProbeAnswer] = field(default_factory=list)
-    steps: dict[str, float] = field(default_factory=dict)  # step -> seconds from the fault
+    steps: dict[str, float] = field(default_factory=dict)  # step of the recovery -> seconds from the fault to this step
 
     @property
     def statuses(self) -> Counter[str]:
@@ -128,13 +129,17 @@ class Clients:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the requests now in flight have an answer. A request to a stopped process has none yet."""
+        """Wait until all requests in flight are answered or have failed. A process that is stopped may have left requests unanswered so
+        far."""
         for thread in list(self._under_way):
             thread.join()
 
     def good_since(self, began: float) -> float | None:
-        """Return when the first good answer after the last failed one arrived. Only requests sent since `began` count; only status 200 is
-        good. Return None until every kind of request has `_QUIET` good answers since then."""
+        """Return the arrival time of the first good answer after the latest bad one, or None if the service has not recovered yet.
+
+        It has recovered when every kind of request has `_QUIET` good answers after the latest bad answer. Only requests sent since
+        `began` count. An answer is good if its status is 200.
+        """
         answers = sorted((answer for answer in self.answers if answer.began >= began), key=lambda answer: answer.began)
         bad = max((answer.ended for answer in answers if answer.status != "200"), default=began)
         good = [answer for answer in answers if answer.began >= bad]
@@ -166,14 +171,15 @@ class Clients:
 
 
 class Victim:
-    """A service in a process of its own, with these bundles and flags. Its processes are killed or stopped."""
+    """A service with these bundles and flags, started as a child process. The measurement kills or stops the service's processes."""
 
-    def __init__(self, bundles: list[Path], flags: tuple[str, ...], env: dict[str, str] | None = None) -> None:
-        self.port = free_port()
+    def __init__(self, bundles: list[Path], flags: tuple[str, ...], env: dict[str, str] | None = None, *, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self._read = 0  # number of bytes of the output that `new_lines` has returned
         self._log = tempfile.NamedTemporaryFile(mode="w+", suffix=".log")  # noqa: SIM115  closed in `stop`
         command = [sys.executable, "-m", "service.cli", "serve", "--port", str(self.port), *flags]
         command += [part for bundle in bundles for part in ("--bundle", str(bundle))]
-        # In a session of its own, so that Ctrl-C reaches only the measurement, which then stops the service in order.
+        # The service gets its own session, so that Ctrl-C reaches only the measurement, which then shuts the service down.
         self.process = subprocess.Popen(
             command, stdout=self._log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True
         )
@@ -193,12 +199,23 @@ class Victim:
     def output(self) -> str:
         return Path(self._log.name).read_text()
 
+    def new_lines(self) -> list[str]:
+        """Return the complete lines that were added to the output since the previous call.
+
+        It reads only the new bytes, so that it hardly delays the clients in this process.
+        """
+        with Path(self._log.name).open("rb") as log:
+            log.seek(self._read)
+            complete, end, _ = log.read().rpartition(b"\n")
+        self._read += len(complete + end)
+        return complete.decode(errors="replace").splitlines()
+
     def family(self) -> list[psutil.Process]:
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return children
 
     def find(self, title: str) -> psutil.Process:
-        """Return the only process whose command contains `title`."""
+        """Return a process of the service whose command contains `title`. Waits for it, and raises LookupError if there is none."""
         deadline = time.monotonic() + CLIENT_TIMEOUT_S
         while time.monotonic() < deadline:
             for process in self.family():
@@ -227,8 +244,11 @@ def victim(bundles: list[Path], profile: str, *flags: str, env: dict[str, str] |
 
 
 def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: float, to_the_end: bool = False) -> Outcome:
-    """Apply the fault, then wait until the process has ended and the service has recovered or, with `to_the_end`, has ended. Waits at
-    most `within_s`."""
+    """Apply the fault `how` to the process whose command contains `title`, and return its effects.
+
+    Waits until this process has ended and the service has recovered. With `to_the_end`, waits until the service has ended. Waits at most
+    `within_s` seconds.
+    """
     said = len(running.output())
     outcome = Outcome(title.rpartition(":")[2], how.name if isinstance(how, signal.Signals) else how.__name__)
     process = running.find(title)
@@ -251,7 +271,7 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
             outcome.last_words = [*lines, *own][-1] if lines else ""
             outcome.last_words += "".join(f" LEFT {each.pid}" for each in alive)
             break
-        if gone is None and _has_ended(process):  # also true of a process that was only stopped: the service kills it before it replaces it
+        if gone is None and _has_ended(process):  # a process that was only stopped ends too: the service kills it before it starts another
             gone = time.monotonic()
         if gone is not None and not to_the_end and (since := clients.good_since(gone)) is not None:
             clients.settle()
@@ -271,7 +291,10 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def steps(output: str, began: float) -> dict[str, float]:
-    """Read from the log when a replica ended, started, had loaded its models, had tested them and was ready, in seconds from the fault."""
+    """Return, for each step of a recovery in the log, the seconds from the fault (`began`) to this step.
+
+    The steps are: a replica ended, started, has loaded its models, has tested them, is ready.
+    """
     found: dict[str, float] = {}
     for record in records(output, "replica ended|replica started|loaded|tested|ready"):
         name = " ".join(filter(None, (record["message"], record.get("model"))))
@@ -283,11 +306,11 @@ def records(output: str, messages: str) -> Iterator[dict[str, Any]]:
     """Yield the log records whose message matches the regular expression `messages`."""
     for line in output.splitlines():
         if re.search(rf'"message": "({messages})"', line):
-            yield json.JSONDecoder().raw_decode(line, line.index('{"time"'))[0]  # another thread of Ray may print on this line
+            yield json.JSONDecoder().raw_decode(line, line.index('{"time"'))[0]  # Ray's threads may add text to the line
 
 
 def wall(stamp: str) -> float:
-    """Convert the time of a log record to seconds as of `time.time()`."""
+    """Convert the time of a log record (local time, with milliseconds after a comma) to seconds since 1970, like `time.time()`."""
     seconds, milliseconds = stamp.split(",")
     return time.mktime(time.strptime(seconds, "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000
 

@@ -1,4 +1,4 @@
-"""Reads streamed completions, and compares two readings of one request."""
+"""Reads streamed completions, and compares two answers to the same request."""
 
 import http.client
 import json
@@ -18,14 +18,14 @@ _AGAIN_S = 0.5  # interval between attempts to connect
 
 @dataclass
 class Choice:
-    """What a client has of one choice: text, the fields of its log-probabilities, and the reason of its end."""
+    """The part of one choice that a client has received: its text, its fields of log-probabilities, and its finish reason."""
 
     text: str = ""
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
     finish_reason: str | None = None
 
     def add(self, choice: dict[str, Any]) -> None:
-        """Add the `choice` of a chunk."""
+        """Append the text and log-probabilities of `choice`, a choice in a chunk of the stream."""
         self.text += choice["text"]
         for name, values in (choice.get("logprobs") or {}).items():
             self.logprobs.setdefault(name, []).extend(values or [])
@@ -39,19 +39,20 @@ class Reading:
     request_id: str = ""
     choices: dict[int, Choice] = field(default_factory=dict)
     completion_tokens: int | None = None
-    error: str | None = None  # why the stream did not come to its end
-    times: list[float] = field(default_factory=list)  # of the chunks with content
+    error: str | None = None  # why the stream is not complete; None if it is
+    times: list[float] = field(default_factory=list)  # arrival times of the chunks with content
     began: float = field(default_factory=time.time)
-    connections: int = 1  # more than one: the client came back
+    connections: int = 1  # number of connections; above 1 if the client had to reconnect
     last_event_id: str = ""
-    lost_connection: bool = False  # whether the last connection ended too early, or was refused with 503
+    lost_connection: bool = False  # whether the latest connection ended too early, or was answered with 502 or 503
 
     @property
     def longest_gap_s(self) -> float:
         return max((after - before for before, after in pairwise(self.times)), default=0.0)
 
     def gap(self, at: float) -> tuple[float, float] | None:
-        """Return the times of the last chunk before `at` and of the first one after it, or None if one of them is missing."""
+        """Return the arrival times of the latest chunk before `at` and of the first chunk after it, or None if either chunk does not
+        exist."""
         before, after = [each for each in self.times if each <= at], [each for each in self.times if each > at]
         return (before[-1], after[0]) if before and after else None
 
@@ -64,10 +65,10 @@ def read(
     *,
     resumes: bool = False,
 ) -> Reading:
-    """Stream a completion to its end. `seen` is called after each chunk. A failure becomes the reading's `error`.
+    """Stream a completion to its end and return it. `seen` is called after each chunk. A failure is returned as the reading's `error`.
 
-    With `resumes`, a lost connection and a 503 are no failure: the client sends the request again with the id of its last event, for up to
-    `_RESUMED_FOR_S` after the last chunk.
+    With `resumes`, a lost connection, a 502 or a 503 is not yet a failure: the client sends the request again, with the id of the latest
+    event that it received. It gives up `_RESUMED_FOR_S` seconds after the latest chunk.
     """
     reading = Reading(request_id)
     while True:
@@ -75,7 +76,7 @@ def read(
         reading.error = _attempt(port, body, reading, seen)
         if reading.error is None or not (resumes and reading.lost_connection):
             return reading
-        if reading.times and not reading.last_event_id:  # the service could not store the run in time, and gave its events no ids
+        if reading.times and not reading.last_event_id:  # events have ids only if the service has stored the run in time
             reading.error += ", and its events have no ids to continue it by"
             return reading
         if time.time() - max([*reading.times[-1:], reading.began]) > _RESUMED_FOR_S:
@@ -85,7 +86,7 @@ def read(
 
 
 def _attempt(port: int, body: dict[str, Any], reading: Reading, seen: Callable[[Reading], object]) -> str | None:
-    """Read until the end of the stream, or until an error, which is returned."""
+    """Read the stream over one connection. Return None at the end of the stream, or a description of the error that interrupted it."""
     reading.lost_connection = False
     content = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     headers = {
@@ -142,8 +143,11 @@ def _add(reading: Reading, chunk: dict[str, Any]) -> None:
 
 
 def compare(wanted: Reading, got: Reading) -> Verdict:
-    """Judge `got` by the undisturbed reading. `lost` and `doubled`: a choice's text lacks a part, or has one more; `different`: any
-    other difference of text, log-probabilities, finish reasons or token counts."""
+    """Return how `got` differs from `wanted`, the undisturbed answer.
+
+    `failed`: the stream has an error. `lost`: a part of a choice's text is missing. `doubled`: a choice's text has an additional part.
+    `different`: any other difference in text, log-probabilities, finish reasons or token counts.
+    """
     if got.error is not None:
         return "failed"
     if (wanted.choices, wanted.completion_tokens) == (got.choices, got.completion_tokens):
@@ -160,12 +164,12 @@ def compare(wanted: Reading, got: Reading) -> Verdict:
 
 
 def _common(one: str, other: str) -> int:
-    """Return the length of the common beginning."""
+    """Return the number of characters of the longest common beginning of two texts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def difference(wanted: Reading, got: Reading) -> str:
-    """Describe the first difference of two readings, or the error of `got`."""
+    """Describe the first difference between two answers, or the error of `got` if it has one."""
     if got.error is not None:
         return got.error
     for index, choice in wanted.choices.items():

@@ -1,49 +1,44 @@
-"""The kill campaign: clients stream eight requests again and again while generators are killed or stopped, or the gateway is killed. Each
-stream is compared with the undisturbed answer to the same request. Clients of a killed gateway continue their streams by the ids of events.
+"""The kill campaign: clients stream eight requests again and again while processes are killed or stopped (`striking.py`). Each stream is
+compared with the undisturbed answer to the same request. Clients that lose their connections continue their streams by the ids of events.
 
 `python -m loadtest.faults.streams --bundle DIR` prints a table, and writes every figure and every difference to a JSON file.
 """
 
 import json
 import random
-import signal
 import statistics
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.table import Table
 
-from loadtest.common import machine, server
+from loadtest.common import machine
 from loadtest.common.terminal import interruptible, progress, run, stdout
 from loadtest.errors import LoadtestError
-from loadtest.faults.kills import Victim, records, victim, wall
+from loadtest.faults.kills import records, wall
 from loadtest.faults.reading import Reading, compare, difference, read
+from loadtest.faults.striking import FAULTS, Service, What, service, strike
 from service.terminal import command_app, console
 
 app = command_app()
 
-GENERATOR, GATEWAY = "ServeReplica:attnserve:generator", "ServeReplica:attnserve:gateway"
-WHOLE_S = 90.0  # longest wait for the replacement of a generator
-_STOPPED_S = 10.0  # twice the silence after which a gateway gives a generator up
-_INSTANTS_S = (0.2, 3.0)  # a fault comes so long after the pool was whole
-
-What = StrEnum("What", ["kill", "sigstop", "gateway"])
+_INSTANTS_S = (0.2, 2.0)  # shortest and longest time between the recovery of the service and the next fault
+_LATE_S = 0.5  # a chunk that was sent before a fault arrives at most this long after it
 
 
 def requests(tokens: int) -> list[dict[str, Any]]:
-    """Return eight requests of about `tokens` tokens per choice: four plain ones, and four that need more than the tokens so far to go
-    on: several choices, stop strings, a grammar, penalties, log-probabilities, characters of several bytes."""
+    """Return eight requests of about `tokens` tokens per choice.
+
+    The first four are plain. The others cannot be continued from their tokens alone: they have several choices, stop strings, a grammar,
+    penalties, log-probabilities, or characters of several bytes.
+    """
     plain: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True}
     long_enough = {"max_tokens": tokens, "min_tokens": tokens * 3 // 4}
     lines = max(tokens // 16, 1)
@@ -71,9 +66,13 @@ def requests(tokens: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Lost:
-    """One loss of a stream's generator or gateway, in seconds. `pause_s` lies between two chunks of the client. The others are parts of it,
-    if a generator was lost: until the gateway knows of the loss, until another generator has queued the runs, until the client has the
-    next chunk."""
+    """One loss of a stream's generator or gateway. `at` (`time.time()`) is when the gateway noticed the loss, or when the fault was caused
+    if a gateway was lost. The other times are in seconds.
+
+    `pause_s` is the gap between two chunks at the client. If a generator was lost, three consecutive periods are also given: `detection_s`
+    until the gateway notices the loss, `dispatch_s` until another generator has queued the runs, and `replay_s` until the client receives
+    the next chunk.
+    """
 
     request_id: str
     at: float
@@ -85,7 +84,8 @@ class Lost:
 
 @dataclass
 class Campaign:
-    """The faults and all streams, each with its verdict. `asked` has the request's number of each stream."""
+    """The times of the faults, and all streams. `wanted` contains the undisturbed answer to each request, by the request's number, and
+    `asked` contains each stream with the number of its request."""
 
     wanted: list[Reading]
     faults: list[float] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Campaign:
 
 
 class Readers:
-    """One thread for each request. It streams the request again and again until stopped."""
+    """Runs one thread for each request. The thread streams its request repeatedly until `stop` is called."""
 
     def __init__(self, port: int, bodies: Sequence[dict[str, Any]], *, resumes: bool) -> None:
         self.asked: list[tuple[int, Reading]] = []
@@ -116,7 +116,7 @@ class Readers:
             thread.start()
 
     def stop(self) -> None:
-        """Wait until all streams that have begun are complete."""
+        """Begin no more streams, and wait until those that have begun are complete."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -128,65 +128,12 @@ class Readers:
             reading = read(self._port, body, f"stream-{number}-{round_}", resumes=self._resumes)
             self.asked.append((number, reading))
             if reading.error is not None:
-                self._stopping.wait(1.0)  # a service that refuses at once is not asked in a busy loop
-
-
-@contextmanager
-def service(bundle: Path, generators: int = 2) -> Iterator[Victim]:
-    """Start the service in profile split, with states in a temporary directory."""
-    with tempfile.TemporaryDirectory() as states:
-        flags = ("--generators", str(generators), "--set", "drain_timeout_s=5")
-        with victim([bundle], "split", *flags, env={"ATTNSERVE_STATES": states}) as running:
-            until_whole(running, generators, 0)
-            yield running
-
-
-def processes(running: Victim, title: str) -> list[psutil.Process]:
-    """Return the processes with this title, in the order of their start."""
-    found = []
-    for process in running.family():
-        with suppress(psutil.Error):
-            if title in " ".join(process.cmdline()[:1]) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return sorted(found, key=lambda process: process.create_time())
-
-
-def until_whole(running: Victim, generators: int, faults: int) -> None:
-    """Wait until the gateway knows that so many generators have left, and has all of them again."""
-
-    def whole() -> bool:
-        known = Counter(record["message"] for record in records(running.output(), "a replica has (come|left)"))
-        come, left = known["a replica has come"], known["a replica has left"]
-        return left >= faults and come - left == generators == len(processes(running, GENERATOR))
-
-    _until(running, whole, "a generator")
-
-
-def _until(running: Victim, whole: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WHOLE_S
-    while time.monotonic() < deadline:
-        if running.process.poll() is not None:
-            raise LoadtestError(f"the service ended with {running.process.returncode}: {running.output()[-2000:]}")
-        if whole():
-            return
-        time.sleep(0.2)
-    raise LoadtestError(f"{what} was not replaced within {WHOLE_S:g} s: {running.output()[-2000:]}")
-
-
-def strike(process: psutil.Process, what: What) -> float:
-    """Kill the process, or stop it for `_STOPPED_S`; the command that watches it may kill it meanwhile. Returns the time of the fault."""
-    at = time.time()
-    process.send_signal(signal.SIGSTOP if what is What.sigstop else signal.SIGKILL)
-    if what is What.sigstop:
-        with suppress(psutil.Error):
-            process.wait(_STOPPED_S)
-        with suppress(psutil.Error):
-            process.resume()
-    return at
+                self._stopping.wait(1.0)  # avoids a busy loop if the service refuses at once
 
 
 def losses(output: str, asked: Sequence[tuple[int, Reading]], faults: Sequence[float]) -> list[Lost]:
-    """Read from the gateway's log when it noticed each loss and when the runs were queued again; measure the pauses of their streams."""
+    """Return the losses of generators. The gateway's log (`output`) shows when it noticed each loss and when the runs were queued again;
+    the stream of each run shows the pause at the client."""
     readings = {reading.request_id: reading for _, reading in asked}
     noticed: dict[str, float] = {}
     found = []
@@ -202,57 +149,61 @@ def losses(output: str, asked: Sequence[tuple[int, Reading]], faults: Sequence[f
     return found
 
 
-def cut(asked: Sequence[tuple[int, Reading]], faults: Sequence[float]) -> list[Lost]:
-    """Return the pauses of the streams whose clients had to come back."""
-    gaps = [(reading, fault, reading.gap(fault)) for _, reading in asked if reading.connections > 1 for fault in faults]
-    return [Lost(reading.request_id, fault, gap[1] - gap[0]) for reading, fault, gap in gaps if gap is not None]
+def pauses(asked: Sequence[tuple[int, Reading]], faults: Sequence[float], connections: int = 1) -> list[Lost]:
+    """Return a pause for each fault during each stream that needed at least `connections` connections.
+
+    The pause is the longest gap between two chunks that ends after the fault. The gap may begin up to `_LATE_S` seconds after the fault,
+    because chunks that were sent before the fault may arrive after it.
+    """
+    found = []
+    for reading in (reading for _, reading in asked if reading.connections >= connections):
+        for fault in faults:
+            gaps = [after - before for before, after in pairwise(reading.times) if after > fault and before < fault + _LATE_S]
+            if gaps and reading.times[0] < fault:
+                found.append(Lost(reading.request_id, fault, max(gaps)))
+    return found
 
 
-def campaign(running: Victim, kills: int, what: What, seed: int, tokens: int, generators: int = 2) -> Campaign:
-    """Read the undisturbed answers, then strike so many times. Raises LoadtestError if the service does not recover."""
-    chance = random.Random(seed)
+def campaign(running: Service, count: int, what: What, seed: int, tokens: int) -> Campaign:
+    """Read the undisturbed answers, then cause `count` faults while the requests are streamed, and return all streams and losses.
+
+    Raises LoadtestError if an undisturbed stream fails or the service does not recover.
+    """
+    chance, fault = random.Random(seed), FAULTS[what]
     bodies = requests(tokens)
-    if what is What.gateway:  # without it, a stream that a busy store takes too long to note cannot be continued
+    if fault.resumes:  # a stream can be continued only if its run is stored, so with `turn` the answer begins only then
         bodies = [{**body, "durability": "turn"} for body in bodies]
-    with progress(kills + 2) as begin:
+    with progress(count + 2) as begin:
         begin("undisturbed answers")
         made = Campaign([read(running.port, body, f"undisturbed-{number}") for number, body in enumerate(bodies)])
         if errors := [reading.error for reading in made.wanted if reading.error]:
             raise LoadtestError(f"an undisturbed stream failed: {errors[0]}")
-        readers = Readers(running.port, bodies, resumes=what is What.gateway)
+        readers = Readers(running.port, bodies, resumes=fault.resumes)
         try:
-            for number in range(kills):
-                begin(f"{what.value} {number + 1} of {kills}")
+            for number in range(count):
+                begin(f"{what.value} {number + 1} of {count}")
                 time.sleep(chance.uniform(*_INSTANTS_S))
-                victims = processes(running, GATEWAY if what is What.gateway else GENERATOR)
-                made.faults.append(strike(struck := chance.choice(victims), what))
-                if what is What.gateway:
-                    _until(running, partial(_answers_without, running, struck), "the gateway")
-                else:
-                    until_whole(running, generators, number + 1)
+                made.faults.append(strike(running, what, chance))
             begin("last streams")
         finally:
             readers.stop()
     made.asked = readers.asked
-    made.lost = cut(made.asked, made.faults) if what is What.gateway else losses(running.output(), made.asked, made.faults)
+    if fault.generators:
+        made.lost = losses(running.output(), made.asked, made.faults)
+    else:
+        made.lost = pauses(made.asked, made.faults, connections=2 if fault.resumes else 1)
     return made
 
 
-def _answers_without(running: Victim, struck: psutil.Process) -> bool:
-    """Whether the service is ready, with a gateway that is not this one."""
-    found = processes(running, GATEWAY)
-    return bool(found) and struck not in found and server.answers(f"http://127.0.0.1:{running.port}/health/ready")
-
-
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Return the value at this share of the sorted values, interpolated, or None if there are none."""
+    """Return the quantile `share` (0 to 1) of the values, interpolated, or None if there are no values."""
     if len(values) < 2:
         return values[0] if values else None
     return statistics.quantiles(values, n=100, method="inclusive")[round(100 * share) - 1]
 
 
 def summary(made: Campaign) -> dict[str, Any]:
-    """Return the figures of the table."""
+    """Return the figures that the table shows and the JSON file contains."""
     parts = ("pause_s", "detection_s", "dispatch_s", "replay_s")
     of = {part: [value for each in made.lost if (value := getattr(each, part)) is not None] for part in parts}
     return {
@@ -282,14 +233,8 @@ def show(figures: dict[str, Any], title: str) -> None:
 @app.command()
 def bench_streams(
     bundle: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
-    kills: Annotated[int, typer.Option(min=1, help="How many times a process is killed or stopped.")] = 100,
-    what: Annotated[
-        What,
-        typer.Option(
-            help="kill: a generator, by SIGKILL. sigstop: a generator, by SIGSTOP, then SIGCONT after 10 s unless the service has killed "
-            "it. gateway: the gateway, by SIGKILL; clients continue their streams."
-        ),
-    ] = What.kill,
+    count: Annotated[int, typer.Option("--count", "--kills", min=1, help="How many times the fault is repeated.")] = 100,
+    what: Annotated[What, typer.Option(help=". ".join(f"{what.value}: {fault.about}" for what, fault in FAULTS.items()) + ".")] = What.kill,
     seed: Annotated[int, typer.Option(help="Of the instants and of the choice of the generator.")] = 0,
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of a choice.")] = 600,
     out: Annotated[Path, typer.Option(help="Directory for the JSON file of this run.")] = Path("out/streams"),
@@ -297,8 +242,8 @@ def bench_streams(
     """Start the service with two generators, and kill its processes at random instants while eight clients stream. Exits with 1 if a
     stream was not the same as without kills."""
     about = machine.about_run()
-    with interruptible(), service(bundle) as running:
-        made = campaign(running, kills, what, seed, tokens)
+    with interruptible(), service(bundle, redis=FAULTS[what].redis) as running:
+        made = campaign(running, count, what, seed, tokens)
     figures = summary(made)
     file = out / f"{about['date'].replace(':', '-')}-{what.value}.json"
     out.mkdir(parents=True, exist_ok=True)

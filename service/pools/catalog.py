@@ -1,4 +1,4 @@
-"""A gateway's catalog: the models of a single service, but with engines that call pools of replicas."""
+"""A gateway's catalog: the same models as in a service of one process, but with engines that call pools of replicas."""
 
 import asyncio
 import time
@@ -16,16 +16,17 @@ from service.runtime.onnx import Array
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
-# In seconds: how long a rolling update may take to start replicas with the gateway's bundles, and the interval between two checks.
+# How long a rolling update may take to start replicas with the gateway's bundles, and the interval between two checks, in seconds.
 _EXCHANGE_S, _AGAIN_S = 600.0, 0.5
 
 
 class GatewayCatalog(Catalog):
-    """The models of a gateway: with tokenizers, templates and manifests, but without sessions. Each pool serves all models of its
-    kind."""
+    """The models of a gateway. They have tokenizers, templates and manifests, but no sessions of ONNX Runtime. Each pool serves all models
+    of its kind.
+    """
 
     def __init__(self, settings: Settings, *, encoders: Pool | None, generators: Pool | None, metrics: Metrics | None = None) -> None:
-        """A pool may be None if there is no bundle of its kind."""
+        """A pool is None if no bundle is of the pool's kind."""
         super().__init__(settings, metrics)
         pools: dict[contract.Pool, Pool | None] = {"encoder": encoders, "generator": generators}
         self._replicas = {name: Replicas(pool) for name, pool in pools.items() if pool is not None}
@@ -33,7 +34,7 @@ class GatewayCatalog(Catalog):
 
     async def connect(self) -> None:
         """Wait until every pool has a replica that responds and serves the gateway's own bundles. In a rolling update the first
-        replica that responds may still have older bundles. Raises BundleError if it takes longer than `_EXCHANGE_S`."""
+        replica that responds may still have older bundles. Raises BundleError if no such replica responds within `_EXCHANGE_S`."""
         await asyncio.gather(*(pool.connect() for pool in self._pools))
         deadline = time.monotonic() + _EXCHANGE_S
         while (missing := await asyncio.to_thread(self._missing)) and time.monotonic() < deadline:
@@ -46,7 +47,7 @@ class GatewayCatalog(Catalog):
         self.failure = None
 
     def _missing(self) -> str | None:
-        """Return a message that names what the replicas that have responded do not serve, or None."""
+        """Return a message that names the first of the gateway's bundles that the replicas do not serve, or None if they serve all."""
         served = {name: model for pool in self._pools for name, model in pool.described.items()}
         for bundle in self.settings.bundles:
             manifest = contract.read_manifest(bundle)

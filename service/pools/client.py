@@ -1,11 +1,11 @@
-"""The gateway's engines: the interface of local engines, but with the work done by a pool of replicas.
+"""The engines of a gateway. They have the interface of local engines, but a pool of replicas does their work.
 
-If a replica is lost, work that it had not accepted is sent to another one. Accepted encodings are sent again too, since they have no
-side effects. This happens once only, because the request itself may have crashed the replica. An accepted generation ends with an
-error, after which `generation/reopening.py` opens it again on another replica.
+If a replica is lost, work that it had not accepted is sent to another replica. Accepted encodings are sent again too, since they have no
+side effects. This happens once only, because the request itself may have crashed the replica. An accepted generation ends with an error,
+after which `generation/reopening.py` opens it again on another replica.
 
-If a replica rejects work, another one is tried once before the client gets an error: the others may have capacity. Work that all
-replicas reject is counted and reported to one of them, because it counts for the autoscaling of the pool.
+If a replica rejects work, another replica, which may have capacity, is tried once before the client gets an error. Work that no replica
+accepts is counted and reported to one replica, because it counts for the autoscaling of the pool.
 """
 
 import asyncio
@@ -93,17 +93,26 @@ class _Tries:
     def __init__(self, replicas: Replicas, key: Key) -> None:
         self.tried: list[Replica] = []
         self._replicas, self._key = replicas, key
+        self._full: list[Replica] = []  # replicas in `tried` that had no free slot, but may queue the work
         self._lost = self._refused = False
 
-    def again(self, replica: Replica, error: ServiceError) -> bool:
-        """Return whether to try again: once after a lost replica, and once after a rejection if there is another replica."""
+    def again(self, replica: Replica, error: ServiceError, *, waits: bool = True) -> bool:
+        """Return whether to try again: once after a lost replica, and once after a rejection if there is another replica.
+
+        A replica that was asked with `waits` False has not rejected the work. If there is no other replica, it is asked again to queue the
+        work.
+        """
         self.tried.append(replica)
         if isinstance(error, ReplicaLost):
             again, self._lost = not self._lost, True
             return again
+        if not waits and isinstance(error, Overloaded):
+            self._full.append(replica)
+            return True
         if not isinstance(error, Overloaded | NotReady) or self._refused:
             return False
         self._refused = True
+        self.tried = [each for each in self.tried if each not in self._full]
         return self._replicas.others(self._key, self.tried)
 
 
@@ -113,22 +122,23 @@ class PoolEncoder(_PoolEngine):
     def __init__(
         self, replicas: Replicas, name: str, fingerprint: str, limits: EncoderLimits, row_bytes: Mapping[str, tuple[int, int]]
     ) -> None:
-        """`row_bytes`: for each output, the fixed bytes of a row, and the bytes that each token of its input adds."""
+        """`row_bytes` contains, for each output, the fixed bytes of a row, and the bytes that each token of the row's input adds."""
         super().__init__(replicas, name, fingerprint)
         self.limits = limits  # the limits of one replica
         self._row_bytes = row_bytes
         self._refusals = PoolRefusals()
-        self._request_tokens: dict[Lane, float] = {}  # tokens of a request in each lane, a moving average
+        self._request_tokens: dict[Lane, float] = {}  # lane -> moving average of the tokens of a request
 
     def check(self, lane: Lane, client: str = "") -> None:
-        """Like `EncoderEngine.check`. Right after a replica has rejected work, requests are rejected here, before they are
-        tokenised."""
+        """Raise the error of `EncoderEngine.check` for a short time after the replicas have rejected work, so that requests are rejected
+        before they are tokenised.
+        """
         if (refusal := self._refusals.current(lane, time.monotonic())) is not None:
             self.refused(self._request_tokens[lane])
             raise refusal
 
     async def run(self, task: EncodeTask) -> list[RowOrError]:
-        """Like `EncoderEngine.run`, but the rows arrive in parts."""
+        """Return the rows, as `EncoderEngine.run` does. The inputs are sent to replicas in parts."""
         self._replicas.check()
         tokens, limit = task.tokens, self.limits.max_queue_tokens
         if tokens > limit:
@@ -142,7 +152,7 @@ class PoolEncoder(_PoolEngine):
             missing = set(range(part.first, part.last))
 
             def take(at: int, row: RowOrError) -> None:
-                if part.first + at in missing:  # if not missing, it arrived before its replica was lost
+                if part.first + at in missing:  # else the row has already arrived, from a replica that was then lost
                     missing.remove(part.first + at)
                     rows[part.first + at] = row
                     if on_row:
@@ -178,7 +188,7 @@ class PoolEncoder(_PoolEngine):
                 if not answered:
                     self.refused(tokens)
                     raise refusal
-                await asyncio.sleep(refusal.retry_after_s)  # while waiting, other parts that have begun are completed
+                await asyncio.sleep(refusal.retry_after_s)  # meanwhile the replicas complete other work
         return rows
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
@@ -210,7 +220,9 @@ class PoolEncoder(_PoolEngine):
         take(at, row)
 
     def _parts(self, task: EncodeTask) -> list["_Part"]:
-        """Split the inputs into consecutive parts, each small enough for one call. A row larger than a message arrives in pieces."""
+        """Split the inputs into consecutive parts, each small enough for one call of a replica. A row that is larger than a message arrives
+        in pieces.
+        """
         fixed, by_token = self._row_bytes[task.output]
         parts: list[_Part] = []
         for at, each in enumerate(task.inputs):
@@ -231,8 +243,9 @@ class PoolEncoder(_PoolEngine):
 
 @dataclass(slots=True)
 class _Part:
-    """A range of inputs for one call of a replica: index of the first, index after the last, their tokens, and the bytes of their
-    rows."""
+    """The inputs for one call of a replica: the index of the first input, the index after the last input, the number of tokens in these
+    inputs, and the size of their rows in bytes.
+    """
 
     first: int
     last: int
@@ -245,17 +258,22 @@ class PoolGenerator(_PoolEngine):
 
     @property
     def provider(self) -> str:
-        """ONNX Runtime's provider on one replica. Replicas have the same settings, but with `auto` only some nodes may find a GPU."""
+        """Return the ONNX Runtime provider of one replica. Others may differ: with the setting `auto`, perhaps only some nodes find a
+        GPU.
+        """
         return str(self._replicas.described[self._name]["provider"])
 
     @property
     def numerics(self) -> str:
-        """The arithmetic of one replica. Replicas on nodes with other processors may have another."""
+        """Return the arithmetic of one replica. Replicas on nodes with other processors may differ; `Run.numerics` is the arithmetic of a
+        run.
+        """
         return str(self._replicas.described[self._name].get("numerics", ""))
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
-        """Like `GeneratorEngine.open`. All runs of a request share one stream from one replica: that of session `key`, or any for
-        ""."""
+        """Queue the runs and return them, as `GeneratorEngine.open` does. One replica computes all runs of a request and sends them in one
+        stream. It is the replica of session `key`, or any replica if `key` is "".
+        """
         tries, slots = _Tries(self._replicas, self._key), sum(request.slots for request in requests)
         try:
             accepted = await self._accepted(requests, key, tries, slots)
@@ -271,16 +289,17 @@ class PoolGenerator(_PoolEngine):
         def running(replica: Replica) -> contextlib.AbstractContextManager[None]:
             return replica.running(self._key, slots)
 
-        return _Stream(requests, accepted, running, elsewhere, lambda: self.refused(slots)).runs
+        movable = self._key if all(request.takes_known for request in requests) else None
+        return _Stream(requests, accepted, running, elsewhere, lambda: self.refused(slots), movable).runs
 
     async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: _Tries, slots: int) -> "_Accepted":
-        """Find a replica that queues all runs. Returns it with the stream of its further messages."""
+        """Find a replica that queues all runs. Returns the replica and the stream of its further messages."""
         latest = time.monotonic() + _ADMISSION_S
         deadline = min(latest, *(request.deadline for request in requests))
         while True:
             replicas = self._replicas
             replica = replicas.owner(key, self._key, tries.tried) if key else replicas.freest(self._key, tries.tried)
-            # Counts of other gateways' runs are old, so of several replicas the first must reject a run that would have to wait.
+            # The counts of other gateways' runs are old. So with several replicas, the first one must reject runs that would have to wait.
             waits = bool(key or tries.tried) or not replicas.others(self._key, [replica])
             messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits)
             try:
@@ -297,7 +316,7 @@ class PoolGenerator(_PoolEngine):
                     raise wire.unpack_error(first.error)
                 return _Accepted(replica, messages, cast(Accepted, first).numerics)
             except ServiceError as error:
-                if not tries.again(replica, error):
+                if not tries.again(replica, error, waits=waits):
                     raise
 
     async def probe(self, deadline: float) -> None:
@@ -308,7 +327,7 @@ class PoolGenerator(_PoolEngine):
 async def ask_attention(
     replicas: Replicas, key: tuple[str, str], ids: Sequence[int], layers: Sequence[int], deadline: float
 ) -> list[Array]:
-    """Return the layers' attention weights, from any replica. Raises the replica's error, DeadlineExceeded or ReplicaLost."""
+    """Return the attention weights of the layers, computed by any replica. Raises the replica's error, DeadlineExceeded or ReplicaLost."""
     replica = replicas.least(key)
     pieces, maps = wire.Pieces(), dict[int, Array]()
     asked = replicas.pool.stream(replica.name, "attention", key, list(ids), list(layers), wire.seconds_left(deadline))
@@ -325,7 +344,8 @@ async def ask_attention(
 
 
 class _Accepted(NamedTuple):
-    """A replica that has queued the runs of a request, its further messages, and the arithmetic of its engine."""
+    """The replica that has queued the runs of a request, the stream of the messages that follow from the replica, and the `numerics` of its
+    engine (see `states/numerics.py`)."""
 
     replica: Replica
     messages: AsyncGenerator[Any, None]
@@ -335,7 +355,7 @@ class _Accepted(NamedTuple):
 class _Stream:
     """The runs of one request, fed from one stream of messages. The stream is closed when all runs were closed.
 
-    A replica may reject an accepted request later, if it has waited too long for its first slot. Another replica is tried then.
+    A replica may still reject an accepted request that has waited too long for its first slot. Then another replica is tried.
     """
 
     def __init__(
@@ -345,7 +365,9 @@ class _Stream:
         running: Callable[[Replica], contextlib.AbstractContextManager[None]],
         elsewhere: Callable[[Replica, Overloaded], Awaitable[_Accepted]],
         refused: Callable[[], None],
+        movable: Key | None,
     ) -> None:
+        """`movable` is the model if the runs can go on in another replica, else None."""
         now = time.monotonic()
         self.runs = [
             Run(request, Usage(len(request.prompt), submitted=now, started=now), self._leave)
@@ -353,10 +375,15 @@ class _Stream:
             for _ in range(request.outputs)
         ]
         self._wanted = len(self.runs)
-        self._accepted = accepted
-        self._running, self._elsewhere, self._refused = running, elsewhere, refused
-        self._begun = False  # True once a run has generated a token
+        self._take_place(accepted)
+        self._running, self._elsewhere, self._refused, self._movable = running, elsewhere, refused, movable
+        self._begun = False  # whether any run has generated a token
         self._following = asyncio.create_task(self._follow())
+
+    def _take_place(self, accepted: _Accepted) -> None:
+        self._accepted = accepted
+        for run in self.runs:
+            run.numerics = accepted.numerics
 
     def _leave(self, run: Run) -> None:
         self._wanted -= 1
@@ -365,10 +392,8 @@ class _Stream:
 
     async def _read(self) -> None:
         receiver = Receiver(self.runs)
-        for run in self.runs:
-            run.numerics = self._accepted.numerics
         with self._running(self._accepted.replica):
-            async with self._accepted.replica.asked(), contextlib.aclosing(self._accepted.messages) as messages:
+            async with self._accepted.replica.asked(movable=self._movable), contextlib.aclosing(self._accepted.messages) as messages:
                 async for packed in messages:
                     if isinstance(message := named(packed), Failed):
                         raise wire.unpack_error(message.error)
@@ -382,7 +407,7 @@ class _Stream:
             except Overloaded as refusal:
                 if self._begun:
                     raise
-                self._accepted = await self._elsewhere(self._accepted.replica, refusal)
+                self._take_place(await self._elsewhere(self._accepted.replica, refusal))
                 await self._read()
         except Overloaded as refusal:
             self._refused()
@@ -401,7 +426,7 @@ class _Stream:
 
 
 async def _refusal(part: Awaitable[None]) -> QueueTooLong | None:
-    """Wait for a part. Returns the error if the part was rejected, or None if it was computed."""
+    """Wait until a part is computed. Returns the error if the part was rejected, else None."""
     try:
         await part
     except QueueTooLong as refusal:
@@ -430,7 +455,7 @@ def limits_of(described: Mapping[str, Any]) -> EncoderLimits:
 
 
 def row_bytes(manifest: contract.Manifest) -> dict[str, tuple[int, int]]:
-    """Return, for each output of an encoder's graph, the fixed bytes of a row, and the bytes that each token of its input adds."""
+    """Return, for each output of an encoder's graph, the fixed bytes of a row, and the bytes that each token of the row's input adds."""
     sizes = {}
     for output in manifest.graph.outputs:
         axes = output.shape[1:]

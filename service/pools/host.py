@@ -33,14 +33,14 @@ class Host:
         self.catalog.start()
 
     async def describe(self) -> dict[str, dict[str, Any]]:
-        """Return, for each model, what a gateway needs to describe it, as JSON values."""
+        """Return, for each model, the properties that a gateway needs, as JSON values."""
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
     async def heartbeat(self, refused: Mapping[str, float] = MappingProxyType({})) -> list[tuple[str, str, bool, int]]:
         """Return each model's name, its bundle's fingerprint, whether it is healthy, and for a generator its running and waiting runs.
 
-        A model whose last run failed is probed with a short input. The heartbeat does not wait long for the probe, because a gateway
-        counts a late heartbeat as silence. `refused`: for each model, the tokens or runs that the gateway has rejected since its last
+        A model whose last run failed is probed with a short input. The heartbeat does not wait long for the probe, because a gateway counts
+        a late heartbeat as silence. `refused` contains, for each model, the tokens or runs that the gateway has rejected since its previous
         heartbeat to any replica.
         """
         for name, work in refused.items():
@@ -72,8 +72,9 @@ class Host:
         return "done", *wire.EncodeDone(wire.pack_rows(rows), task.spent.queue_s, task.spent.inference_s)
 
     async def encode_by_row(self, key: Key, message: tuple[Any, ...]) -> AsyncIterator[tuple[Any, ...]]:
-        """Like `encode`, but sends rows early, or in pieces if larger than a message: yields ("rows", [(index, row), ..]) as calls of
-        the runtime end, ("piece", *Piece) for large rows, then the result of `encode` without rows."""
+        """Encode as `encode` does, but send rows before the end. Yields ("rows", [(index, row), ..]) whenever a runtime call ends,
+        ("piece", *Piece) for each piece of a row that is larger than a message, and at the end the result of `encode` without rows.
+        """
         computed: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         task = wire.unpack_task(message, lambda at, row: computed.put_nowait((at, row)))
         try:
@@ -99,10 +100,10 @@ class Host:
             work.cancel()
 
     async def generate(self, key: Key, requests: bytes, session: str, waits: bool = True) -> AsyncIterator[tuple[Any, ...]]:
-        """Yield the messages of `messages.py` as plain tuples.
+        """Generate texts. Yields messages of `messages.py` as plain tuples.
 
-        With `waits` False, a request is rejected with Overloaded if no slot is free, because another replica may have one. The first
-        deltas are sent at once, later ones are gathered for `stream_interval_s`, because every message has a fixed cost.
+        If `waits` is False and no slot is free, the request is rejected with Overloaded, because another replica may have a free slot. The
+        first deltas are sent at once. Later deltas are gathered for `stream_interval_s`, because every message has a fixed cost.
         """
         runs: Runs | None = None
         try:
@@ -172,8 +173,9 @@ class Host:
         return model
 
     def _encoder(self, key: Key) -> Model:
-        """Return the encoder, even if it has failed or hangs: gateways avoid replicas with pending requests, but would send more work
-        to one that rejects it quickly."""
+        """Return the encoder, even if it has failed or hangs. Its requests then stay pending, and gateways avoid replicas with pending
+        requests. If it rejected requests quickly, gateways would send it more.
+        """
         return cast(Model, self._found(key))
 
     def _generator(self, key: Key) -> Any:

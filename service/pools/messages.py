@@ -1,8 +1,7 @@
-"""The messages of a text stream from a replica to a gateway: named tuples in both processes, sent as plain tuples.
+"""The messages of a text stream from a replica to a gateway. Both processes use named tuples, which are sent as plain tuples.
 
-The order is Accepted, then Deltas as they are made, then Ended. Failed may take the place of the remaining messages. The
-log-probabilities of a run's prompt are sent before its first delta, its attention before its last one. No message exceeds
-`limits.MESSAGE_BYTES`.
+The order is Accepted, then Deltas as they are made, then Ended. Failed may replace all remaining messages. The log-probabilities of a run's
+prompt are sent before the run's first delta, and its attention weights before its last delta. No message exceeds `limits.MESSAGE_BYTES`.
 """
 
 import time
@@ -15,13 +14,13 @@ from service.pools.limits import PART_BYTES
 from service.pools.wire import Piece, Pieces, pieces_of
 from service.telemetry.usage import Usage
 
-_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # most entries in a message: an entry takes less than 64 bytes pickled
+_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # most entries in a message; a pickled entry takes less than 64 bytes
 
 PlainLogprob = tuple[Any, ...]  # the fields of a TokenLogprob
 
 
 class Accepted(NamedTuple):
-    """All runs are queued, in an engine with this arithmetic."""
+    """All runs are queued. `numerics` is the arithmetic of the engine."""
 
     numerics: str = ""
 
@@ -47,7 +46,7 @@ class RunDelta(NamedTuple):
 
 
 class Deltas(NamedTuple):
-    """The new tokens of all runs since the last message."""
+    """The new tokens of all runs since the previous message."""
 
     deltas: Sequence[RunDelta]
 
@@ -91,14 +90,14 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def plain(message: Message) -> tuple[Any, ...]:
-    """Pack a message: the name of its class, then its fields."""
+    """Return a message as a plain tuple: the name of the message's class, then the fields."""
     if isinstance(message, Deltas):
         return "made", [tuple(each) for each in message.deltas]
     return _NAMES[type(message)], *message
 
 
 def named(packed: tuple[Any, ...]) -> Message:
-    """Unpack a message packed by `plain`."""
+    """Return the message that `plain` has packed."""
     kind, *fields = packed
     if kind == "made":
         return Deltas([RunDelta(*each) for each in fields[0]])
@@ -125,7 +124,7 @@ def prompt_parts(run: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[
     """Split a prompt's log-probabilities into messages of at most the maximum size."""
     message: list[PlainLogprob | None] = []
     numbers = 0
-    for each in logprobs:  # iterating creates the entries
+    for each in logprobs:  # reading an entry creates it
         message.append(None if each is None else tuple(each))
         numbers += 1 if each is None else 1 + len(each.top)
         if numbers >= _LOGPROBS_AT_A_TIME:

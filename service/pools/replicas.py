@@ -1,9 +1,11 @@
 """The state of each replica of a pool, as one gateway sees it, and the choice of the replica for a request.
 
-Texts are sent to the replica with the fewest tokens of this gateway, runs to a replica with few runs or to that of their session.
+Inputs of encoders are sent to the replica with the fewest pending tokens from this gateway. Runs are sent to a replica with few runs, or,
+if the request has a session, to the session's replica.
 
-Each replica gets heartbeats. A replica whose connection failed gets no calls until it responds to a heartbeat. If a replica has
-responded to none for `SILENCE_S`, its calls end with ReplicaLost.
+Each replica gets heartbeats. A replica whose connection failed gets no calls until it responds to a heartbeat. If a replica has not
+responded to any heartbeat for `SILENCE_S`, all calls to it end with ReplicaLost. A replica that Serve stops, to update it or to scale down,
+completes its calls, but runs that can go on in another replica do so at once: Serve waits up to `request_timeout_s` for the rest.
 """
 
 import asyncio
@@ -22,9 +24,9 @@ from service.errors import DeadlineExceeded, NotReady
 log = logging.getLogger("attnserve")
 
 HEARTBEAT_S = 1.0
-# Longer than any request blocks an event loop, and so short that a client waits less than ten seconds for a second attempt.
+# Longer than any request blocks an event loop, and short enough that a client waits less than ten seconds for a second attempt.
 SILENCE_S = 5.0
-_FRESH_S = 2.5  # a replica that missed two heartbeats gets no new calls if there are others
+_FRESH_S = 2.5  # seconds without a heartbeat after which a replica gets no new calls if there are other replicas
 _RETRY_AFTER_S = 5.0  # about the time that Serve takes to replace a replica
 
 Key = tuple[str, str]  # a model's name and its bundle's fingerprint
@@ -37,18 +39,18 @@ class ReplicaLost(NotReady):
 
 
 class Pool(Protocol):
-    """Replicas of one kind. `service/deployment/split.py` implements it with Ray."""
+    """The replicas of one kind, as an interface. `service/deployment/split.py` implements it with Ray."""
 
     def replicas(self) -> tuple[str, ...]:
-        """Names of the available replicas; the same object until they change. A replacement has a new name."""
+        """Return the names of the available replicas; the same object until the set changes. A new replica always has a new name."""
         ...
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        """Call a method of a replica and return its result. Cancelling the call cancels the work there. Raises ReplicaLost."""
+        """Call a method of a replica and return its result. Cancelling the call cancels the work on the replica. Raises ReplicaLost."""
         ...
 
     def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        """Call a method of a replica and yield its messages. Closing the generator cancels the work there. Raises ReplicaLost."""
+        """Call a method of a replica and yield its messages. Closing the generator cancels the work on the replica. Raises ReplicaLost."""
         ...
 
 
@@ -57,22 +59,27 @@ class Replica:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # Time of the last heartbeat's answer; at first now, because Serve lists a replica after its first health check.
+        # Time of the last answer to a heartbeat; at first the present time, because Serve lists only replicas that passed a health check.
         self.heard = time.monotonic()
         self.lost = False
+        self._leaves = False  # whether the replica is being stopped, so that its movable runs go on elsewhere
         self.load = 0  # number of tokens in this gateway's pending calls
         self.runs: Counter[Key] = Counter()  # model -> number of this gateway's runs
         self.others: Mapping[Key, int] = {}  # model -> number of runs of other gateways, from the last heartbeat
         self.models: Mapping[Key, bool] | None = None  # whether each model is healthy, from the last heartbeat
         self.beating: asyncio.Task[None] | None = None
-        self._calls: dict[asyncio.Timeout, None] = {}  # in the order in which they began, so that a simulation can be replayed
+        # call -> the model if the call's runs can go on in another replica, else None. The dictionary's order, by begin of the calls,
+        # lets a simulation be replayed.
+        self._calls: dict[asyncio.Timeout, Key | None] = {}
 
     def fits(self, key: Key) -> bool:
-        """Whether the replica serves this model and the model is healthy. True before the first heartbeat."""
+        """Return whether the replica serves this model and the model is healthy. Returns True before the first heartbeat."""
         return self.models is None or self.models.get(key, False)
 
     def pending(self, key: Key) -> int:
-        """Number of running and waiting runs of this model on the replica: this gateway's now, others' as of the last heartbeat."""
+        """Return the number of running and waiting runs of this model on the replica: this gateway's runs now, and other gateways' runs at
+        the last heartbeat.
+        """
         return self.runs[key] + self.others.get(key, 0)
 
     @contextlib.contextmanager
@@ -98,19 +105,33 @@ class Replica:
         self.lost = True
         now = asyncio.get_running_loop().time()
         for call in self._calls:
-            if not call.expired():  # an expired call is being cancelled already, and `reschedule` would raise
+            if not call.expired():  # an expired call is being cancelled already, and `reschedule` would raise an error
                 call.reschedule(now)
 
+    @property
+    def movable(self) -> set[Key]:
+        """Return the models whose runs on this replica can go on in another replica."""
+        return {key for key in self._calls.values() if key is not None}
+
+    def hand_over(self, key: Key) -> None:
+        """End the calls with movable runs of this model with ReplicaLost, so that the runs go on in another replica."""
+        self._leaves = True
+        now = asyncio.get_running_loop().time()
+        for call in [call for call, of in self._calls.items() if of == key and not call.expired()]:
+            call.reschedule(now)
+
     @contextlib.asynccontextmanager
-    async def asked(self, deadline: float = math.inf, tokens: int = 0) -> AsyncIterator[None]:
-        """A context for one call of the replica. Raises ReplicaLost as soon as the replica is lost, and DeadlineExceeded at `deadline`
-        (time.monotonic())."""
+    async def asked(self, deadline: float = math.inf, tokens: int = 0, movable: Key | None = None) -> AsyncIterator[None]:
+        """Return a context for one call of the replica. It raises ReplicaLost as soon as the replica is lost, and DeadlineExceeded at
+        `deadline` (in seconds of time.monotonic()). `movable` is the model if the call's runs can go on in another replica, else None.
+        Movable calls may end with ReplicaLost when the replica is stopped.
+        """
         self.load += tokens
         left_s = deadline - time.monotonic()
         call = asyncio.timeout(None if left_s == math.inf else max(left_s, 0))
         try:
             async with call:
-                self._calls[call] = None
+                self._calls[call] = movable
                 try:
                     yield
                 finally:
@@ -118,9 +139,11 @@ class Replica:
         except TimeoutError:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded("the request's deadline passed before its answer was there") from None
+            if self._leaves:
+                raise ReplicaLost("the replica that had the request is being stopped: send the request again") from None
             raise ReplicaLost(f"the replica that had the request has been silent for {SILENCE_S:g} s: send it again") from None
         except ReplicaLost:
-            self.lost = True  # other calls may continue: a replica that is being stopped completes them
+            self.lost = True  # other calls continue, because a replica that is being stopped completes them
             raise
         finally:
             self.load -= tokens
@@ -135,6 +158,7 @@ class Replicas:
         self.refused: Counter[str] = Counter()  # model -> tokens or runs that no replica accepted since the last heartbeat
         self._names: tuple[str, ...] = ()
         self._replicas: dict[str, Replica] = {}
+        self._leaving: list[Replica] = []  # replicas that are being stopped and still have movable runs
         self._beating: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
@@ -145,7 +169,7 @@ class Replicas:
             await asyncio.sleep(0 if self.described else 0.05)
 
     async def describe(self) -> None:
-        """Ask one of the replicas which models it serves."""
+        """Ask one replica which models it serves, and store the answer."""
         with contextlib.suppress(NotReady):
             replica = self.least(None)
             async with replica.asked():
@@ -162,25 +186,27 @@ class Replicas:
     # Choice of a replica ---------------------------------------------------------------------------------------------------------------
 
     def least(self, key: Key | None, without: Collection[Replica] = ()) -> Replica:
-        """Return the replica with the fewest tokens of this gateway's calls, if possible outside `without`. Raises NotReady if there
-        are none."""
+        """Return the replica with the fewest tokens in this gateway's calls, if possible one that is not in `without`. Raises NotReady if
+        there is no replica.
+        """
         return min(self._able(key, without), key=lambda replica: (replica.load, random.random()))
 
     def freest(self, key: Key, without: Collection[Replica] = ()) -> Replica:
         """Choose two random replicas, and return the one with fewer runs. The runs of other gateways are known only from the last
-        heartbeat, so if each gateway took the least busy replica, all would take the same one. (Mitzenmacher, The power of two choices in
-        randomized load balancing, 2001.)"""
+        heartbeat. So if each gateway chose the least busy replica, all gateways would choose the same replica. (Mitzenmacher, The power of
+        two choices in randomized load balancing, 2001.)
+        """
         able = self._able(key, without)
         return min(random.sample(able, min(len(able), 2)), key=lambda replica: replica.pending(key))
 
     def owner(self, session: str, key: Key, without: Collection[Replica] = ()) -> Replica:
         """Return the replica of a session, the same for every gateway. Rendezvous hashing (Thaler and Ravishankar 1998) makes sure
-        that a new or lost replica moves only its own sessions. Raises NotReady if there is none."""
+        that a new or lost replica moves only its own sessions. Raises NotReady if there is no replica."""
         able = self._able(key, without)
         return max(able, key=lambda replica: hashlib.blake2b(f"{replica.name} {session}".encode(), digest_size=8).digest())
 
     def others(self, key: Key, tried: Collection[Replica]) -> bool:
-        """Whether there is a replica that was not tried."""
+        """Return whether there is a replica that was not tried."""
         return bool(self._living()) and any(replica not in tried for replica in self._able(key))
 
     def check(self) -> None:
@@ -189,8 +215,9 @@ class Replicas:
             raise NotReady("no replica answers; they are being replaced: send the request again", retry_after_s=_RETRY_AFTER_S)
 
     def _able(self, key: Key | None, without: Collection[Replica] = ()) -> list[Replica]:
-        """Return the replicas outside `without` that respond and have a healthy copy of the model. Drops a condition that none
-        meets."""
+        """Return the replicas that are not in `without`, respond, and have a healthy copy of the model. A condition that no replica meets
+        is dropped.
+        """
         self.check()
         living, now = self._living(), time.monotonic()
         living = [replica for replica in living if replica not in without] or living
@@ -210,13 +237,26 @@ class Replicas:
                 replica.give_up()
         for name in sorted({*names} ^ {*self._names}):
             log.info("a replica has come" if name in names else "a replica has left", extra={"replica": name})
+        self._leaving += [replica for name, replica in self._replicas.items() if name not in names and not replica.lost]
         self._replicas = {name: self._replicas.get(name) or Replica(name) for name in names}
         self._names = names
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the movable runs of replicas that are being stopped go on in other replicas, as soon as one of those reports the runs' model
+        as healthy.
+        """
+        for replica in self._leaving:
+            for key in replica.movable:
+                if self.healthy(key):
+                    log.info("runs of a replica that leaves go on elsewhere", extra={"replica": replica.name, "model": key[0]})
+                    replica.hand_over(key)
+        self._leaving = [replica for replica in self._leaving if replica.movable]
 
     # Heartbeats ------------------------------------------------------------------------------------------------------------------------
 
     def healthy(self, key: Key) -> bool:
-        """Whether at least one replica has reported this model as healthy."""
+        """Return whether at least one replica has reported this model as healthy."""
         return any(replica.models is not None and replica.models.get(key, False) for replica in self._living())
 
     async def ask(self) -> None:
@@ -232,7 +272,7 @@ class Replicas:
             now = time.monotonic()
             self._living()
             for replica in self._replicas.values():
-                # The time in which this process was stopped does not count, because it could not receive answers.
+                # The time in which this process was stopped does not count as silence, because it could not receive answers then.
                 replica.heard += max(now - expected - HEARTBEAT_S, 0)
                 if now - replica.heard > SILENCE_S:
                     if not replica.lost:
@@ -254,15 +294,16 @@ class Replicas:
             async with asyncio.timeout(2 * SILENCE_S):
                 said = await self.pool.call(replica.name, "heartbeat", dict(refused))
         except BaseException as error:
-            self.refused.update(refused)  # counted again, so that the next heartbeat sends them
+            self.refused.update(refused)  # the heartbeat failed, so the next one sends these refusals again
             if isinstance(error, ReplicaLost):
                 replica.lost = True
             elif not isinstance(error, Exception):
                 raise
-            # Not for a TimeoutError, which means that the replica is silent; that is logged elsewhere.
+            # A TimeoutError is not logged here. It means that the replica is silent, which is logged elsewhere.
             elif not isinstance(error, TimeoutError):
                 log.exception("a replica could not be asked")
             return
         replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy, _ in said}
         replica.others = {(name, fingerprint): max(runs - replica.runs[name, fingerprint], 0) for name, fingerprint, _, runs in said}
         replica.hear()
+        self._hand_over()

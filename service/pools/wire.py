@@ -1,7 +1,7 @@
 """The values sent between a gateway and an engine in another process: tuples, strings, numbers, bytes and numpy arrays only.
 
-Ray pickles them within its cluster, so none of them refers to a class of this project, and an error is sent as its fields. Times of
-`time.monotonic()` have no meaning in another process, so a deadline is sent as the remaining seconds.
+Ray pickles the values within its cluster, so they contain no objects of this project's classes, and an error is sent as its fields. Times
+of `time.monotonic()` have no meaning in another process, so a deadline is sent as the remaining seconds.
 """
 
 import inspect
@@ -38,7 +38,9 @@ class Refusal(NamedTuple):
 
 
 class EncodeMessage(NamedTuple):
-    """An `EncodeTask`, or a part of it. `inputs`: for each input its ids, int32 (N,), and its token types, uint8 (N,) or None."""
+    """An `EncodeTask`, or a part of it. `inputs` contains, for each input, its token ids, int32 (N,), and its token types, uint8 (N,) or
+    None.
+    """
 
     inputs: list[tuple[Any, Any]]
     output: str
@@ -50,8 +52,9 @@ class EncodeMessage(NamedTuple):
 
 
 class EncodeDone(NamedTuple):
-    """The end of an encoding: the rows that were not sent before (each an array or a `Refusal`), and the times of `Spent` in
-    seconds."""
+    """The last message of an encoding: the rows that were not sent before, each an array or a `Refusal`, and the times of `Spent` in
+    seconds.
+    """
 
     rows: list[Any]
     queue_s: float
@@ -59,7 +62,7 @@ class EncodeDone(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of an array that is larger than a message: the array's index and shape, and its next values, flat."""
+    """A part of an array that is larger than a message: the array's index and shape, and its next values as a flat array."""
 
     array: int
     shape: tuple[int, ...]
@@ -78,7 +81,9 @@ def deadline_in(left_s: float) -> float:
 
 
 def pack_error(error: ServiceError) -> tuple[Any, ...]:
-    """Pack an error as a `Refusal`. If its class is not in `service/errors.py`, it is sent as its nearest base class there."""
+    """Return an error as the fields of a `Refusal`. If the error's class is not in `service/errors.py`, its nearest base class there is
+    used.
+    """
     kind = next(each.__name__ for each in type(error).__mro__ if _KINDS.get(each.__name__) is each)
     return tuple(Refusal(kind, error.message, error.param, float(getattr(error, "retry_after_s", 0.0))))
 
@@ -95,7 +100,7 @@ def unpack_error(packed: Sequence[Any]) -> ServiceError:
 
 
 def pack_inputs(inputs: Sequence[Encoded]) -> list[tuple[Any, Any]]:
-    """Pack inputs for the field `inputs` of `EncodeMessage`."""
+    """Return inputs in the form of the field `inputs` of `EncodeMessage`."""
     return [(np.array(each.ids, np.int32), None if each.type_ids is None else np.array(each.type_ids, np.uint8)) for each in inputs]
 
 
@@ -112,7 +117,7 @@ def unpack_rows(packed: Sequence[Any]) -> list[RowOrError]:
 
 
 def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any]]) -> tuple[Any, ...]:
-    """Pack a task as an `EncodeMessage` with these packed inputs."""
+    """Return a task as an `EncodeMessage` with these packed inputs."""
     left_s = seconds_left(task.deadline)
     return tuple(EncodeMessage(inputs, task.output, int(task.lane), left_s, task.client, task.traceparent, task.use_cache))
 
@@ -182,7 +187,7 @@ def rows_in_messages(rows: Sequence[tuple[int, RowOrError]]) -> Iterator[tuple[A
 
 
 class Variant(NamedTuple):
-    """In what the runs of one prompt differ."""
+    """The fields in which the runs of one prompt differ."""
 
     seed: int
     known: tuple[int, ...]
@@ -191,8 +196,9 @@ class Variant(NamedTuple):
 
 
 class TextRequest(BaseModel):
-    """One API request for a decoder or an encoder-decoder. Runs that are alike but for their variants are sent as one with many variants,
-    so that 128 runs of a long prompt contain it once. Each `deadline` is the remaining time in seconds."""
+    """One API request for a decoder or an encoder-decoder. Runs that differ only in the fields of `Variant` are sent as one request with
+    several variants, so that a long prompt of 128 runs is sent once. Each `deadline` is the remaining time in seconds.
+    """
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
@@ -201,7 +207,7 @@ class TextRequest(BaseModel):
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
-    """Pack the runs of one API request. Raises NeverFits if they are larger than a message may be."""
+    """Return the runs of one API request as one message. Raises NeverFits if the message is larger than allowed."""
     groups: list[tuple[GenerationRequest, list[Variant]]] = []
     for request in requests:
         variant = Variant(request.sampling.seed, request.known, request.keep, request.checkpoint)

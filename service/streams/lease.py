@@ -1,14 +1,16 @@
-"""Who may send a run: one process at a time, for as long as it renews its lease.
+"""Leases: only one process at a time may send a run, and only while it renews its lease of the run.
 
-The owner of a run renews its lease by writing the run's document, each time with the version that it wrote before. Another process takes
-the run over in the same way. Then the first owner's next write fails, and it ends its stream without sending anything more. A process
-that was paused for longer than a lease renews it before it sends anything.
+The owner of a run renews its lease by writing the run's document, which must still name it as the owner. Another process takes the run
+over by writing itself into the document. Then the first owner's next write fails, and it ends its stream without sending anything more. A
+process that was paused for longer than a lease renews it before it sends anything.
 
-The document is only needed to continue a stream. If the store fails, streams go on, and the failures are counted.
+The document is only needed to continue a stream. If the store is slow or fails, streams are still sent, and the failures are counted. If
+the document is missing in the store, the next renewal writes it again.
 """
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -25,28 +27,30 @@ from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("attnserve")
 
-LEASE_S = 15.0
-KEPT_S = 3600.0  # a run can be continued so long after its end, or after its owner was lost
-_RENEWALS = 3  # in a lease
-_TOKENS = 256  # new tokens after which the progress is written, or an eighth of all if that is more
-_PATIENCE_S = 5.0  # a send waits so long for a lease to be renewed
-_WRITE_S = 0.05  # a stream waits so long for its document before it begins
+LEASE_S = 15.0  # an owner that has not renewed its lease for so many seconds is considered lost
+KEPT_S = 3600.0  # seconds for which a run can be continued after its end, or after its owner was lost
+_RENEWALS = 3  # a lease is renewed so many times in `LEASE_S` seconds
+_TOKENS = 256  # the progress is written after so many new tokens, or after an eighth of the run's tokens if that is more
+_LEAVES_S = 1.0  # longest time, in seconds, that taking a run over waits for the end of an earlier stream of this process
+_PATIENCE_S = 5.0  # longest time that one attempt to renew the lease delays a send, in seconds
+_WRITE_S = 0.05  # longest time that the write of its document delays a stream's beginning, in seconds
 
 
 class Lease:
-    """The right to send one run. Used on the event loop."""
+    """The right of one stream of this process to send a run. Use it on the event loop."""
 
-    def __init__(self, leases: "Leases", start: RunStart, progress: Progress, *, version: int, runs_s: float) -> None:
-        """`version`: of the document. `runs_s`: seconds for which the stream may last."""
+    def __init__(self, leases: "Leases", start: RunStart, progress: Progress, *, runs_s: float) -> None:
+        """`runs_s`: the longest duration of the stream, in seconds."""
         self.start, self.progress = start, progress
         self.lost = False
         self.on_loss: Callable[[], None] = lambda: None  # called when another process has taken the run over
+        self.ended = asyncio.Event()  # set when this stream has ended: it sends nothing more
         self._leases = leases
-        self._owner = secrets.token_hex(8)  # a stream that continues in the same process has another one
-        self._version = version  # after `begin`, used by the store's thread only
+        self._owner = secrets.token_hex(8)  # each stream has its own owner id, even if two streams of this process send the same run
+        self._expires = math.inf  # expiry of the last written document, in Unix time; only the store's thread uses it
         self._runs_s = runs_s
         self._closed = False
-        self._valid_until = 0.0  # by the monotonic clock
+        self._valid_until = 0.0  # end of the lease, by the monotonic clock
         self._written = progress.n_tokens
         self._latest: Future[Any] | None = None
 
@@ -55,12 +59,16 @@ class Lease:
         return self.start.id
 
     def begin(self) -> None:
-        """Submit the first write of a new run."""
+        """Submit the first write of a new run. The lease is valid at once, since no other process can find the run before this write."""
+        self.taken(self._leases.clock())
         self._submit(new=True)
 
     async def begun(self, *, patient: bool) -> bool:
-        """Return whether the run is stored, or will probably be: if not `patient`, wait for the store for `_WRITE_S` at most, and return
-        False on failure; otherwise raise the store's error."""
+        """Wait for the first write, and return whether the run can be continued later.
+
+        If `patient`, wait until the write has ended, and raise the store's error if it failed. Otherwise wait for at most `_WRITE_S`.
+        Return False if the write failed, and True if it has not ended, since it will probably succeed.
+        """
         assert self._latest is not None
         writing = asyncio.wrap_future(self._latest)
         try:
@@ -79,7 +87,7 @@ class Lease:
             self._leases.count(error.code if isinstance(error, ServiceError) else "error")
 
     def note(self, index: int, token_ids: tuple[int, ...], *, ended: bool) -> None:
-        """Note new tokens of a choice. They are written now and then."""
+        """Add new tokens of a choice to the progress. The progress is written when enough tokens are new."""
         self.progress.tokens[index].extend(token_ids)
         self.progress.ended[index] |= ended
         total = self.progress.n_tokens
@@ -87,15 +95,15 @@ class Lease:
             self.renew()
 
     def renew(self) -> None:
-        """Submit the progress so far, and with it the end of the lease."""
+        """Submit a write of the progress so far. The write also renews the lease."""
         if not (self._closed or self.lost):
             self._submit()
 
     async def holds(self) -> bool:
-        """Return whether this stream may still send. Asks the store only if the lease was not renewed in time.
+        """Return whether this stream may still send. Waits for the store only if the lease was not renewed in time.
 
-        A store that fails or hangs takes nothing away: nobody can take the run over in it either. If this process was paused while it
-        waited for the store, it asks again.
+        If the store fails or hangs, the stream may go on, because no other process can take the run over in such a store either. If this
+        process was paused while it waited for the store, it asks the store again.
         """
         leases = self._leases
         while leases.clock() >= self._valid_until and not (self.lost or self._closed):
@@ -103,15 +111,16 @@ class Lease:
             self.renew()
             assert self._latest is not None
             writing = asyncio.wrap_future(self._latest)
-            writing.add_done_callback(lambda done: done.exception())  # `_done` notes it
+            writing.add_done_callback(lambda done: done.exception())  # so that asyncio does not log the error, which `_done` handles
             with suppress(ServiceError, TimeoutError):
                 await asyncio.wait_for(asyncio.shield(writing), _PATIENCE_S)
             if (now := leases.clock()) - asked < leases.lease_s:
-                self._valid_until = max(self._valid_until, now + leases.lease_s / _RENEWALS)  # when to ask again
+                self._valid_until = max(self._valid_until, now + leases.lease_s / _RENEWALS)  # the time at which to ask the store again
         return not self.lost
 
     def close(self, status: Status) -> None:
-        """End the lease. A run `in_progress` is sent by no process now, and can be continued like one that has ended."""
+        """End the lease, and write the run's status. With status `in_progress`, the run has not ended, and any process may continue it."""
+        self.ended.set()
         if self._closed:
             return
         self._closed = True
@@ -121,7 +130,8 @@ class Lease:
             self._submit(owner="")
 
     def abandon(self) -> None:
-        """Delete the run: its client will not continue it."""
+        """End the lease and delete the stored run, which cannot be continued: its client never gets its id."""
+        self.ended.set()
         self._closed = True
         self._leases.forget(self)
         key = self.start.tenant, self.id
@@ -135,7 +145,7 @@ class Lease:
             self._leases.store.submit(erase).add_done_callback(Future.exception)
 
     def lose(self) -> None:
-        """Another process, or another stream of this process, has the run now."""
+        """End the lease because another process, or another stream of this process, has taken the run over."""
         if not (self.lost or self._closed):
             self.lost = True
             self._leases.forget(self)
@@ -146,7 +156,7 @@ class Lease:
         self._valid_until = began + self._leases.lease_s
 
     def documents(self, owner: str | None = None) -> tuple[Document, Document]:
-        """The run's document and that of its request, as they are to be written now."""
+        """Return the two documents to write now: of the run and of its request."""
         leases, start, now = self._leases, self.start, time.time()
         run = Document(
             kind=RUN_KIND,
@@ -156,40 +166,37 @@ class Lease:
             due=None if owner == "" else now + leases.lease_s,
             expires=now + KEPT_S,
         )
-        expires = now + self._runs_s + leases.lease_s + KEPT_S  # not before the run's document
+        expires = now + self._runs_s + leases.lease_s + KEPT_S  # not earlier than the expiry of the run's document
         return run, Document(kind=REQUEST_KIND, id=self.id, tenant=start.tenant, body=start.body, expires=expires)
 
-    def write(self, engine: GroupingEngine, run: Document) -> None:
-        """Write the run's document on the store's thread. Raises DocumentMoved or StateNotFound if another owner has written it.
+    def write(self, engine: GroupingEngine, run: Document, request: Document) -> None:
+        """Write the run's document, and also its request if the store has no document of the run. Runs on the store's thread.
 
-        The owner in the document decides, not its version: after a write that was undone, this lease is one version ahead, and the next
-        owner's first write has that version.
+        Raises DocumentMoved if the stored document names another owner, or StateNotFound if the document is missing and may have expired.
+        The owner is compared, not a version, because it is unknown whether a failed write has changed the version.
         """
+        quota, expected = self._leases.quota, 0
         try:
             found = engine.read(run.tenant, RUN_KIND, run.id)
         except StateNotFound:
-            if self._version:
+            if time.time() >= self._expires:
                 raise
-            expected = 0
+            engine.write(request, None, quota)
         else:
             expected = found.version
             if owner_of(found.body) != self._owner:
-                raise document_moved(RUN_KIND, run.id, expected, self._version)
-        self._version = engine.write(run, expected, self._leases.quota)
+                raise document_moved(RUN_KIND, run.id, expected, 0)
+        engine.write(run, expected, quota)
+        self._expires = run.expires or math.inf
 
     def _submit(self, owner: str | None = None, *, new: bool = False) -> None:
-        """Submit a write. The store carries writes out in order, so each knows the version of the one before."""
+        """Submit a write of the documents. The store carries out writes in the order in which they were submitted."""
         leases, began = self._leases, self._leases.clock()
         run, request = self.documents(owner)
         self._written = self.progress.n_tokens
 
-        def write(engine: GroupingEngine) -> None:
-            if new:
-                engine.write(request, 0, leases.quota)
-            self.write(engine, run)
-
         try:
-            self._latest = leases.store.submit(write)
+            self._latest = leases.store.submit(lambda engine: self.write(engine, run, request))
         except ServiceError as error:
             self._latest = Future()
             self._latest.set_exception(error)
@@ -202,7 +209,7 @@ class Lease:
             self.taken(began)
         elif isinstance(error, DocumentMoved | StateNotFound):
             self.lose()
-        elif not new:  # `begun` counts the others
+        elif not new:  # `begun` counts failures of the first write
             self._leases.count(error.code if isinstance(error, ServiceError) else "error")
 
 
@@ -212,12 +219,12 @@ def _on(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: 
 
 
 class Leases:
-    """The leases of this process, on one store. One task renews all of them. Used on one event loop."""
+    """All leases of this process, in one store. One task renews them. Use it on one event loop."""
 
     def __init__(
         self, store: Store, quota: Quota, metrics: Metrics, *, lease_s: float = LEASE_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`quota`: of each tenant. `clock`: monotonic, in seconds."""
+        """`quota`: the quota of each tenant in the store. `clock`: a monotonic clock, in seconds."""
         self.store, self.quota = store, quota
         self.lease_s, self.clock = lease_s, clock
         self.open: dict[str, Lease] = {}
@@ -225,14 +232,18 @@ class Leases:
         self._renewing: asyncio.Task[None] | None = None
 
     def begin(self, start: RunStart, choices: int, *, runs_s: float) -> Lease:
-        """Store a new run. `runs_s`: seconds for which its stream may last."""
-        lease = Lease(self, start, Progress(tokens=[[] for _ in range(choices)], ended=[False] * choices), version=0, runs_s=runs_s)
+        """Return the lease of a new run, and submit the write of the run. `runs_s`: the longest duration of its stream, in seconds."""
+        lease = Lease(self, start, Progress(tokens=[[] for _ in range(choices)], ended=[False] * choices), runs_s=runs_s)
         self._add(lease)
         lease.begin()
         return lease
 
     async def take_over(self, tenant: str, run: str, *, runs_s: float) -> Lease:
-        """Become the owner of a stored run. Raises RunNotFound, also for another tenant's run, or DocumentMoved if others do the same."""
+        """Return the lease of a stored run, after writing this process into its document as the owner.
+
+        Raises RunNotFound if the tenant has no such run or the run was cancelled, or DocumentMoved if another process takes it over at the
+        same time.
+        """
         began = self.clock()
 
         def take(engine: GroupingEngine) -> Lease:
@@ -241,7 +252,7 @@ class Leases:
             if progress.status == "cancelled":
                 raise RunNotFound(f"the run {run} was cancelled: send the request again", param="run")
             progress.status = "in_progress"
-            lease = Lease(self, start, progress, version=found.version, runs_s=runs_s)
+            lease = Lease(self, start, progress, runs_s=runs_s)
             document, request = lease.documents()
             engine.write(document, found.version, self.quota)
             engine.write(request, None, self.quota)
@@ -256,11 +267,13 @@ class Leases:
         lease.taken(began)
         if (here := self.open.get(run)) is not None:
             here.lose()
+            with suppress(TimeoutError):  # after its end, the earlier stream does not count towards the tenant's limit
+                await asyncio.wait_for(here.ended.wait(), _LEAVES_S)
         self._add(lease)
         return lease
 
     def count(self, reason: str) -> None:
-        """Count a failure to store a run."""
+        """Count in the metrics that a run could not be stored."""
         self._metrics.unstored_runs.labels(reason).inc()
 
     def forget(self, lease: Lease) -> None:
@@ -268,7 +281,7 @@ class Leases:
             del self.open[lease.id]
 
     async def stop(self) -> None:
-        """Stop renewing leases. Call this before the store is closed. Other processes can continue the runs."""
+        """End all leases, so that other processes can continue the runs. Call this before the store is closed."""
         if self._renewing is not None:
             self._renewing.cancel()
         for lease in list(self.open.values()):
@@ -280,7 +293,7 @@ class Leases:
             self._renewing = asyncio.create_task(self._renew())
 
     async def _renew(self) -> None:
-        """Renew all leases, until there are none."""
+        """Renew all leases periodically, until no lease is left."""
         while self.open:
             await asyncio.sleep(self.lease_s / _RENEWALS)
             for lease in list(self.open.values()):

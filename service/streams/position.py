@@ -1,8 +1,8 @@
-"""What the client of a stream has received, as the `id` of the stream's events.
+"""The position of a client in a stream, as the `id` of the stream's events.
 
 An id is `RUN:POSITION:HASH`. POSITION has the number of tokens of each choice, joined with commas. A number is followed by `b` if the
-choice has begun without a token (its role or its echoed prompt was sent), and by `e` if its last piece was sent. HASH is over the ids of
-all these tokens. A client that continues a stream sends the last id that it received.
+choice has begun without a token (its role or its echoed prompt was sent), and by `e` if its last piece was sent. HASH is a hash of the
+token ids of all choices up to POSITION. A client that continues a stream sends the last id that it received.
 """
 
 import re
@@ -17,11 +17,11 @@ from service.errors import InvalidRequest
 RUN = re.compile(r"run_[0-9a-f]{32}")
 _ID = re.compile(r"(run_[0-9a-f]{32}):([0-9]{1,9}[be]?(?:,[0-9]{1,9}[be]?)*)(?::([0-9a-f]{16}))?")
 _HASH_BYTES = 8
-_SHOWN = 80  # characters of an invalid id in a message
+_SHOWN = 80  # an error message shows at most so many characters of an invalid id
 
 
 class Place(NamedTuple):
-    """What was received of one choice."""
+    """The position in one choice: the number of tokens received, and whether the choice has begun and has ended."""
 
     tokens: int = 0
     begun: bool = False
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing of the choice was received."""
+        """Return whether nothing of the choice was received."""
         return not (self.tokens or self.begun or self.ended)
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class EventId(NamedTuple):
-    """The last id that a client received. `hash` None: the client does not know it, and its tokens are not compared."""
+    """The last id that a client received. If the client sent no hash, `hash` is None, and its tokens are not compared."""
 
     run: str
     places: tuple[Place, ...]
@@ -49,7 +49,7 @@ class EventId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, param: str) -> Self:
-        """Raises InvalidRequest, with the name of the header or parameter."""
+        """Parse an id. Raises InvalidRequest that names `param`, the header or parameter with the id."""
         if (found := _ID.fullmatch(text)) is None:
             raise InvalidRequest(f"{param}={text[:_SHOWN]!r} is not the id of an event of a stream, run_ID:POSITION:HASH", param=param)
         return cls(found[1], tuple(map(Place.parse, found[2].split(","))), found[3])
@@ -59,7 +59,7 @@ class EventId(NamedTuple):
 
 
 class Sent:
-    """What was sent of all choices of a run. Adding a token costs the same however many were sent before."""
+    """The position up to which the choices of a run were sent. Adding a token costs the same for any number of earlier tokens."""
 
     def __init__(self, run: str, choices: int) -> None:
         self.run = run
@@ -68,7 +68,7 @@ class Sent:
         self._digests = [each.digest() for each in self._hashes]
 
     def add(self, index: int, token_ids: Sequence[int], *, ended: bool = False) -> None:
-        """Note that these tokens of a choice are sent with the next event. `ended`: they are its last."""
+        """Note that these tokens of a choice are sent with the next event. `ended`: they are the choice's last tokens."""
         tokens, begun, _ = self._places[index]
         if token_ids:
             (hash_ := self._hashes[index]).update(np.array(token_ids, "<i4").tobytes())
@@ -76,11 +76,11 @@ class Sent:
         self._places[index] = Place(tokens + len(token_ids), begun, ended)
 
     def begin(self, index: int) -> None:
-        """Note that the next event begins a choice, without a token."""
+        """Note that the next event begins a choice and contains no token of it."""
         self._places[index] = self._places[index]._replace(begun=True)
 
     def restore(self, index: int, token_ids: Sequence[int], place: Place) -> None:
-        """Note what was sent of a choice before this stream was continued."""
+        """Note the tokens and the position of a choice that were sent before this stream was continued."""
         begun = self._places[index].begun
         self.add(index, token_ids)
         self._places[index] = place._replace(begun=place.begun or begun)
@@ -95,5 +95,5 @@ class Sent:
 
     @property
     def line(self) -> bytes:
-        """The line that gives the next event its id."""
+        """Return the line `id: ..` of the next event."""
         return b"id: %b\n" % str(EventId(self.run, self.places, self.hash)).encode()

@@ -1,4 +1,4 @@
-"""What the store keeps of a run: two documents, the request (kind `run_request`) and the run's progress (kind `run`)."""
+"""The stored data of a run. It is two documents: the request (kind `run_request`) and the run's progress (kind `run`)."""
 
 import secrets
 from base64 import b64decode, b64encode
@@ -15,27 +15,28 @@ RUN_KIND, REQUEST_KIND = "run", "run_request"
 
 
 def new_run_id() -> str:
-    """128 random bits, so that an id cannot be guessed."""
+    """Return an id of 128 random bits, which cannot be guessed."""
     return f"run_{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """All of a run that never changes."""
+    """The data of a run that never change."""
 
     id: str
     tenant: str  # "" if no keys are set
-    path: str  # of the route
+    path: str  # path of the route
     body: bytes  # the request's JSON, with its defaults filled in
-    seeds: tuple[int, ...]  # one for each prompt, drawn if the request had none
-    answer_id: str  # of the answer, as the dialect has it
+    seeds: tuple[int, ...]  # one seed for each prompt, drawn at random if the request had none
+    answer_id: str  # id of the answer, in the dialect's format
     created: int  # Unix time of the answer
     model: str
-    fingerprint: str  # of the bundle
-    numerics: str  # of the machine's arithmetic: equal values promise equal bits
+    fingerprint: str  # fingerprint of the model's bundle
+    numerics: str  # fingerprint of the machine's arithmetic: machines with equal fingerprints compute equal bits
 
     def head(self) -> dict[str, Any]:
-        """The fields for the document of kind `run`; the tenant and the id are its key, and the body has a document of its own."""
+        """Return the fields for the document of kind `run`. The tenant and the id are the document's key, and the body is in the other
+        document."""
         fields = asdict(self)
         for name in ("id", "tenant", "body"):
             del fields[name]
@@ -44,7 +45,7 @@ class RunStart:
 
 @dataclass(kw_only=True)
 class Progress:
-    """How far a run has come. `tokens`: the ids drawn so far, by choice; a choice that has `ended` has no more."""
+    """The progress of a run. `tokens` has the token ids drawn so far, by choice. `ended` has whether each choice is complete."""
 
     tokens: list[list[int]]
     ended: list[bool]
@@ -56,13 +57,13 @@ class Progress:
 
 
 def pack(start: RunStart, progress: Progress, owner: str) -> bytes:
-    """The document of kind `run`. `owner`: who may send the run; "" if nobody does."""
+    """Return the document of kind `run`. `owner`: id of the stream that may send the run; "" if no stream sends it."""
     tokens = [b64encode(np.array(ids, "<i4").tobytes()).decode() for ids in progress.tokens]
     return orjson.dumps({**start.head(), "owner": owner, "status": progress.status, "tokens": tokens, "ended": progress.ended})
 
 
 def unpack(id: str, tenant: str, run: bytes, request: bytes) -> tuple[RunStart, Progress]:
-    """The inverse of `pack`."""
+    """Return the run from its two documents: the inverse of `pack`."""
     fields = orjson.loads(run)
     del fields["owner"]
     tokens = [np.frombuffer(b64decode(ids), "<i4").tolist() for ids in fields.pop("tokens")]
@@ -71,5 +72,5 @@ def unpack(id: str, tenant: str, run: bytes, request: bytes) -> tuple[RunStart, 
 
 
 def owner_of(run: bytes) -> str:
-    """The owner in a document of kind `run`."""
+    """Return the owner in a document of kind `run`."""
     return str(orjson.loads(run)["owner"])

@@ -1,7 +1,7 @@
-"""The runs of a stream, from their beginning, or from where a client stopped.
+"""Sources of a stream's tokens: from the beginning of the runs, or from the position at which the client stopped.
 
-To go on, the tokens that the client has are needed: those that were stored are fed again, the others are computed again and not sent.
-They are the same tokens, which their hash proves before anything is sent.
+To continue a stream, the engine needs the tokens that the client has. Stored tokens are fed to the model again. The client's other tokens
+are computed again, and not sent. Before anything is sent, the hash is compared to prove that all these tokens equal the client's.
 """
 
 import time
@@ -17,7 +17,7 @@ from service.streams.position import EventId, Place, Sent
 
 
 class Received(NamedTuple):
-    """What the client has of one choice: its tokens, and their text as far as it was sent."""
+    """The part of one choice that the client has: its tokens, and the text that was sent with them."""
 
     place: Place
     token_ids: tuple[int, ...]
@@ -25,7 +25,7 @@ class Received(NamedTuple):
 
 
 class LeasedRuns:
-    """Runs whose progress is stored. A `PieceSource`."""
+    """Runs whose tokens are noted in a lease, which stores them. A `PieceSource`."""
 
     def __init__(self, runs: Runs, lease: Lease) -> None:
         self._runs, self._lease = runs, lease
@@ -36,7 +36,7 @@ class LeasedRuns:
         return self._runs.done
 
     async def take(self, timeout_s: float, interval_s: float) -> Sequence[tuple[int, Delta]]:
-        """See `Runs.take`."""
+        """Return new deltas as `Runs.take` does, and note their tokens in the lease."""
         try:
             taken = await self._runs.take(timeout_s, interval_s)
         except ServiceError:
@@ -47,7 +47,7 @@ class LeasedRuns:
         return taken
 
     def close(self) -> None:
-        """End the runs, and the lease."""
+        """End the runs and the lease."""
         completed = self.done and not self._failed
         self._runs.close()
         self._lease.close("completed" if completed else "failed" if self._failed else "in_progress")
@@ -57,7 +57,8 @@ class LeasedRuns:
 
 
 class ContinuedRuns(LeasedRuns):
-    """The same for a client that has a part already. Pieces come after all that it has was computed again, and is the same."""
+    """Runs for a client that has a part of the stream already. It returns deltas only after the client's part was computed again and proved
+    to be equal."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class ContinuedRuns(LeasedRuns):
         vocabulary: Vocabulary,
         received: Callable[[Sequence[Received]], Awaitable[None]],
     ) -> None:
-        """`wanted`: what the client has. `known`: the first tokens of each choice, which `runs` do not return.
+        """`wanted`: the client's position. `known`: the first tokens of each choice, which were fed to `runs` and are not returned by them.
 
-        `received` is awaited once with what the client has, before the first piece.
+        `received` is awaited once, before the first delta is returned, with the part of each choice that the client has.
         """
         super().__init__(runs, lease)
         self._wanted, self._received = wanted, received
@@ -78,7 +79,7 @@ class ContinuedRuns(LeasedRuns):
         self._choices = [
             _Choice(request, place, tokens, vocabulary) for request, place, tokens in zip(requests, wanted.places, known, strict=True)
         ]
-        self._held: list[tuple[int, Delta]] = []  # deltas of choices that have come further than what the client has
+        self._held: list[tuple[int, Delta]] = []  # new deltas of some choices, while other choices are before the client's position
         self._proven = False
         lease.progress.tokens = [list(tokens) for tokens in known]
         lease.progress.ended = [False] * len(known)
@@ -88,7 +89,7 @@ class ContinuedRuns(LeasedRuns):
         return self._proven and super().done
 
     async def take(self, timeout_s: float, interval_s: float) -> Sequence[tuple[int, Delta]]:
-        """See `Runs.take`. Raises Diverged if the tokens that the client has were not computed again."""
+        """Return deltas as `Runs.take` does, but only after the client's position. Raises Diverged if the tokens before it differ."""
         if self._proven:
             return await self._taken(timeout_s, interval_s)
         until = time.monotonic() + timeout_s
@@ -114,7 +115,7 @@ class ContinuedRuns(LeasedRuns):
         return new
 
     def _prove(self) -> None:
-        """Raise Diverged unless the tokens have the client's hash."""
+        """Raise Diverged if the hash of the computed tokens differs from the client's hash."""
         sent = Sent(self._wanted.run, len(self._choices))
         for index, choice in enumerate(self._choices):
             sent.restore(index, choice.received.token_ids, choice.received.place)
@@ -131,13 +132,13 @@ def diverged(hash: str, wanted: str) -> Diverged:
 
 
 def released(request: GenerationRequest, vocabulary: Vocabulary, token_ids: Sequence[int]) -> str:
-    """The text that was sent with the first tokens of a run that had not ended with them."""
+    """Return the text that was sent with the first tokens `token_ids` of a run. Text that may belong to a stop string was held back."""
     text = TextStream(vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens)
     return "".join([text.push(token_id, may_stop=at >= request.min_tokens) for at, token_id in enumerate(token_ids)])
 
 
 class _Choice:
-    """One choice, while the part that its client has is computed again."""
+    """One choice while the client's part of it is computed again."""
 
     def __init__(self, request: GenerationRequest, place: Place, known: tuple[int, ...], vocabulary: Vocabulary) -> None:
         self._request, self._place, self._vocabulary = request, place, vocabulary
@@ -147,7 +148,8 @@ class _Choice:
         self.received = Received(place, known, self._text)
 
     def rest(self, delta: Delta) -> Delta | None:
-        """Return the part of a delta that the client does not have, or None. Raises Diverged if the run is shorter than that."""
+        """Return the part of a delta that the client does not have, or None if it has all of it. Raises Diverged if the run ends before the
+        client's position or continues after the client's end."""
         if self.reached:
             return delta._replace(text="") if self._place.ended else delta
         had = self._place.tokens
@@ -161,7 +163,7 @@ class _Choice:
         ids, text = tuple(self._ids[:had]), self._text
         if not self._place.ended:
             text = released(self._request, self._vocabulary, ids)
-            if not self._text.startswith(text):  # the last token ended the run, and has no text
+            if not self._text.startswith(text):  # the run ended with the client's last token, which has no text
                 text = self._text
         self.reached, self.received = True, Received(self._place, ids, text)
         new = tuple(self._ids[had:])

@@ -1,4 +1,4 @@
-"""The service but its sockets and threads, in one thread, under virtual time and seeded faults.
+"""Simulates the service without its sockets and threads, in one thread, under virtual time and seeded faults.
 
 Reading order: `loop.py` (virtual time, a seeded order of callbacks), `plain.py` (what every request must give), `engines.py` (the engine
 and the store without their threads), `network.py` (processes that die and pause), `history.py` (what is checked), `clients.py`, `world.py`

@@ -33,7 +33,7 @@ _SLOW_S = 0.05
 
 
 class Client:
-    """One client of a tenant. `live` is all that it does."""
+    """One client of a tenant. `live` makes all of its requests."""
 
     def __init__(self, world: "World", name: str, tenant: str) -> None:
         self._world = world
@@ -61,7 +61,7 @@ class Client:
         chance = self._random
         size = chance.choice((1, 2, 5, 40)) if parent is None or chance.random() < 0.8 else 0
         prompt = tuple(chance.randrange(1, 290) for _ in range(size))
-        if size and self._world.prompts and chance.random() < 0.4:  # begin as an earlier prompt does
+        if size and self._world.prompts and chance.random() < 0.4:  # begin like an earlier prompt, whose state may be cached
             earlier = chance.choice(self._world.prompts)
             prompt = (earlier[: chance.choice((20, len(earlier)))] + prompt)[: chance.choice((len(earlier), 120))]
         if prompt:
@@ -93,7 +93,7 @@ class Client:
     async def _read(
         self, requests: list[GenerationRequest], expected: list[plain.Outcome], kept: list[Kept | None], change: NameChange | None
     ) -> bool:
-        """Stream the runs. Returns whether there is nothing to try again."""
+        """Stream the runs. Return False if the request failed and is to be sent again."""
         world, chance = self._world, self._random
         leaves = world.leaves and chance.random() < 0.3
         slow = world.slow and chance.random() < 0.5
@@ -184,7 +184,7 @@ class Client:
             self._world.saw(self.name, error)
 
     async def _version(self) -> int:
-        """Read the name, as a compare-and-set needs it."""
+        """Return the name's version, which a compare-and-set expects."""
         begun = self._world.loop.now
         try:
             found = await self._world.store.call(lambda engine: engine.name(self.tenant, _NAME))

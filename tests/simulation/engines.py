@@ -1,6 +1,6 @@
-"""The generator's engine and the store's writer without their threads: the loop calls them, at random times.
+"""The generator's engine and the store's writer without their threads: the simulated loop calls them at random times.
 
-Only waiting is replaced. All that computes, queues, copies and writes is the service's own code.
+Only their waiting is replaced. The code that computes, queues, copies and writes is the service's own.
 """
 
 import threading
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 NUMERICS = "ab"
 FINGERPRINT = "fake"
-_CALL_S, _TOKEN_S = 0.0004, 0.0001  # how long a call of the runtime and each of its tokens take
-_HUGE_S = 1e9  # no request is refused for its wait: an overload is not simulated
-_GROUP = 8  # calls of the store that become durable together, at most
-_PAUSE_S = 0.001  # mean time between two turns of an engine, and until a waiting thread runs
+_CALL_S, _TOKEN_S = 0.0004, 0.0001  # virtual duration of a call of the runtime, and of each of its tokens
+_HUGE_S = 1e9  # longest wait in a queue: no request is refused, because overload is not simulated
+_GROUP = 8  # most calls of the store that become durable together
+_PAUSE_S = 0.001  # mean time between two turns of an engine, and until a thread that was woken runs
 
 
 @dataclass
 class Chances:
-    """The probabilities of failures in one place each."""
+    """The probability of each kind of failure, and the speed of the store."""
 
     runtime: float = 0.0  # that a call of the runtime fails
     commit: float = 0.0  # that a transaction of the store fails at its end
@@ -82,7 +82,7 @@ class SimulatedMasks(Masks):
         return [sequence for sequence in sequences if sequence.mask is not None and not sequence.mask.done()]
 
     def wait_for_one(self, sequences: Any) -> None:
-        """The next turn looks again."""
+        """Return at once: the next turn of the engine asks again."""
 
 
 class SimulatedEngine(GeneratorEngine):
@@ -134,12 +134,12 @@ class SimulatedEngine(GeneratorEngine):
             self.wake()
 
     def leaks(self) -> list[str]:
-        """What is not free, although no run is left."""
+        """Describe the slots, rows and queue entries that are in use. To be called when no run is left."""
         held = {
             "slots are held": self.pending,
             "rows are in use": len(self._running._slots),
             "rows have runs": len(self._running.sequences),
-            "runs wait for masks": len(self._late),
+            "runs wait for masks": len(self._places.late),
             "prompts rest": len(self._prefill._resting) + len(self._prefill._prompts),
             "jobs are set aside": self._admission.aside,
         }
@@ -156,11 +156,11 @@ class SimulatedStore(Store):
         self._simulated = loop
         self._chances = chances
         self._queued: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]] = []
-        self.written: Callable[[], None] = lambda: None  # called when a group is durable, before anybody outside the process knows
+        self.written: Callable[[], None] = lambda: None  # called when a group is durable, before any caller has its result
         self._due = False
 
     def _start(self) -> None:
-        """There is no thread."""
+        """Start nothing: the simulated loop calls `_run_thread`."""
 
     def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -172,7 +172,7 @@ class SimulatedStore(Store):
         self._closed = True
 
     def restart(self) -> None:
-        """The calls that wait are lost, and their callers are told."""
+        """Fail the queued calls with StoreFailed, as if the store had been restarted."""
         lost, self._queued = self._queued, []
         for _, future in lost:
             future.set_exception(StoreFailed("the store of states was started again: send the request again"))
@@ -196,7 +196,7 @@ class SimulatedStore(Store):
 
 
 class FailingSqlite(SqliteEngine):
-    """States in memory. A transaction may fail at its end, and is then undone."""
+    """Keeps states in memory. A transaction may fail at its commit, at random, and is then undone."""
 
     def __init__(self, loop: SimulatedLoop, chances: Chances) -> None:
         super().__init__(None, clock=lambda: loop.epoch)
@@ -220,7 +220,7 @@ class FailingSqlite(SqliteEngine):
 def opened(
     name: str, loop: SimulatedLoop, store: Store, chances: Chances, *, slots: int, hot_bytes: int, cache_bytes: int
 ) -> SimulatedEngine:
-    """An engine that has started, with a keeper."""
+    """Return a started engine that keeps states in this store."""
     steps = TimedSteps(loop, chances)
     keeper = StateKeeper(store, steps.decoder, vocab_size=VOCAB_SIZE, fingerprint=FINGERPRINT, numerics=NUMERICS, hot_bytes=hot_bytes)
     engine = SimulatedEngine(name, loop, steps, keeper, slots, cache_bytes)
@@ -234,7 +234,7 @@ def _metrics() -> GeneratorMetrics:
 
 
 class _NoThread:
-    """In the place of the engine's thread."""
+    """Stands in for the engine's thread."""
 
     def is_alive(self) -> bool:
         return True
@@ -243,7 +243,7 @@ class _NoThread:
 
 
 class _Bell:
-    """In the place of the queue's condition: nobody waits for it, it wakes the engine."""
+    """Stands in for the condition of the queue. No thread waits for it: `notify` wakes the simulated engine."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self.notify = ring

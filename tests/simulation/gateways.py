@@ -1,4 +1,4 @@
-"""Gateways that send one stream after another's pause: leases over one store, with clients that go elsewhere when a stream is silent.
+"""Simulates gateways that share one store of leases. Each can be paused; a client whose stream is silent goes to another gateway.
 
 What is checked: once another gateway has taken a run over, the former owner never writes its document again, and sends nothing after its
 lease. A client that goes from gateway to gateway gets each token once.
@@ -21,7 +21,7 @@ from tests.simulation.world import Result
 
 _QUOTA = Quota(states=1_000, size=2**30)
 _TOKEN_S = 0.4  # mean time between two tokens
-_SILENT_S = 3.0  # then a client goes elsewhere
+_SILENT_S = 3.0  # silence after which a client goes to another gateway
 _MOST_S = 3_600.0
 _NO_RUN = -1  # what a client gets instead of a token if its run cannot be continued
 _PAUSED_S = (1.0, 2.5 * LEASE_S)
@@ -29,11 +29,11 @@ FAULTS = ("pauses", "commit", "slow store", "wandering")
 
 
 class WatchedSqlite(FailingSqlite):
-    """Notes who owns each run, by the documents that are durable."""
+    """Records the owners of each run, from the documents that are durable."""
 
     def __init__(self, loop: SimulatedLoop, chances: Chances) -> None:
         super().__init__(loop, chances)
-        self.owners: dict[str, list[tuple[str, float]]] = {}  # by run, each with the time of its first write
+        self.owners: dict[str, list[tuple[str, float]]] = {}  # run -> its owners, each with the time of its first write
         self.wrong: list[str] = []
         self._new: list[tuple[str, str]] = []
 
@@ -85,7 +85,7 @@ class Gateway:
         self._store.wake()
 
     def serve(self, work: Any) -> "asyncio.Task[Any]":
-        """Begin a task of this process."""
+        """Start a task that belongs to this process."""
         token = PROCESS.set(self.name)
         try:
             return self.loop.create_task(work)
@@ -93,14 +93,14 @@ class Gateway:
             PROCESS.reset(token)
 
     async def stream(self, start: RunStart, has: int, length: int, arrived: "asyncio.Queue[int | None]") -> None:
-        """Send the tokens from `has` on: token t is t. A run that nobody has begun begins here. None ends the stream."""
+        """Send the tokens after the first `has`; token number t has the id t. Begin the run if no gateway has. None ends the stream."""
         try:
             lease = await self._lease(start)
         except ServiceError as error:
             self.loop.log(f"{self.name} cannot send {start.id}: {error!r}")
             arrived.put_nowait(_NO_RUN if isinstance(error, RunNotFound) or not has else None)
             return
-        known = min(len(lease.progress.tokens[0]), has)  # the document may have tokens that the client never got
+        known = min(len(lease.progress.tokens[0]), has)  # the document may have tokens that the client did not receive
         lease.progress.tokens = [list(range(known))]
         for token in range(known, length):
             await asyncio.sleep(self.loop.soon(_TOKEN_S))
@@ -118,7 +118,7 @@ class Gateway:
     async def _lease(self, start: RunStart) -> Lease:
         if start.id in self._world.begun:
             return await self._leases.take_over(start.tenant, start.id, runs_s=_MOST_S)
-        self._world.begun.add(start.id)  # even if the write fails: a client sends a new run then
+        self._world.begun.add(start.id)  # also if the write fails, because the client then sends a new run
         lease = self._leases.begin(start, 1, runs_s=_MOST_S)
         await lease.begun(patient=True)
         return lease
@@ -138,7 +138,7 @@ class Gateways:
         self.stats: Counter[str] = Counter()
 
     def sent(self, id: str, lease: Lease) -> None:
-        """A gateway sends a token. Only its lease may allow that after another has taken the run over."""
+        """Check a token that a gateway sends: after another one has taken the run over, its lease must still be valid."""
         owners = [owner for owner, _ in self.states.owners[id]]
         if lease._owner not in owners[:-1]:
             return

@@ -1,4 +1,4 @@
-"""What clients saw, and whether a correct service can have shown it to them."""
+"""Records what clients observed, and checks whether a correct service can have produced it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,36 +15,36 @@ from tests.service.generation.fake_steps import VOCAB_SIZE, FakeSteps
 from tests.simulation import plain
 from tests.simulation.plain import Outcome
 
-IDS = "<i4"  # of the tokens in a lineage
+IDS = "<i4"  # dtype of the token ids in a lineage
 
 
 @dataclass
 class Kept:
-    """A state that somebody asked for."""
+    """A state that a client asked the service to keep."""
 
     id: str
     tenant: str
-    ids: tuple[int, ...]  # all tokens that it must have seen
+    ids: tuple[int, ...]  # all tokens that were fed to it, in order
     parent: str | None
     acknowledged: bool = False
-    may_be_gone: bool = False  # somebody asked to delete it
+    may_be_gone: bool = False  # a client asked to delete it
 
 
 @dataclass
 class NameOperation:
-    """One operation on a name, between two moments. `expected`: the version of a compare-and-set; None: a read."""
+    """One operation on a name, with its beginning and end. `expected`: the version that a compare-and-set expects; None: a read."""
 
     begun: float
     ended: float
     expected: int | None
-    version: int | None  # after it, or what was read; None: it failed, or nobody knows
+    version: int | None  # version after the move, or the version read; None: the operation failed, or its answer was lost
     state: str | None = None
-    failed: bool = False  # it had no effect; False with `version` None: it may have had one, at any time after its beginning
+    failed: bool = False  # it had no effect. False with `version` None: it may have taken effect at any time after its beginning
 
 
 @dataclass
 class History:
-    """What has happened, by name: states, and the operations on each name of a tenant."""
+    """The states that clients kept, by id, and the operations on each name of a tenant."""
 
     kept: dict[str, Kept] = field(default_factory=dict)
     names: dict[tuple[str, str], list[NameOperation]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class History:
 
 
 def wrong_stream(deltas: Sequence[Delta], expected: Outcome) -> str | None:
-    """Return why these are not the first deltas of the run, or None. Each token has to be there once, at its place."""
+    """Return why these are not the first deltas of the run, or None. Each token must be there exactly once, in order."""
     if not deltas:
         return None
     made = join(deltas)
@@ -76,7 +76,8 @@ def wrong_stream(deltas: Sequence[Delta], expected: Outcome) -> str | None:
 
 
 def wrong_states(history: History, store: SqliteEngine, *, evicts: bool, lineages: bool) -> Iterator[str]:
-    """Yield what is wrong with the states in a store. `evicts`: quotas are small. `lineages`: no ancestors were forgotten."""
+    """Yield what is wrong with the states in a store. `evicts`: quotas are small, so states may be evicted. `lineages`: whether every
+    state still has its ancestors."""
     rows = {row[0]: row[1:] for row in store._db.execute("SELECT id, tenant, status FROM states")}
     for state, (tenant, status) in rows.items():
         if (kept := history.kept.get(state)) is None or kept.tenant != tenant:
@@ -116,13 +117,13 @@ def _wrong_state(kept: Kept, store: SqliteEngine, lineages: bool) -> Iterator[st
 
 
 def _told(store: SqliteEngine, record: StateRecord) -> tuple[int, ...]:
-    """The tokens that a lineage has, oldest first."""
+    """Return the token ids of a lineage, oldest first."""
     line = store.lineage(record.tenant, record.id)
     return tuple(token for each in reversed(line) for token in np.frombuffer(each.ids, IDS).tolist())
 
 
 def wrong_counts(store: SqliteEngine) -> Iterator[str]:
-    """Yield the tenants whose usage is not what the tables have, and blobs with a wrong number of references."""
+    """Yield the tenants whose recorded usage differs from the sum of the tables, and the blobs with a wrong number of references."""
     tables = store._db
     counted = {row[0]: row[1:] for row in tables.execute("SELECT tenant, states, size, pinned_size FROM tenants")}
     states = dict(tables.execute("SELECT tenant, count(*) FROM states WHERE status = 'ready' GROUP BY tenant"))
@@ -172,7 +173,7 @@ def wrong_name(operations: Iterable[NameOperation]) -> Iterator[str]:
         for later in known:
             if earlier.ended < later.begun and (later.version or 0) < (earlier.version or 0) + (later.expected is not None):
                 yield f"{later} comes after {earlier}, and shows an older version"
-    for each in operations:  # a move that was refused had another version before it at some time
+    for each in operations:  # a refused move implies that the name had another version at some time during it
         if each.failed and each.expected is not None:
             successor = by_version.get(each.expected + 1)
             if any(other.version == each.expected and other.ended < each.begun for other in known) and (

@@ -19,14 +19,14 @@ from unittest import mock
 
 T = TypeVar("T")
 
-PROCESS: ContextVar[str] = ContextVar("PROCESS", default="")  # whose tasks and timers these are; see `SimulatedLoop.stop_process`
-_START = 1_000.0  # seconds, of every clock
-_EPOCH = 1_700_000_000.0  # seconds that time.time() adds
-_EXECUTOR_S = 0.01  # mean time until a call in another thread is done
+PROCESS: ContextVar[str] = ContextVar("PROCESS", default="")  # owner of this context's tasks and timers
+_START = 1_000.0  # seconds that every clock shows at the start
+_EPOCH = 1_700_000_000.0  # seconds that time.time() shows more than the other clocks
+_EXECUTOR_S = 0.01  # mean duration of a call in another thread
 
 
 class Deadlock(AssertionError):
-    """Somebody waits for something that will never happen."""
+    """Tasks wait, but no callback is ready and no timer is set."""
 
 
 class _Posted(Handle):
@@ -40,7 +40,7 @@ class _Posted(Handle):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """See the module. `random` is the only source of chance in a simulation."""
+    """The loop that this module describes. All randomness of a simulation comes from `random`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.now = _START
         self.process = ""  # name of the process whose thread is running
         self.events: list[tuple[float, str]] = []
-        self.broken: list[str] = []  # errors that no caller has seen
-        self._stopped: dict[str, list[Handle]] = {}  # processes that were stopped, and what is to run when they go on
+        self.broken: list[str] = []  # errors that no caller received
+        self._stopped: dict[str, list[Handle]] = {}  # stopped process -> the callbacks to run when it continues
         self.set_exception_handler(lambda loop, context: self.broken.append(_described(context)))
 
     def time(self) -> float:
@@ -57,7 +57,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     @property
     def epoch(self) -> float:
-        """What time.time() shows."""
+        """The value of time.time()."""
         return _EPOCH + self.now
 
     def log(self, event: str) -> None:
@@ -65,16 +65,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     @property
     def digest(self) -> str:
-        """A hash of all events so far and of the state of the random numbers."""
+        """A hash of all events so far and of the random generator's state: equal for equal runs."""
         return hashlib.sha256(repr((self.events, self.random.getstate())).encode()).hexdigest()[:16]
 
     def soon(self, mean_s: float) -> float:
-        """A random time in seconds, exponentially distributed."""
+        """Return a random time in seconds, exponentially distributed."""
         return self.random.expovariate(1 / mean_s)
 
     @contextlib.contextmanager
     def in_process(self, name: str) -> Iterator[None]:
-        """What is posted inside comes from a thread of this process."""
+        """Treat callbacks that are posted inside this context as posted by a thread of this process."""
         before, self.process = self.process, name
         try:
             yield
@@ -82,7 +82,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.process = before
 
     def stop_process(self, name: str) -> None:
-        """Run no task and no timer of this process, as SIGSTOP does. They are those that began in a context with its name."""
+        """Stop running the tasks and timers of this process, as SIGSTOP does: all that were created in a context with its name."""
         self._stopped[name] = []
 
     def continue_process(self, name: str) -> None:
@@ -96,7 +96,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return handle
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
-        """Call the function here, at a random later time."""
+        """Call the function on this thread, at a random later time."""
         done: asyncio.Future[T] = self.create_future()
 
         def call() -> None:
@@ -141,17 +141,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return handle
 
     def _write_to_self(self) -> None:
-        """There is no selector to wake."""
+        """Do nothing, because there is no selector to wake."""
 
     def _process_events(self, event_list: object) -> None:
-        """There are no sockets."""
+        """Do nothing, because there are no sockets."""
 
 
 def run(loop: SimulatedLoop, main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end with all clocks virtual, then cancel what is left. Errors that nobody saw are in `loop.broken`."""
     chance = random.getstate()
     random.seed(loop.random.random())
-    gc.disable()  # collections would close generators at moments that no seed determines
+    gc.disable()  # a garbage collection would close generators at times that do not depend on the seed
     try:
         with virtual_time(loop):
             try:
@@ -167,7 +167,7 @@ def end(loop: SimulatedLoop) -> None:
     """Cancel all tasks and close the loop."""
     loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
     loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))  # what generators began when they were closed
+    loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))  # also the tasks that generators started when they were closed
     loop.close()
 
 

@@ -12,8 +12,9 @@ from unittest import mock
 
 import numpy as np
 
-from service.errors import ServiceError
+from service.errors import ServiceError, StateNotFound
 from service.generation.engine import GeneratorEngine
+from service.generation.places import Places
 from service.generation.reopening import Reopening
 from service.generation.saved.keeper import StateKeeper
 from service.generation.sequence import Sequence
@@ -46,7 +47,7 @@ def stale_slot() -> Planted:
 
 
 def slot_by_id() -> Planted:
-    """The state is copied to the row that the run's number gives, whether it is free or not."""
+    """The state is copied to the row `order % size`, even if another run has that row."""
 
     def add(self: Slots[Any], owner: Any, states: Any = None, position: int = 0) -> int:
         row = len(self.owners)
@@ -81,10 +82,10 @@ def resume_before_the_last_token() -> Planted:
 
 
 def discarded_step() -> Planted:
-    """A run that gives back its slot has been fed the token that it was about to draw."""
-    hold = GeneratorEngine._hold
+    """A run that loses its slot keeps a state that was fed one more token, which was never sent."""
+    hold = Places.hold
 
-    def mutant(self: GeneratorEngine, sequence: Sequence) -> None:
+    def mutant(self: Places, sequence: Sequence) -> None:
         hold(self, sequence)
         assert sequence.state is not None
         assert sequence.state.logits is not None
@@ -92,11 +93,11 @@ def discarded_step() -> Planted:
         advanced = np.float32(0.75) * S + embedded(int(sequence.state.logits.argmax()))
         sequence.state = replace(sequence.state, tensors=(advanced, n))
 
-    return mock.patch.object(GeneratorEngine, "_hold", mutant)
+    return mock.patch.object(Places, "hold", mutant)
 
 
 def wrong_row() -> Planted:
-    """A row that is moved into a gap arrives beside it."""
+    """A row that is moved into a free row is copied to the row beside it."""
     copy = HostStates.copy
 
     def mutant(self: HostStates, row: int, source: HostStates, of: int) -> None:
@@ -107,7 +108,7 @@ def wrong_row() -> Planted:
 
 
 def elements_for_bytes_in_blobs() -> Planted:
-    """The offset of a tensor in a blob is taken in elements."""
+    """The offset of a tensor in a blob is read as a number of elements instead of bytes."""
     read_header = blob.read_header
 
     def mutant(first_bytes: bytes | memoryview) -> blob.Header:
@@ -122,12 +123,12 @@ def elements_for_bytes_in_blobs() -> Planted:
 
 
 def elements_for_bytes_in_ids() -> Planted:
-    """The tokens of a turn are cut at their number in bytes."""
+    """Only a quarter of a turn's token ids are stored, as if their number were a number of bytes."""
     keep = StateKeeper.keep
 
     def mutant(self: StateKeeper, wanted: Any, state: Any, origin: Any, fed: Any, stored: Any) -> None:
         class Cut(tuple[int, ...]):
-            """The tokens, of which an array has so many bytes as these are."""
+            """The token ids. An array of them has only as many bytes as there are ids."""
 
             def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
                 values = np.array(tuple(self), dtype)
@@ -139,7 +140,7 @@ def elements_for_bytes_in_ids() -> Planted:
 
 
 def grammar_restarted() -> Planted:
-    """A run that goes on elsewhere begins its grammar again."""
+    """A run that continues in another process starts its grammar from the beginning."""
     replay = Sequence.replay
 
     def mutant(self: Sequence, completion: tuple[int, ...]) -> None:
@@ -151,7 +152,7 @@ def grammar_restarted() -> Planted:
 
 
 def acknowledged_before_commit() -> Planted:
-    """A write is acknowledged when it is made, and the transaction is committed later."""
+    """A write is acknowledged before its transaction is committed."""
 
     def mutant(self: Store, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
         try:
@@ -168,25 +169,34 @@ def acknowledged_before_commit() -> Planted:
 
 
 def zombie_accepted() -> Planted:
-    """A gateway that wakes after its lease writes its run's document, whoever has the run now."""
+    """A gateway that wakes after its lease has expired overwrites the run's document, also if another one owns the run."""
 
-    def mutant(self: Lease, engine: GroupingEngine, run: Document) -> None:
+    def mutant(self: Lease, engine: GroupingEngine, run: Document, request: Document) -> None:
+        engine.write(request, None, self._leases.quota)
         engine.write(run, None, self._leases.quota)
 
     return mock.patch.object(Lease, "write", mutant)
 
 
 def zombie_by_version() -> Planted:
-    """A lease goes by the document's version alone, which an undone write has made one too high."""
+    """A lease checks only the document's version, which is one too high after a write that was undone."""
 
-    def mutant(self: Lease, engine: GroupingEngine, run: Document) -> None:
-        self._version = engine.write(run, self._version, self._leases.quota)
+    versions: dict[str, int] = {}
+
+    def mutant(self: Lease, engine: GroupingEngine, run: Document, request: Document) -> None:
+        if (version := versions.get(self._owner)) is None:
+            try:
+                version = engine.read(run.tenant, run.kind, run.id).version
+            except StateNotFound:
+                version = 0
+        engine.write(request, None, self._leases.quota)
+        versions[self._owner] = engine.write(run, version, self._leases.quota)
 
     return mock.patch.object(Lease, "write", mutant)
 
 
 def doubled_tokens() -> Planted:
-    """Tokens of a run's successor that its reader has already are sent again."""
+    """The process that continues a run sends tokens again that the reader already has."""
 
     def mutant(self: Reopening, request: Any, run: Any, progress: Any) -> Any:
         known = request.known + tuple(progress.token_ids[:-1])
@@ -204,9 +214,9 @@ def failed_run_kept() -> Planted:
         for job in jobs:
             if job.request.keep is not None and job in self._running.sequences:
                 tensors, logits = self._running.copy(job)
-                state = self._state(job, tensors, logits)
+                state = self._places.state(job, tensors, logits)
                 fed = (job.request.prompt + tuple(job.completion))[: job.position - job.start]
-                self._states.keep(job.request.keep, state, job.origin, fed, lambda failure: None)
+                self._states._stored.keep(job.request.keep, state, job.origin, fed, lambda failure: None)
         fail(self, jobs, error)
 
     return mock.patch.object(GeneratorEngine, "_fail", mutant)
@@ -229,7 +239,7 @@ MUTANTS: dict[str, Callable[[], Planted]] = {
     "the state of a failed run is offered as a parent": failed_run_kept,
 }
 
-# Which schedules show a bug: the leases of gateways have their own.
+# Which simulation shows a bug. The leases of gateways have their own.
 SCHEDULES: dict[str, Callable[[int], Result]] = dict.fromkeys(MUTANTS, simulate)
 SCHEDULES |= dict.fromkeys(("a zombie's write is accepted", "a zombie's version fits by chance"), simulate_gateways)
 

@@ -1,4 +1,7 @@
-"""Two generators' processes and the pool through which a gateway calls them: messages take time, processes die, and pause as by SIGSTOP."""
+"""Simulates generator processes and the pool through which a gateway calls them.
+
+Messages take time. Processes die, or pause as if they got SIGSTOP.
+"""
 
 import asyncio
 from collections import deque
@@ -16,8 +19,8 @@ from tests.simulation.loop import SimulatedLoop
 
 MODEL = "toy"
 KEY: Key = (MODEL, FINGERPRINT)
-_GATHERED_S = 0.005  # deltas are gathered for so long
-_DETECTED_S = (0.05, 0.3)  # until a gateway learns that a process is dead
+_GATHERED_S = 0.005  # time for which deltas are collected into one message
+_DETECTED_S = (0.05, 0.3)  # least and most time until a gateway learns that a process is dead
 _LOST: tuple[Any, ...] = ("lost",)
 
 
@@ -43,7 +46,7 @@ class Process:
         return not self._running.is_set()
 
     def work(self, work: Coroutine[Any, Any, Any], channel: "Channel") -> asyncio.Task[Any]:
-        """Do work that answers to this channel."""
+        """Run a coroutine of this process whose messages go into this channel."""
         task = self.loop.create_task(work)
         task.add_done_callback(self._ended)
         self._tasks[task] = self._channels[channel] = None
@@ -58,11 +61,11 @@ class Process:
             self.loop.broken.append(f"{self.name}: {error!r}")
 
     async def awake(self) -> None:
-        """Nothing enters or leaves the process while it is paused."""
+        """Wait until the process is not paused. While it is, nothing enters or leaves it."""
         await self._running.wait()
 
     def kill(self) -> None:
-        """End at once: what was not sent and not written is lost."""
+        """End the process at once. Messages and writes that are under way are lost."""
         self.loop.log(f"{self.name} dies")
         self.dead = self.engine.dead = self.store.dead = True
         for task in self._tasks:
@@ -100,7 +103,7 @@ class Channel:
         self._loop.call_at(self._latest, self._arrive)
 
     def _arrive(self) -> None:
-        """The oldest message arrives, whichever of several timers fires first."""
+        """Deliver the oldest message: the order is kept, even if a later message's timer fires first."""
         self._arrived.put_nowait(self._sent.popleft())
 
     def lose(self) -> None:
@@ -121,7 +124,7 @@ class SimulatedPool:
         self._delay_s = delay_s
         self._processes: dict[str, Process] = {}
         self._names: tuple[str, ...] = ()
-        self.streams = 0  # that were opened
+        self.streams = 0  # number of streams opened
 
     @property
     def living(self) -> list[Process]:
@@ -174,7 +177,7 @@ class SimulatedPool:
                 await messages.aclose()
 
         async def leave() -> None:
-            """The gateway's cancellation arrives later, and at a paused process when it goes on."""
+            """Deliver the gateway's cancellation later; a paused process gets it when it continues."""
             await asyncio.sleep(self._loop.soon(self._delay_s))
             await process.awake()
             task.cancel()
@@ -197,7 +200,7 @@ class SimulatedPool:
 
 
 class _OneModel:
-    """What a host needs of a catalog, with one decoder."""
+    """The part of a catalog that a host needs, with one decoder."""
 
     def __init__(self, engine: SimulatedEngine) -> None:
         self.settings = SimpleNamespace(stream_interval_s=_GATHERED_S)
@@ -212,7 +215,7 @@ class _OneModel:
         self.encoders: dict[str, Any] = {}
 
     async def answers(self, model: Any) -> bool:
-        """As the real one: a model whose last call failed is asked for a token."""
+        """Do what the real catalog does: probe a model whose last call failed."""
         if not model.engine.healthy:
             with suppress(ServiceError):
                 await model.engine.probe(float("inf"))

@@ -1,4 +1,4 @@
-"""The plain recurrence: what a request must give, computed token by token, without slots, batches, pieces, stores or other processes."""
+"""The reference: computes the answer to a request token by token, without slots, batches, prefill pieces, stores or other processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What all engines share of a model's tokenizer; none of it changes."""
+    """The parts of a model's tokenizer that all engines share. They are never changed."""
 
     vocabulary: Vocabulary
     grammars: Grammars
@@ -48,7 +48,7 @@ def _steps() -> FakeSteps:
 
 
 def tensors(ids: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The state tensors after these tokens."""
+    """Return the state tensors after these tokens."""
     S = np.zeros((2, 4), np.float32)
     for token in ids:
         S = np.float32(0.75) * S + embedded(token)
@@ -56,13 +56,13 @@ def tensors(ids: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def embedded(token: int) -> NDArray[np.float32]:
-    """What one token adds to the state."""
+    """Return what one token adds to the state."""
     added: NDArray[np.float32] = _steps()._embedding[token]
     return added
 
 
 def packed_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as a lineage has them."""
+    """Return token ids as the store keeps them in a lineage."""
     return np.array(ids, "<i4").tobytes()
 
 
@@ -71,7 +71,7 @@ def logits(S: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def outcome(request: GenerationRequest, before: Sequence[int] = ()) -> Outcome:
-    """What the request gives after the tokens `before`, which its `start` has seen."""
+    """Return the completion of a request whose `start` is the state after the tokens `before`."""
     if not request.max_tokens:
         return Outcome((), "", (), "length")
     S, n = tensors((*before, *request.prompt))

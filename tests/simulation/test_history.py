@@ -1,4 +1,4 @@
-"""The checks of names: what a compare-and-set register may show, and what it may not."""
+"""The check of names accepts every linearizable history of a register with compare-and-set, and no other."""
 
 import pytest
 

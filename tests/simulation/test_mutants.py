@@ -1,4 +1,4 @@
-"""The checks see: each bug of `mutants.py` makes some schedule go wrong, and without one none does (`test_simulation.py`)."""
+"""The simulation finds bugs: with each bug of `mutants.py` some schedule fails. Without a bug none fails (`test_simulation.py`)."""
 
 import pytest
 

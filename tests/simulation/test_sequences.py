@@ -1,7 +1,7 @@
 """Any sequence of save, restore, fork, rewind, migrate, re-batch, cancel and crash gives the tokens and states of a plain run.
 
-Two engines share a store. Each rule runs on one of them, with other runs beside it, and is compared with the plain recurrence at once;
-at the end the whole store is.
+Two engines share a store. Each rule runs on one of them, with other runs beside it, and its result is compared with the plain
+recurrence at once. At the end the whole store is checked.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(target=saved, at=ENGINES, of=saved, back=st.integers(1, 60))
     def rewind(self, at: int, of: Kept, back: int) -> Any:
-        """Go back some tokens: from the nearest ancestor before, feed the ids that follow it."""
+        """Rewind by some tokens: feed the ids after the nearest earlier ancestor."""
         position = len(of.ids) - back
         ancestor: Kept | None = of
         while ancestor is not None and len(ancestor.ids) >= position:
@@ -102,7 +102,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(at=ENGINES, asked=ASKED, after=st.integers(0, 12), beside=st.lists(ASKED, max_size=3))
     def move_as_a_snapshot(self, at: int, asked: Any, after: int, beside: list[Any]) -> None:
-        """Take a run out of its engine in its middle, as bytes, and resume it in the other one."""
+        """Take a running run out of its engine as bytes, and resume it in the other engine."""
 
         async def move() -> None:
             request, outcome = self._request(asked, None)
@@ -115,7 +115,7 @@ class Sequences(RuleBasedStateMachine):
                     read += await self._all(run)
                     resumed = await self.engines[1 - at].resume(Snapshot.unpack(packed))
                     read += await self._all(resumed)
-                except InvalidRequest:  # it has ended meanwhile
+                except InvalidRequest:  # the run has ended meanwhile
                     read += await self._all(run)
             self._compare(read, outcome)
             await self._compare_all(others)
@@ -124,7 +124,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(target=saved, at=ENGINES, asked=ASKED, parent=saved, after=st.integers(0, 12), crashes=st.booleans())
     def migrate(self, at: int, asked: Any, parent: Kept, after: int, crashes: bool) -> Kept:
-        """Lose the engine, or leave it, and go on in the other one with the tokens that were read."""
+        """Kill the engine or cancel the run, and continue it in the other engine from the tokens that were read."""
 
         async def move() -> Kept:
             request, outcome = self._request(asked, parent)
@@ -250,7 +250,7 @@ class Sequences(RuleBasedStateMachine):
             self._compare(await self._all(run), outcome)
 
     async def _first(self, run: Run, tokens: int) -> list[Delta]:
-        """Read until there are so many tokens."""
+        """Read so many tokens of a run."""
         read: list[Delta] = []
         while sum(len(delta.token_ids) for delta in read) < tokens:
             try:

@@ -9,7 +9,6 @@ from typing import Any, cast
 from service.errors import (
     NameMoved,
     NotReady,
-    Overloaded,
     QuotaExceeded,
     RuntimeFailed,
     ServiceError,
@@ -30,15 +29,15 @@ from tests.simulation.network import FINGERPRINT, MODEL, Process, SimulatedPool
 FAULTS = ("deaths", "pauses", "runtime", "commit", "restarts", "slow store", "slow network", "leaving", "slow readers", "quota", "sweeps")
 _MOST_S = 900.0  # virtual seconds until all clients must be done
 _QUIET_S = 30.0  # virtual seconds after which no slot may be held
-_REPLACED_S = (2.0, 8.0)  # until a dead generator is replaced
-_UNTOLD = 0.1  # chance that a generator is lost after a write of its store
-_PAUSED_S = (0.2, 14.0)  # silence is 5 s
+_REPLACED_S = (2.0, 8.0)  # least and most time until a dead generator is replaced
+_UNTOLD = 0.1  # chance that a generator dies or pauses right after a write to the store is durable
+_PAUSED_S = (0.2, 14.0)  # least and most length of a pause; a gateway gives a generator up after 5 s of silence
 _AMPLE, _SMALL = Quota(states=10_000, size=2**30), Quota(states=4, size=2**30)
 
 
 @dataclass
 class Result:
-    """What one schedule has shown. `wrong` is empty if the service is right."""
+    """The result of one schedule. `wrong` is empty if the service behaved correctly."""
 
     seed: int
     faults: tuple[str, ...]
@@ -70,19 +69,19 @@ def simulate(seed: int) -> Result:
 
 
 class World:
-    """All parts of one schedule."""
+    """The processes, clients and faults of one schedule."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self.loop = loop
         self.wrong: list[str] = []
         self.stats: Counter[str] = Counter()
         self.history = History()
-        self.prompts: list[tuple[int, ...]] = []  # that were sent
+        self.prompts: list[tuple[int, ...]] = []  # prompts that were sent
         chance = loop.random
         self.faults = tuple(fault for fault in FAULTS if chance.random() < 0.35)
         self.leaves, self.slow = "leaving" in self.faults, "slow readers" in self.faults
         self.quota = _SMALL if "quota" in self.faults else _AMPLE
-        self.named = "quota" not in self.faults and chance.random() < 0.5  # evicted and deleted states lose their names
+        self.named = "quota" not in self.faults and chance.random() < 0.5  # off with small quotas, because evicted states lose their names
         self._chances = Chances(
             runtime=0.02 if "runtime" in self.faults else 0.0,
             commit=0.2 if "commit" in self.faults else 0.0,
@@ -124,12 +123,10 @@ class World:
         self.wrong.append(what)
 
     def saw(self, client: str, error: ServiceError) -> None:
-        """A client got an error. It must be one that the schedule's faults explain."""
+        """Check an error that a client got: a fault of the schedule must explain it."""
         self.loop.log(f"{client} got {error!r}")
         self.stats[type(error).__name__] += 1
         explained: dict[type[ServiceError], bool] = {
-            # A replica that is not to queue the run has no free slot, and meanwhile the other one was lost: the client sends it again.
-            Overloaded: bool(self._disturbed & {"deaths", "pauses"}),
             NotReady: bool(self._disturbed & {"deaths", "pauses"}),
             RuntimeFailed: "runtime" in self.faults,
             StoreFailed: bool({"commit", "restarts"} & set(self.faults)),
@@ -152,7 +149,7 @@ class World:
         self._pool.add(process)
 
     async def _disturb(self) -> None:
-        """Do something bad now and then, until the clients are done."""
+        """Cause faults at random times until the clients are done."""
         chance = self.loop.random
         may = [fault for fault in self.faults if fault in ("deaths", "pauses", "restarts", "sweeps")]
         while may:
@@ -172,7 +169,7 @@ class World:
             await asyncio.sleep(chance.choice((0.0, 0.5, 3.0)))
 
     def _written(self, process: Process) -> None:
-        """The worst moment to end: something is durable, and nobody knows."""
+        """Kill or pause the process, at random, at the worst moment: its write is durable, and no caller has the answer."""
         may = [fault for fault in ("deaths", "pauses") if fault in self.faults]
         if may and not process.dead and not process.paused and self.loop.random.random() < _UNTOLD:
             fault = self.loop.random.choice(may)
@@ -197,7 +194,7 @@ class World:
     # The end --------------------------------------------------------------------------------------------------------------------------
 
     async def _quiet(self) -> None:
-        """Let everything go on that was paused, until nothing is left to do."""
+        """Resume all paused processes and wait until no work is left."""
         self._chances.runtime = self._chances.commit = 0.0
         for process in self._pool.living:
             if process.paused:
@@ -217,6 +214,6 @@ class World:
 
 
 def explain(result: Result, *, most: int = 60) -> str:
-    """The end of a schedule that went wrong, to be read."""
+    """Return the last events of a failed schedule, as text."""
     lines: list[Any] = [f"{at:10.4f}  {event}" for at, event in result.events[-most:]]
     return "\n".join([f"seed {result.seed}, faults {result.faults}", *lines, *result.wrong])

@@ -1,16 +1,19 @@
 """The figures of the kill campaign, a campaign of two kills on a real service, and `attnserve demo crash`."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from loadtest.faults.demo import Kill, pauses
+from loadtest.faults import demo
+from loadtest.faults.demo import Kill
 from loadtest.faults.kills import wall
 from loadtest.faults.reading import Choice, Reading
-from loadtest.faults.streams import Campaign, Lost, What, campaign, cut, losses, service, summary
+from loadtest.faults.streams import Campaign, Lost, campaign, losses, pauses, summary
+from loadtest.faults.striking import FAULTS, What, pool_of, service
 
 DAY = "2026-11-23 01:18"
 
@@ -31,7 +34,28 @@ def test_a_pause_is_split_by_the_gateways_log() -> None:
 
 def test_a_stream_that_was_continued_has_a_pause_for_each_cut() -> None:
     kept, continued = Reading("kept", times=[1.0, 2.0]), Reading("continued", times=[1.0, 4.5, 5.0], connections=2)
-    assert [(each.request_id, each.pause_s) for each in cut([(0, kept), (1, continued)], [1.5, 9.0])] == [("continued", 3.5)]
+    assert [(each.request_id, each.pause_s) for each in pauses([(0, kept), (1, continued)], [1.5, 9.0], connections=2)] == [
+        ("continued", 3.5)
+    ]
+
+
+def test_what_was_sent_before_a_fault_and_arrives_later_is_not_the_end_of_its_pause() -> None:
+    reading = Reading("late", times=[1.0, 1.52, 4.0])
+    (lost,) = pauses([(0, reading)], [1.5])
+    assert lost.pause_s == pytest.approx(2.48)
+    assert not pauses([(0, reading)], [0.5]), "it had not begun"
+
+
+def test_the_log_tells_who_is_in_the_pool() -> None:
+    def said(message: str, replica: str) -> str:
+        return record(1.0, message).replace('"request_id": "stream-0-1"', f'"replica": "{replica}"')
+
+    output = said("a replica has come", "a") + said("a replica has come", "b")
+    assert pool_of(output) == (0, 0, 2, 0)
+    output += said("a replica is silent", "a") + said("a replica is silent", "b")
+    assert pool_of(output) == (0, 2, 2, 2)
+    output += said("a replica answers again", "a") + said("a replica has left", "b")
+    assert pool_of(output) == (1, 2, 1, 0)
 
 
 def test_a_campaign_counts_what_was_not_the_same() -> None:
@@ -47,16 +71,18 @@ def test_a_campaign_counts_what_was_not_the_same() -> None:
 
 def test_the_pause_of_a_kill_ends_before_the_next_kill() -> None:
     reading = Reading(times=[0.0, 0.1, 0.9, 1.0, 1.5, 1.6])
-    assert pauses(reading, [Kill(0.2, 1, 5), Kill(1.1, 2, 9)]) == pytest.approx([0.8, 0.5])
+    assert demo.pauses(reading, [Kill(0.2, 1, 5), Kill(1.1, 2, 9)]) == pytest.approx([0.8, 0.5])
 
 
 # The real service ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.service
-@pytest.mark.parametrize("what", [What.kill, What.gateway])
+@pytest.mark.parametrize("what", [What.kill, What.gateway, What.haproxy, What.redis])
 def test_streams_are_the_same_after_two_kills(decoder_bundle: Path, what: What) -> None:
-    with service(decoder_bundle) as running:
+    if FAULTS[what].redis and shutil.which("redis-server") is None:
+        pytest.skip("needs Redis: apt-get install redis-server")
+    with service(decoder_bundle, redis=FAULTS[what].redis) as running:
         made = campaign(running, 2, what, seed=0, tokens=600)
     assert made.problems() == []
     assert made.lost, "no kill has hit a stream"

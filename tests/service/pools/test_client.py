@@ -336,6 +336,18 @@ class Full(Mortal):
             yield message
 
 
+class Losing(Mortal):
+    """Once a replica is asked for a run, the others are lost."""
+
+    seen: Replicas
+
+    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        for each in self.seen._replicas.values():
+            each.lost = each.name != replica
+        async for message in super().stream(replica, method, *arguments):
+            yield message
+
+
 @pytest.mark.parametrize("session", ["", "key"])
 @pytest.mark.parametrize("turn", ["at once", "late"])
 async def test_a_run_that_one_generator_refuses_another_takes(session: str, turn: str) -> None:
@@ -353,12 +365,13 @@ async def test_a_run_that_one_generator_refuses_another_takes(session: str, turn
     assert not any(any(replica.runs.values()) for replica in engine._replicas._replicas.values())
 
 
-@pytest.mark.parametrize("turn", ["at once", "late"])
-async def test_a_run_that_two_generators_refuse_is_refused_and_counted(turn: str) -> None:
+@pytest.mark.parametrize(("turn", "times"), [("at once", 3), ("late", 2)])
+async def test_a_run_that_two_generators_refuse_is_refused_and_counted(turn: str, times: int) -> None:
+    """The one that had no free slot at first is asked again, to queue it."""
     engine, pool, _ = await generating()
     pool.__class__ = Full
     assert isinstance(pool, Full)
-    pool.turns = [turn, turn]
+    pool.turns = [turn] * times
 
     async def to_the_end() -> None:
         (run,) = await engine.open([REQUEST], "")
@@ -382,6 +395,19 @@ async def test_a_run_without_a_session_does_not_wait_at_the_first_generator() ->
     (run,) = await engine.open([REQUEST], "session")
     assert pool.asked.count("generate") == 3
     run.cancel()
+
+
+async def test_a_run_waits_at_a_full_generator_if_the_other_one_is_lost_meanwhile() -> None:
+    """Found by the simulation: the run was refused, although it could have waited for its turn."""
+    engine, pool, model = await generating()
+    model.engine.full = True
+    pool.__class__ = Losing
+    assert isinstance(pool, Losing)
+    pool.seen = engine._replicas
+    (run,) = await engine.open([REQUEST], "")
+    async with asyncio.timeout(PATIENCE_S):
+        assert "".join([delta.text async for delta in run]) == "Once "
+    assert pool.asked.count("generate") == 2
 
 
 async def test_who_leaves_all_runs_of_a_request_ends_them_where_they_are() -> None:

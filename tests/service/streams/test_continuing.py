@@ -127,6 +127,21 @@ async def test_a_text_that_differs_from_the_clients_is_never_sent(http: httpx.As
     assert Answer.of([*events[:5], *parsed(answer.text)]) == Answer.of(events), "it can still be continued with the right id"
 
 
+async def test_tokens_that_are_known_are_charged_as_a_prompt_and_not_as_an_answer_again(tokenizer: Path, store: Store) -> None:
+    path, body = BODIES["plain"]
+    headers = {"authorization": "Bearer a-secret-key"}
+    async with gateway(tokenizer, store, api_keys=("a-secret-key",)) as http:
+        answer = await http.post(path, json={**body, "stream": True, "ignore_eos": True}, headers=headers)
+        events = parsed(answer.text)
+        once = (await http.get("/v1/usage", headers=headers)).json()
+        after = next(event for event in events if event.tokens == [4])
+        await http.post(path, json={**body, "stream": True}, headers={**headers, "last-event-id": after.id or ""})
+        twice = (await http.get("/v1/usage", headers=headers)).json()
+    assert once["completion_tokens"] == 9
+    assert twice["completion_tokens"] == 9 + 5
+    assert twice["prompt_tokens"] == 2 * once["prompt_tokens"] + 4
+
+
 async def test_more_tokens_than_there_are_have_diverged(http: httpx.AsyncClient) -> None:
     run, _ = await begin(http, *BODIES["plain"])
     *_, refused = parsed((await http.get(f"/v1/stream/{run}?from=10")).text)

@@ -1,133 +1,19 @@
-"""Who sends a stream: leases, services that take a stream over from each other, and stores that fail."""
+"""Who sends a stream: leases, and services that take a stream over from each other."""
 
 import asyncio
+import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from service.errors import StoreFailed
-from service.states.record import Document, Quota
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine, Store
-from service.streams.lease import LEASE_S, Lease, Leases
-from service.streams.record import REQUEST_KIND, RUN_KIND, RunStart, new_run_id, owner_of, unpack
-from service.telemetry.metrics import Metrics
-from tests.service.fakes import PATIENCE_S, until
-from tests.service.http.test_sse import _SCOPE
-from tests.service.stream_fakes import Answer, Event, RealGenerator, gateway, parsed
-
-PATH = "/v1/completions"
-BODY = {"prompt": "a prompt", "max_tokens": 12, "seed": 3, "stream": True}
-
-RUN = {
-    "tenant": "",
-    "path": PATH,
-    "body": b"{}",
-    "seeds": (3,),
-    "answer_id": "a",
-    "created": 0,
-    "model": "m",
-    "fingerprint": "f",
-    "numerics": "n",
-}
-
-
-class OpenStream:
-    """A stream that is read while it is sent, by a client that can go away."""
-
-    def __init__(self, http: httpx.AsyncClient, **fields: Any) -> None:
-        self.messages: list[Any] = []
-        self.error: BaseException | None = None
-        app: Any = http.app  # type: ignore[attr-defined]
-        self.incoming: asyncio.Queue[Any] = asyncio.Queue()
-        self.incoming.put_nowait({"type": "http.request", "body": json.dumps({**BODY, **fields}).encode(), "more_body": False})
-        self.task = asyncio.create_task(app({**_SCOPE, "path": PATH, "raw_path": PATH.encode()}, self.incoming.get, self._send))
-
-    async def _send(self, message: Any) -> None:
-        self.messages.append(message)
-
-    @property
-    def run(self) -> str:
-        return str(dict(self.messages[0]["headers"])[b"x-run-id"].decode())
-
-    @property
-    def events(self) -> list[Event]:
-        return parsed(b"".join(message["body"] for message in self.messages[1:]).decode())
-
-    @property
-    def complete(self) -> bool:
-        return not self.messages[-1].get("more_body", False)
-
-    async def until(self, events: int) -> None:
-        await until(lambda: len(self.events) >= events)
-
-    async def leave(self) -> None:
-        """The client goes away."""
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-
-    async def ended(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.task
-
-
-def leases_of(http: httpx.AsyncClient) -> Leases:
-    found = http.app.state.catalog.leases  # type: ignore[attr-defined]
-    assert isinstance(found, Leases)
-    return found
-
-
-def model_of(http: httpx.AsyncClient) -> RealGenerator:
-    found = http.model  # type: ignore[attr-defined]
-    assert isinstance(found, RealGenerator)
-    return found
-
-
-async def document(store: Store, run: str, kind: str = RUN_KIND) -> Document:
-    return await store.call(lambda engine: engine.read("", kind, run))
-
-
-async def written(store: Store) -> None:
-    """Until all that was submitted before is stored."""
-    await store.call(lambda engine: engine.usage(""))
-    await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def held(http: httpx.AsyncClient, tokens: int = 3, **fields: Any) -> AsyncIterator[OpenStream]:
-    """A stream whose engine stands still after so many tokens of each choice, all of which were sent."""
-    steps = model_of(http).steps
-    steps.hold()
-    steps.release(tokens)  # the prompt, and all tokens but the last, which is sent before it is fed
-    stream = OpenStream(http, **fields)
-    await until(lambda: len(stream.messages) > 1 and stream.events and set(stream.events[-1].tokens) == {tokens})
-    try:
-        yield stream
-    finally:
-        steps.open()
-        await stream.leave()
-
-
-async def whole_of(http: httpx.AsyncClient, **fields: Any) -> Answer:
-    return Answer.of(parsed((await http.post(PATH, json={**BODY, **fields})).text))
-
-
-async def rest_of(http: httpx.AsyncClient, events: list[Event], **fields: Any) -> Answer:
-    """What a client has that continues after these events."""
-    answer = await http.post(PATH, json={**BODY, **fields}, headers={"last-event-id": events[-1].id or ""})
-    assert answer.status_code == 200, answer.text
-    return Answer.of([*events, *parsed(answer.text)])
-
-
-def texts(answer: Answer) -> dict[int, Any]:
-    """All but the id and the time."""
-    assert answer.done
-    return answer.choices
+from service.states.store import Store
+from service.streams.lease import LEASE_S, Lease
+from service.streams.record import REQUEST_KIND, RUN_KIND, owner_of, unpack
+from tests.service.stream_fakes import Answer, gateway
+from tests.service.streams.open_streams import BODY, PATH, document, held, leases_of, model_of, rest_of, texts, whole_of, written
 
 
 async def test_a_client_that_lost_its_connection_goes_on(http: httpx.AsyncClient, store: Store) -> None:
@@ -159,6 +45,20 @@ async def test_the_first_connection_ends_when_its_client_comes_back_on_another(h
         assert len(stream.events) == n_sent
         assert not stream.complete, "the connection is closed, and not as if the text were complete"
     assert texts(rest) == texts(await whole_of(http))
+
+
+async def test_a_client_that_comes_back_has_a_place_among_its_tenants_streams(tokenizer: Path, store: Store, tmp_path: Path) -> None:
+    """The connection that it has lost counts until it is closed."""
+    keys = [{"name": "laptop", "sha256": hashlib.sha256(b"secret").hexdigest(), "tenant": "acme", "streams": 1}]
+    (tmp_path / "keys.json").write_text(json.dumps(keys))
+    async with gateway(tokenizer, store, api_keys_file=tmp_path / "keys.json") as http:
+        http.headers["authorization"] = "Bearer secret"
+        whole = await whole_of(http)
+        async with held(http, key="secret") as stream:
+            going_on = asyncio.create_task(rest_of(http, stream.events))
+            await stream.ended()
+            model_of(http).steps.open()
+            assert texts(await going_on) == texts(whole)
 
 
 async def test_of_two_gateways_on_one_store_the_last_one_sends(http: httpx.AsyncClient, store: Store, tokenizer: Path) -> None:
@@ -235,68 +135,6 @@ async def test_progress_is_stored_now_and_then(http: httpx.AsyncClient, store: S
     assert 4 <= (await document(store, run)).version <= 5, "the beginning, after 256 and 512 tokens, and the end"
 
 
-# Without a document -----------------------------------------------------------------------------------------------------------------------
-
-
-async def counted(http: httpx.AsyncClient) -> dict[str, float]:
-    lines = (await http.get("/metrics")).text.splitlines()
-    found = [line.split("} ") for line in lines if line.startswith("attnserve_unstored_runs_total{")]
-    return {name.split('"')[1]: float(value) for name, value in found}
-
-
-async def test_a_stream_needs_no_store(http: httpx.AsyncClient, store: Store) -> None:
-    whole = await whole_of(http)
-    store.close()
-    answer = await http.post(PATH, json=BODY)
-    assert (answer.status_code, "x-run-id" in answer.headers) == (200, False)
-    events = parsed(answer.text)
-    assert texts(Answer.of(events)) == texts(whole)
-    assert {event.id for event in events} == {None}
-    assert await counted(http) == {"store_failed": 1}
-    assert (await http.post(PATH, json={**BODY, "durability": "turn"})).status_code == 503
-
-
-async def test_a_stream_whose_store_fails_meanwhile_goes_on(http: httpx.AsyncClient, store: Store) -> None:
-    late_s = 0.0
-    leases = leases_of(http)
-    clock, leases.clock = leases.clock, lambda: clock() + late_s
-    async with held(http) as stream:
-        store.close()
-        late_s = LEASE_S + 1
-        model_of(http).steps.open()
-        await stream.ended()
-        assert Answer.of(stream.events).done
-
-
-async def test_a_tenant_without_room_gets_its_stream(tokenizer: Path, store: Store) -> None:
-    async with gateway(tokenizer, store, max_state_bytes=1024) as http:
-        answer = await http.post(PATH, json={**BODY, "prompt": "long " * 300})
-        assert (answer.status_code, "x-run-id" in answer.headers) == (200, False)
-        assert Answer.of(parsed(answer.text)).done
-        assert await counted(http) == {"state_quota_exceeded": 1}
-        refused = await http.post(PATH, json={**BODY, "prompt": "long " * 300, "durability": "turn"})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "state_quota_exceeded")
-        await written(store)
-        assert (await store.call(lambda engine: engine.usage(""))).size == 0, "nothing of it stays"
-
-
-async def test_durability_decides_whether_a_stream_is_stored(http: httpx.AsyncClient, store: Store) -> None:
-    answer = await http.post(PATH, json={**BODY, "durability": "none"})
-    assert "x-run-id" not in answer.headers
-    assert (await store.call(lambda engine: engine.usage(""))).size == 0
-    answer = await http.post(PATH, json={**BODY, "durability": "turn"})
-    assert answer.headers["x-run-id"]
-
-
-async def test_a_request_that_is_refused_leaves_nothing(http: httpx.AsyncClient, store: Store) -> None:
-    model_of(http).steps.bad_tokens = set(range(300))
-    answer = await http.post(PATH, json=BODY)
-    assert answer.status_code == 500
-    await written(store)
-    await written(store)
-    assert (await store.call(lambda engine: engine.usage(""))).size == 0
-
-
 async def test_tenants_do_not_see_each_others_runs(http: httpx.AsyncClient, store: Store) -> None:
     run = (await http.post(PATH, json=BODY)).headers["x-run-id"]
     await written(store)
@@ -309,55 +147,3 @@ async def test_tenants_do_not_see_each_others_runs(http: httpx.AsyncClient, stor
     await written(store)
     with pytest.raises(Exception, match="was cancelled"):
         await leases.take_over("", run, runs_s=1)
-
-
-async def test_a_write_whose_result_was_lost_is_no_loss(http: httpx.AsyncClient, store: Store) -> None:
-    async with held(http) as stream:
-        lease = leases_of(http).open[stream.run]
-
-        def forget(engine: GroupingEngine) -> None:
-            lease._version -= 1
-
-        await store.call(forget)
-        lease.renew()
-        await written(store)
-        await asyncio.sleep(0)
-        assert not lease.lost
-
-
-class Undoing(SqliteEngine):
-    """A store in memory whose transactions are undone at their end while `undo` is set."""
-
-    undo = False
-
-    @contextmanager
-    def group(self) -> Iterator[None]:
-        with super().group():
-            yield
-            if self.undo:
-                raise OSError("no space left on device")
-
-
-async def test_a_write_that_was_undone_gives_no_right_over_the_next_owner() -> None:
-    """Found by the simulation: the undone write had left the version one too high, which is that of the next owner's first write."""
-    engine = Undoing(None)
-    store, start = Store(engine), RunStart(**{**RUN, "id": new_run_id()})
-    first, second = (Leases(store, Quota(states=10, size=2**20), Metrics()) for _ in range(2))
-    try:
-        lease = first.begin(start, 1, runs_s=60)
-        assert await lease.begun(patient=True)
-        engine.undo = True
-        lease.renew()
-        assert lease._latest is not None
-        with pytest.raises(StoreFailed):
-            await asyncio.wrap_future(lease._latest)
-        engine.undo = False
-        other = await second.take_over("", start.id, runs_s=60)
-        lease.renew()
-        await until(lambda: lease.lost)
-        document = await store.call(lambda engine: engine.read("", RUN_KIND, start.id))
-        assert owner_of(document.body) == other._owner
-    finally:
-        await first.stop()
-        await second.stop()
-        store.close()
