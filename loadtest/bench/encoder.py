@@ -107,7 +107,8 @@ class Work:
         return made
 
     def _steps(self, contestant: str) -> list[Measurement]:
-        """Return a contestant's measurements. Those of the service include the bare runtime's; for infinity they are only the loads."""
+        """Return the measurements for a contestant in one round. Only the service's measurements include the bare runtime, the bulk request
+        and the memory; infinity gets the loads and the bulk request."""
         ours, steps = contestant == SERVICE, list[Measurement]()
         for part, (prepare, connections) in LOADS.items():
             if part in self.parts:
@@ -211,7 +212,8 @@ class Work:
         self._measured.note("bulk", server.name, **figures, problems=problems)
 
     def _memory(self, contestant: str, server: MeasuredServer) -> None:
-        """Measure the memory (PSS) and the CPU time while idle. This is done after the work, so that memory kept since then is included."""
+        """Measure the memory (PSS) and the CPU time while idle. This is done after the work, so that memory which the service has not freed
+        is included."""
         server.post(texts.mixed(BULK_TEXTS // 8, self._seed("memory")))
         time.sleep(2)
         tree = memory.tree(server.pid)
@@ -230,7 +232,7 @@ def load_name(part: str, connections: int) -> str:
 
 
 def _shortcut_problems(server: MeasuredServer, before: float | None) -> list[str]:
-    """Return a problem if the service answered some texts without computing them, or if it does not count such texts, else []."""
+    """Return a list of problems: the service answered some texts without computing them, or it does not count such texts."""
     if server.name != SERVICE:
         return []
     after = server.shortcuts()
@@ -247,7 +249,7 @@ def _cosine(a: list[float], b: list[float]) -> float:
 
 
 def rows(parts: frozenset[BenchPart], measured: Measurements) -> list[ReportRow]:
-    """Return a row for each required value of the parts, and rows to compare it with."""
+    """Return the report's rows for these parts: one for each required value, and rows without a requirement for comparison."""
     tokens = next((entry["tokens"] for entry in measured.of("short", BARE)), "?")
     short = f"one {texts.SHORT_WORDS}-word text ({tokens} tokens) a request"
     mix, bulk = "one text of 6 to 220 words, mostly short", f"one request of {BULK_TEXTS:,} short texts"

@@ -3,7 +3,8 @@
 The commands `attnserve bench`, `bench-generate`, `bench-long`, `bench-states` and `bench-split` define contestants and comparisons as data.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,8 @@ IDLE = 0.25  # load average per core up to which the machine counts as idle
 
 @dataclass
 class Measurements:
-    """The measurements in order. An entry has round, work, contestant and figures. `absent`: why a contestant has no figures."""
+    """All measurements in order. Each entry contains round, work, contestant and figures. `absent` maps a contestant without figures to the
+    reason why it has none."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement. `measure` is called with the value that the contestant's `start` yields, and adds its figures to Measurements."""
+    """One step of a contestant's turn. `measure` is called with the value that the contestant's `start` yields, and records figures."""
 
     label: str
     measure: Callable[[Any], object]
@@ -58,13 +60,14 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A contestant. `start` runs it while its steps are measured; if `start` is None, the steps start what they need."""
+    """A program or model that a benchmark compares with others. `start` runs it while its steps are measured. If `start` is None, each step
+    starts the processes that it needs."""
 
     name: str
     steps: Sequence[Measurement]
     start: Callable[[], AbstractContextManager[Any]] | None = None
     optional: bool = False  # if it fails, the other contestants continue without it
-    once: bool = False  # measured once, after all rounds
+    once: bool = False  # whether it is measured only once, after all rounds
 
     @property
     def shown(self) -> int:
@@ -76,14 +79,49 @@ def step_count(contestants: Sequence[Contestant], rounds: int) -> int:
     return sum(contestant.shown * (1 if contestant.once else rounds) for contestant in contestants)
 
 
-def measure(contestants: Sequence[Contestant], rounds: int, measured: Measurements, begin: Callable[[str], object]) -> None:
-    """Measure every contestant in every round. `begin` is called with the name of each step when it begins. Raises LoadtestError if a
-    contestant that is not optional fails."""
+class Unfinished:
+    """The turns that an interrupted run of the same plan has already measured. They are stored in a file."""
+
+    def __init__(self, file: Path, plan: Mapping[str, Any]) -> None:
+        self._file, self._plan = file, json.loads(json.dumps(plan))
+        self._turns: list[dict[str, Any]] = []
+        if file.exists() and (found := json.loads(file.read_text()))["plan"] == self._plan:
+            self._turns = found["turns"]
+
+    def entries(self, round_: int, contestant: str) -> list[dict[str, Any]] | None:
+        """Return the stored entries of this turn, or None if the turn has not been measured."""
+        return next((each["entries"] for each in self._turns if each["turn"] == [round_, contestant]), None)
+
+    def add(self, round_: int, contestant: str, entries: list[dict[str, Any]]) -> None:
+        self._turns.append({"turn": [round_, contestant], "entries": entries})
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(json.dumps({"plan": self._plan, "turns": self._turns}))
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    rounds: int,
+    measured: Measurements,
+    begin: Callable[[str], object],
+    unfinished: Unfinished | None = None,
+) -> None:
+    """Measure every contestant in every round. `begin` is called with the name of each step when it begins. Turns that are in `unfinished`
+    are not measured again. Raises LoadtestError if a contestant that is not optional fails."""
     for measured.round in range(1, rounds + 1):
         for contestant in contestants:
             last = measured.round == rounds and contestant.once
-            if (last or not contestant.once) and contestant.name not in measured.absent:
-                _turn(contestant, f"round {measured.round}/{rounds}: {contestant.name}", measured, begin)
+            if not (last or not contestant.once) or contestant.name in measured.absent:
+                continue
+            label = f"round {measured.round}/{rounds}: {contestant.name}"
+            if unfinished is not None and (entries := unfinished.entries(measured.round, contestant.name)) is not None:
+                for _ in range(contestant.shown):
+                    begin(f"{label}, measured before")
+                measured.entries += entries
+                continue
+            before = len(measured.entries)
+            _turn(contestant, label, measured, begin)
+            if unfinished is not None:
+                unfinished.add(measured.round, contestant.name, measured.entries[before:])
 
 
 def _turn(contestant: Contestant, label: str, measured: Measurements, begin: Callable[[str], object]) -> None:
@@ -156,9 +194,17 @@ def manifest_of(bundle: Path, kind: str) -> contract.Manifest:
 
 
 def run(
-    contestants: Sequence[Contestant], rounds: int, measured: Measurements, bundles: Sequence[Path], plan: dict[str, Any]
+    contestants: Sequence[Contestant],
+    rounds: int,
+    measured: Measurements,
+    bundles: Sequence[Path],
+    plan: dict[str, Any],
+    kept: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure everything with a progress bar. Returns the head of the JSON file: machine, versions, command, plan."""
+    """Measure everything with a progress bar. Returns the head of the JSON file: machine, versions, command, plan.
+
+    `kept`: a file in which finished turns are stored. After an interruption, the same run reads them and continues.
+    """
     about: dict[str, Any] = {
         **machine.about_run(),
         "bundles": [
@@ -177,8 +223,11 @@ def run(
     missing = dict(measured.absent)
     _warn_of(missing)
     before = machine.cpu_times()
+    same = {key: about[key] for key in ("cpu", "commit", "bundles", "plan")}
     with interruptible(), progress(step_count(contestants, rounds)) as begin:
-        measure(contestants, rounds, measured, begin)
+        measure(contestants, rounds, measured, begin, None if kept is None else Unfinished(kept, same))
+    if kept is not None:
+        kept.unlink(missing_ok=True)
     after = machine.cpu_times()
     _warn_of({name: why for name, why in measured.absent.items() if name not in missing})
     return about | {"stolen_share": (after["stolen"] - before["stolen"]) / max(after["all"] - before["all"], 1)}

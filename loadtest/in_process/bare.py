@@ -1,7 +1,8 @@
 """The bare runtime: runs a bundle's graph in ONNX Runtime in its own process, without a server. It is the upper bound for a server.
 
-The session is opened as in the service (all cores, fp32 as exported, one output fetched). It is measured with and without threads that
-spin while they wait, and the better figure counts: the service must not let them spin, but a program with its own machine may.
+The session is opened as in the service (all cores, fp32 as exported, one output fetched). It is measured with and without threads that spin
+while they wait, and the better figure counts: the service does not let its threads spin, but a program that has the machine to itself
+could.
 
 The upper bound for texts of mixed lengths assumes no padding. At each length of LENGTHS, `cost_s` is the time of one text in the best of
 the batches tried (1, 4, 16 and 32 texts of exactly that length, up to MAX_BATCH_TOKENS tokens). Between two lengths it is interpolated
@@ -31,7 +32,7 @@ BATCHES = (1, 4, 16, 32)
 MAX_BATCH_TOKENS = 1024
 
 Batch = tuple[int, int]  # (B, N): texts in a batch, tokens per text
-Timing = dict[str, float]  # texts_per_s, p50_ms
+Timing = dict[str, float]  # "texts_per_s" or "p50_ms" -> value
 
 
 def measure(bundle: Path, shapes: Sequence[Batch], *, threads: int, seconds: float, spin: bool, callers: int = 1) -> dict[Batch, Timing]:

@@ -14,7 +14,7 @@ from export import contract
 from loadtest.in_process.steps import median_s, open_steps, stepping
 from loadtest.in_process.twin import Twin
 
-SAMPLES = 5  # number of positions at which the twin is timed
+SAMPLES = 5  # number of positions at which a step of the softmax twin is timed
 
 
 def row_bytes(bundle: Path) -> int:

@@ -23,7 +23,7 @@ class Gpt2:
             n_head=like.n_heads,
             n_inner=like.d_feedforward * (3 if like.gated else 2) // 2,
             bos_token_id=None,
-            eos_token_id=None,  # no text ends early
+            eos_token_id=None,  # without an end token, no text ends early
         )
         self.model = GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
         self.parameters = self.model.num_parameters()

@@ -20,7 +20,7 @@ class Waits:
     """Seconds between two deltas of a stream, for all streams together."""
 
     undisturbed: tuple[float, ...]
-    during: tuple[float, ...]  # waits during the prefill of the long prompt
+    during: tuple[float, ...]  # waits in seconds during the prefill of the long prompt
     prompt_s: float  # seconds from the long prompt's arrival to its first token
 
 

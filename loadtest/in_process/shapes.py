@@ -17,13 +17,13 @@ class ModelShape:
     d_model: int = 256
     n_heads: int = 8
     d_feedforward: int = 1024
-    paper_ms: float  # time per token at batch 1 on the paper's CPU
-    paper_times: float  # throughput ratio of linear to softmax with a cache, each at its best batch, on the paper's GPU
+    paper_ms: float  # milliseconds per token at batch size 1 on the paper's CPU
+    paper_times: float  # throughput of linear / softmax with a cache, each at its best batch size, on the paper's GPU
 
 
 SHAPES = (
     ModelShape(name="MNIST", steps=784, n_layers=8, paper_ms=7.0, paper_times=142.8 / 7.56),
     ModelShape(name="CIFAR", steps=3072, n_layers=16, paper_ms=14.7, paper_times=17.85 / 0.32),
 )
-MEMORY_BYTES = 4 * 2**30  # limit for the states or KV caches of a batch
+MEMORY_BYTES = 4 * 2**30  # largest memory for the states or KV caches of a batch
 POSITIONS = (256, 512, 784, 1024, 2048, 3072)  # positions at which one step of both decoders is timed

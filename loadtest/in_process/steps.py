@@ -16,7 +16,7 @@ from export import contract
 from service.generation.session import OnnxStepSession
 
 WARM_STEPS = 20
-LEAST_STEPS = 2  # fewest steps for a median
+LEAST_STEPS = 2  # fewest steps from which a median is computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Stretch:
 
     first: int  # position of the first token
     tokens: int
-    s_per_token: float  # median of the stretch
+    s_per_token: float  # median over the tokens of the stretch
     rss_bytes: int  # resident memory of this process at the end of the stretch
 
     @property
@@ -58,7 +58,7 @@ def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps:
     return step
 
 
-def median_s(step: Callable[[], None], seconds: float) -> float:
+def median_s(step: Callable[[], object], seconds: float) -> float:
     """Return the median time of one call, over `seconds` and at least LEAST_STEPS calls."""
     times: list[float] = []
     begun = time.perf_counter()

@@ -79,7 +79,7 @@ class Twin:
 def long_sequences(bundle: Path, tokens: int, threads: int, twin: Path | None) -> Iterator[tuple[Stretch, list[Stretch]]]:
     """Yield each stretch of the bundle's sequence of `tokens`, with the stretches of the twin (a graph) measured in turn, up to
     TWIN_TOKENS. They take turns, so that a slow minute of the machine slows both."""
-    # The twin is kept until the end, so that only the bundle's sequence changes the process's memory.
+    # The twin's memory is not freed before the end, so that only the bundle's sequence changes the process's memory.
     softmax = Twin(twin, rows=1, capacity=min(tokens, TWIN_TOKENS), threads=threads) if twin else None
     growing = softmax.sequence(TWIN_STRETCH) if softmax else iter(())
     for stretch in long_sequence(bundle, tokens, threads, STRETCH):

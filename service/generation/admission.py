@@ -1,9 +1,10 @@
 """The queue between the event loop and an engine's thread: jobs that wait for slots, cancellations and snapshot requests.
 
-Slots are shared by client, and within a client by request. A free slot goes to the client with the fewest. If no slot is free and jobs
-can be set aside, a client with two slots more than the waiting client gives one back at once, and a client with one more after a
-quantum of tokens. So slots rotate if there are more clients, or more requests of a client, than slots, and a run without competition
-keeps its slot. Requests that never had a slot and requests that gave one back are chosen alternately, so that neither kind starves.
+Slots are shared between clients, and a client's slots between its requests. A free slot goes to the client with the fewest slots. If no
+slot is free and jobs can be set aside, a client with at least two slots more than the waiting client gives back one slot at once, and a
+client with one slot more gives it back after a quantum of tokens. So if there are more clients than slots, or more requests of a client
+than its slots, the slots rotate. A run keeps its slot while no other run competes for it. Requests that never had a slot and requests that
+gave one back are chosen alternately, so that neither kind starves.
 
 One lock, held for microseconds, protects the whole queue.
 """
@@ -53,7 +54,7 @@ class Wanted(NamedTuple):
     """A caller's request for a snapshot of a run."""
 
     future: "asyncio.Future[Snapshot]"
-    ends: bool  # True: the run ends when the snapshot is made
+    ends: bool  # whether the run ends when the snapshot is made
 
 
 class Holding(NamedTuple):
@@ -61,7 +62,7 @@ class Holding(NamedTuple):
 
     slots: int
     by_client: Mapping[str, int]
-    turn_s: float  # estimated time that a job keeps its slots while others wait
+    turn_s: float  # estimated seconds that a job keeps its slots while other jobs wait
 
     @property
     def free(self) -> int:
@@ -69,7 +70,9 @@ class Holding(NamedTuple):
 
 
 class Admission(Generic[J]):
-    """A queue of requests in two lanes. It limits their jobs, the tokens of their prompts and the wait of each for its first slots."""
+    """A queue of requests in two lanes, interactive and bulk. It limits the number of waiting jobs, the tokens in their prompts, and how
+    long each request waits for its first slots.
+    """
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
@@ -83,7 +86,7 @@ class Admission(Generic[J]):
         self._wanted: dict[Run, Wanted] = {}
         self._closed = False
         self.aside = 0  # waiting jobs that were set aside
-        self.arrived = False  # whether a request arrived since the last call of `turn`
+        self.arrived = False  # whether a request has arrived since `turn` was called last
 
     def __len__(self) -> int:
         """Return the number of waiting jobs."""
@@ -91,7 +94,7 @@ class Admission(Generic[J]):
 
     @property
     def slots(self) -> int:
-        """The number of slots that the waiting jobs need."""
+        """Return the number of slots that the waiting jobs need."""
         with self._changed:
             return sum(submission.slots for submission in self._submissions)
 
@@ -116,15 +119,16 @@ class Admission(Generic[J]):
         share = fair_share(wanted, holding.slots)[client]
         if share >= 1:  # the client gets this share, however many slots others ask for
             ahead, shared = max(before[client] - max(int(share) - holding.by_client.get(client, 0), 0), 0), share
-            ahead += min(behind[client], ahead)  # started requests take turns with new requests
+            ahead += min(behind[client], ahead)  # requests that have started and new requests get slots alternately
         else:
             ahead, shared = sum(min(count, before[client] + 1) for count in before.values()), holding.slots
             ahead += min(behind.total(), ahead)
         return ahead * holding.turn_s / shared
 
     def queue(self, submission: Submission[J], *, retry_after_s: float) -> list[Submission[J]]:
-        """Queue a request with all its jobs. Returns the requests that it replaces, because their client has more jobs in the queue.
-        An empty queue admits any request. Raises Overloaded if there is no room, and NotReady if the engine is closed."""
+        """Queue a request with all its jobs. Returns the waiting requests that are removed to make room, because their client has more jobs
+        in the queue. An empty queue admits any request. Raises Overloaded if there is no room, and NotReady if the engine is closed.
+        """
         with self._changed:
             if self._closed:
                 raise stopping()
@@ -166,7 +170,9 @@ class Admission(Generic[J]):
             self._changed.notify()
 
     def want(self, run: Run, wanted: Wanted) -> None:
-        """Request a snapshot of a run. Raises InvalidRequest if one is being made already, and NotReady if the engine is closed."""
+        """Request a snapshot of a run. Raises InvalidRequest if a snapshot of the run is already being made, and NotReady if the engine is
+        closed.
+        """
         with self._changed:
             if self._closed:
                 raise stopping()
@@ -213,8 +219,9 @@ class Admission(Generic[J]):
         """Remove and return the next job, and the job to be set aside for it if no slot is free. Smaller jobs do not overtake the next
         job.
 
-        `holders` are the jobs that have slots. Each keeps them for `quantum` tokens while others wait (None: until it ends), unless
-        its client has far more than its share. `room`: one more job may be set aside. Returns None if no job can get slots now.
+        `holders` are the jobs that have slots. While other jobs wait, a holder keeps its slots for `quantum` tokens, unless its client has
+        far more slots than its share. `quantum` None means that holders keep their slots until they end. `room` is True if one more job may
+        be set aside. Returns None if no job can get slots now.
         """
         with self._changed:
             self.arrived = False
@@ -323,7 +330,9 @@ class Admission(Generic[J]):
 
 
 def fair_share(wanted: Mapping[str, int], slots: int) -> dict[str, float]:
-    """Divide the slots by max-min fairness: a client gets the slots that it wants, or an equal share of what smaller clients leave."""
+    """Divide the slots by max-min fairness: each client gets the slots that it wants, or an equal share of the slots that clients with
+    smaller wishes leave.
+    """
     shares: dict[str, float] = {}
     left = float(slots)
     for at, (client, count) in enumerate(sorted(wanted.items(), key=lambda each: each[1])):

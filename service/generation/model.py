@@ -19,7 +19,9 @@ from service.tokenization.tokenizer_file import open_tokenizer, text_of, token_i
 
 
 class Generating(Engine, Protocol):
-    """The engine of a decoder or an encoder-decoder, local or in a pool; see `engine.py` and `service/seq2seq/engine.py`."""
+    """The interface of an engine of a decoder or an encoder-decoder, in this process or in a pool; see `engine.py` and
+    `service/seq2seq/engine.py`.
+    """
 
     @property
     def provider(self) -> str: ...
@@ -39,7 +41,9 @@ class Generating(Engine, Protocol):
 
 
 class Generator:
-    """One bundle of a model that writes texts, loaded and tested. `engine` continues token ids; this turns text into ids and back."""
+    """One bundle of a model that writes texts, loaded and tested. `engine` continues token ids; this class converts text to token ids and
+    back.
+    """
 
     engine: Generating
     chat_prompts: ChatPrompts | None = None
@@ -58,7 +62,7 @@ class Generator:
 
     @property
     def provider(self) -> str:
-        """The ONNX Runtime provider that the engine computes with."""
+        """Return the name of the ONNX Runtime provider that the engine uses."""
         return self.engine.provider
 
     def described(self) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.generation.price import Price
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, Logits, StepSession, Tensor, beginning
 from service.generation.slots import Row, Slots
 from service.generation.snapshot import State
+from service.runtime.price import Price
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # least and most prompt tokens in one call
 _PIECE_STEPS = 1.0  # how long a piece may take while other runs are decoding, as a multiple of a decode step
@@ -34,12 +34,12 @@ class Prompt:
     tokens: tuple[int, ...]
     client: str
     order: int  # number in the order of arrival
-    base: State | None  # the state that it was fed from; None: the empty state
-    position: int = 0  # number of tokens fed to its state
-    fed: int = 0  # how many of `tokens` were fed
+    base: State | None  # the state to which the prompt is fed; None: the empty state
+    position: int = 0  # number of tokens fed to the prompt's state, including those of `base`
+    fed: int = 0  # how many of `tokens` have been fed
     sequences: list[Sequence] = field(default_factory=list)
-    slots: "Slots[Prompt] | None" = None  # the slots with one row, its state; None: nothing was fed yet, or its state was moved to the host
-    resting: Several[Tensor] | None = None  # its state tensors on the host, each without B, while none of its runs has a slot
+    slots: "Slots[Prompt] | None" = None  # slots with one row, which is the prompt's state; None: the state is in `resting`
+    resting: Several[Tensor] | None = None  # its state tensors on the host, each without B; None: the empty state, or it is in `slots`
     before: NDArray[np.float32] | None = None  # logits (V,) after the last token fed, if log-probabilities are requested
 
     @property
@@ -48,7 +48,9 @@ class Prompt:
 
     @property
     def scored(self) -> Sequence | None:
-        """The first run that requests log-probabilities of the prompt, or None. All such runs request `n_top` alternatives."""
+        """Return the first run that requests log-probabilities of the prompt, or None. All runs that request them want `n_top`
+        alternatives.
+        """
         return next((sequence for sequence in self.sequences if sequence.request.prompt_logprobs is not None), None)
 
     @property
@@ -57,13 +59,13 @@ class Prompt:
 
     @property
     def wanted(self) -> bool:
-        """Whether one of its runs has a slot."""
+        """Return whether one of the prompt's runs has a slot."""
         return not all(sequence.aside for sequence in self.sequences)
 
 
 @dataclass(frozen=True)
 class Fed:
-    """A prompt that was fed to its end: its runs, the row with their state, and the logits (V,) of their first token."""
+    """A prompt that was fed to its end: its runs, the row with the state after the prompt, and the logits (V,) of the next token."""
 
     sequences: list[Sequence]
     states: Row
@@ -83,8 +85,8 @@ class Prefill:
         self._resting: list[Prompt] = []
         self._fed: dict[str, int] = {}  # client -> tokens fed, for each client with a prompt in prefill
         self._turn = 0
-        self.price = Price()  # expected time of a call
-        self._price_told = Price()  # expected time of a call that also computes log-probabilities of its tokens
+        self.price = Price()  # estimates the time of a call
+        self._price_told = Price()  # estimates the time of a call that also computes the log-probabilities of its tokens
 
     def __len__(self) -> int:
         """Return the number of runs that have a slot."""
@@ -92,14 +94,14 @@ class Prefill:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The runs that have a slot."""
+        """Return the runs that have a slot."""
         return [sequence for prompt in self._prompts for sequence in prompt.sequences if not sequence.aside]
 
     def __contains__(self, sequence: Sequence) -> bool:
         return any(sequence in prompt.sequences for prompt in (*self._prompts, *self._resting))
 
     def add(self, sequence: Sequence) -> None:
-        """Begin to feed the run's prompt, or continue it from the run's state."""
+        """Begin to feed the run's prompt, or continue to feed it to the run's state."""
         request, state, before = sequence.request, sequence.state, sequence.before
         sequence.state = sequence.before = None
         if (found := self._under_way(sequence)) is not None:
@@ -151,7 +153,7 @@ class Prefill:
         return prompt.slots.state(0), before
 
     def _rest(self, prompt: Prompt) -> None:
-        """If no run with a slot needs the prompt, move its state to the host, out of the slots' memory."""
+        """If no run with a slot needs the prompt, move the prompt's state from the slots' memory to the host."""
         if prompt in self._prompts and not prompt.wanted:
             if prompt.slots is not None:
                 prompt.resting, prompt.slots = prompt.slots.state(0), None
@@ -161,13 +163,9 @@ class Prefill:
 
     def _wake(self, prompt: Prompt) -> None:
         if prompt in self._resting:
-            if prompt.resting is not None:
-                slots: Slots[Prompt] = Slots(self._session, 1)
-                slots.add(prompt, prompt.resting, prompt.position)
-                prompt.slots, prompt.resting = slots, None
             self._resting.remove(prompt)
             self._prompts.append(prompt)
-            # A client that returns begins with the smallest count of the others.
+            # A client without other prompts in prefill begins with the smallest count of the other clients.
             self._fed.setdefault(prompt.client, min(self._fed.values(), default=0))
 
     def _forget_fed(self) -> None:
@@ -183,7 +181,8 @@ class Prefill:
 
     def next(self, budget: int) -> tuple[list[Prompt], int]:
         """Choose the prompts for the next call of the model: one long prompt, of which a piece is fed, or short prompts that are fed to
-        their ends. Returns them and the largest number of tokens to feed from any of them."""
+        their ends. Returns the chosen prompts and the largest number of tokens to feed from each of them.
+        """
         self._turn += 1
         by_age = self._turn % 2
         first = min(self._prompts, key=lambda prompt: (self._fed[prompt.client], prompt.order) if by_age else (prompt.left, 0))
@@ -196,7 +195,9 @@ class Prefill:
         return together, max(prompt.left for prompt in together)
 
     def _told_size(self, budget: int) -> int:
-        """Return how many tokens of a prompt with log-probabilities take as long as `budget` tokens of a prompt without."""
+        """Return how many tokens of a prompt with log-probabilities take as long as `budget` tokens of a prompt without
+        log-probabilities.
+        """
         price = self._price_told
         if not price.token_s:
             return LEAST_PIECE
@@ -242,11 +243,12 @@ class Prefill:
         return done
 
     def _under_way(self, sequence: Sequence) -> Prompt | None:
-        """Return an equal prompt of the same client and base that is being fed. Sharing between clients would reveal a prompt by its
-        speed."""
+        """Return a prompt in prefill with the same tokens, client and base state, or None. Prompts are not shared between clients, because
+        the speed would reveal that another client sent the same prompt.
+        """
         asked = sequence.request
         for each in (*self._prompts, *self._resting):
-            # If False, the run needs log-probabilities that this prompt does not compute.
+            # `scores` is False if the run needs log-probabilities that this prompt does not compute.
             scores = asked.prompt_logprobs in (None, each.n_top)
             alike = each.client == asked.client and each.base is sequence.base and each.tokens == sequence.tokens
             if scores and alike:
@@ -257,24 +259,29 @@ class Prefill:
         return next(prompt for prompt in (*self._prompts, *self._resting) if sequence in prompt.sequences)
 
     def _slots_of(self, prompts: list[Prompt]) -> Slots[Prompt]:
-        """Return the slots for a call. A single prompt keeps its state for its next piece; several prompts end with this call."""
+        """Return the slots for a call. For a single prompt they are its own slots, which keep its state for the next piece; several prompts
+        share slots for one call, because all of them end with it.
+        """
         if len(prompts) == 1 and prompts[0].slots is not None:
             return prompts[0].slots
         slots: Slots[Prompt] = Slots(self._session, len(prompts))
         for prompt in prompts:
-            slots.add(prompt)
+            slots.add(prompt, prompt.resting, prompt.position)
+            prompt.resting = None
         if len(prompts) == 1:
             prompts[0].slots = slots
         return slots
 
 
 def _short(prompt: Prompt, size: int) -> bool:
-    """Return whether the prompt has not begun and can be fed in one piece of this size, without log-probabilities."""
+    """Return whether the prompt has no slots of its own and can be fed in one piece of this size, without log-probabilities."""
     return prompt.slots is None and prompt.n_top is None and prompt.left <= size
 
 
 def _tell(prompt: Prompt, piece: list[int], logits: Logits) -> None:
-    """Add the log-probability of each token of the piece to the runs. `logits` (N, V): the logits after each of these tokens."""
+    """Add the log-probability of each token of the piece to the runs that request them. `logits` (N, V) are the logits after each of the N
+    tokens.
+    """
     rows, tokens = (logits[:-1], piece[1:]) if prompt.before is None else (np.concatenate([prompt.before[None], logits[:-1]]), piece)
     logprobs = PromptLogprobs([None] if prompt.before is None else [], logprobs_of(rows, tokens, prompt.n_top or 0))
     for sequence in prompt.sequences:

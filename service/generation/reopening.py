@@ -1,4 +1,6 @@
-"""Opens the runs of a request again, in another process, after theirs was lost: they go on with the next token, not from the beginning."""
+"""Opens the runs of a request again in another process, after the process that computed them was lost. Runs go on with the next token if
+their engine can do so, else they begin again.
+"""
 
 import asyncio
 import time
@@ -10,14 +12,14 @@ from service.generation.model import Generating
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run
 
-_FRUITLESS = 2  # attempts in a row without a new token; then the request itself may be what ends its process
-_PATIENCE_S = 30.0  # a process that is started again is ready after 3 to 9 s
-_PAUSES_S = (0.05, 1.0)  # shortest and longest wait between two attempts
+_FRUITLESS = 2  # attempts in a row without a new token; after them the run fails, because the request itself may crash the processes
+_PATIENCE_S = 30.0  # longest time for all attempts; a process that is started again is ready after 3 to 9 s
+_PAUSES_S = (0.05, 1.0)  # shortest and longest wait between two attempts, in seconds
 
 
 @dataclass
 class _Progress:
-    """What the reader of one run has, and how much of it the run's successor emits a second time."""
+    """The tokens and characters that the reader of one run has received, and how many of them the reopened run still emits again."""
 
     token_ids: list[int] = field(default_factory=list)
     characters: int = 0
@@ -27,21 +29,21 @@ class _Progress:
 
 
 class Reopening:
-    """The requests of some runs, and what was read of each run. A request has `outputs` runs."""
+    """Opens lost runs again. It stores the requests of the runs and how much of each run was read. A request has `outputs` runs."""
 
     def __init__(self, engine: Generating, requests: Sequence[GenerationRequest], session: str) -> None:
         self._engine = engine
         self._requests = requests
         self._session = session
         self._progress = [_Progress() for request in requests for _ in range(request.outputs)]
-        self._attempts = 0  # since the last new token
+        self._attempts = 0  # attempts since the last new token
 
     def may(self, error: Exception | None) -> bool:
-        """Whether runs that ended with this error can be opened again."""
+        """Return whether runs that ended with this error can be opened again."""
         return isinstance(error, NotReady) and error.elsewhere and self._attempts < _FRUITLESS
 
     def new(self, at: int, delta: Delta) -> Delta | None:
-        """Note what was read of run `at`. Returns the part that its reader does not have yet, or None."""
+        """Note that `delta` was read from run `at`. Returns the part of the delta that the run's reader has not received yet, or None."""
         progress = self._progress[at]
         if progress.again_ids or progress.again_characters:
             n, n_characters = progress.again_ids, progress.again_characters
@@ -57,7 +59,7 @@ class Reopening:
         return delta
 
     async def open(self, runs: list[Run]) -> None:
-        """Replace the unfinished ones of `runs`. Raises the error of the last attempt."""
+        """Replace the unfinished runs in `runs` by newly opened runs. If all attempts fail, raises the error of the last attempt."""
         self._attempts += 1
         wanted, places = self._unfinished(runs)
         patience = min(time.monotonic() + _PATIENCE_S, *(request.deadline for request in wanted))
@@ -67,7 +69,7 @@ class Reopening:
                 opened = await self._engine.open(wanted, self._session)
                 break
             except (NotReady, Overloaded) as error:
-                if isinstance(error, NotReady) and error.elsewhere:  # this attempt has lost a process too
+                if isinstance(error, NotReady) and error.elsewhere:  # another process was lost during this attempt
                     self._attempts += 1
                 if self._attempts > _FRUITLESS or time.monotonic() + pause_s > patience:
                     raise
@@ -83,7 +85,7 @@ class Reopening:
             runs[at] = run
 
     def _unfinished(self, runs: Sequence[Run]) -> tuple[list[GenerationRequest], list[int]]:
-        """Return the requests that go on, and the indices of their runs."""
+        """Return the requests that have unfinished runs, and the indices of their runs."""
         wanted: list[GenerationRequest] = []
         places: list[int] = []
         first = 0

@@ -22,7 +22,7 @@ class Sampling:
     """
 
     seed: int
-    temperature: float = 1.0  # 0: always the likeliest token
+    temperature: float = 1.0  # 0 means that the likeliest token is always drawn
     top_k: int = 0  # 0: all
     top_p: float = 1.0
     min_p: float = 0.0
@@ -40,50 +40,50 @@ class Grammar:
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
-    param: str = field(default="grammar", compare=False)  # name of the field in the client's body, for error messages
+    param: str = field(default="grammar", compare=False)  # name of the grammar's field in the client's body, for error messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """A request to continue one sequence. `GeneratorEngine.submit` checks it against the model's vocabulary and limits."""
 
-    prompt: tuple[int, ...]  # at least one token, or none to draw on from a state that has logits
+    prompt: tuple[int, ...]  # at least one token; or none, if tokens are drawn from a state that has logits
     sampling: Sampling
     max_tokens: int
     min_tokens: int = 0  # a completion of fewer tokens is not ended by an end of text, stop token or stop string
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool = False  # leave the stop string in the text
+    include_stop: bool = False  # whether the text contains the stop string at its end
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    top_logprobs: int | None = None  # number of alternatives with log-probabilities; 0: only the drawn token's; None: no log-probabilities
-    prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token but the first
+    top_logprobs: int | None = None  # number of alternatives with log-probabilities; 0: only the drawn token; None: none at all
+    prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token except the first
     grammar: Grammar | None = None
     lane: Lane = Lane.INTERACTIVE
     deadline: float = math.inf  # time limit, in seconds of time.monotonic()
     traceparent: str | None = None  # W3C traceparent of the API request; None: not traced
     client: str = ""  # clients share the slots; equal prompts of one client are fed once
-    tenant: str = ""  # finds only its own states in the prefix cache
-    cache_salt: str = ""  # finds only states of requests with the same salt
+    tenant: str = ""  # owner of the request, who finds only his own states in the prefix cache
+    cache_salt: str = ""  # in the prefix cache, the request finds only states of requests with the same salt
     start: StateReference | None = None  # the state that the prompt continues; None: the empty state
     keep: Keep | None = None  # how to keep the state after the last token; None: it is not kept
-    known: tuple[int, ...] = ()  # tokens that this run drew before, in another engine: they are fed again and not emitted again
-    checkpoint: str = ""  # id of the checkpoint that its engine writes now and then, and goes on from if there are `known` tokens; "": none
-    numerics: str = ""  # of the engine that drew `known`: another arithmetic could go on with other tokens. "": any
+    known: tuple[int, ...] = ()  # tokens that this run has drawn in another engine; they are fed again, but not emitted again
+    checkpoint: str = ""  # id of the checkpoint that the engine writes and, with `known` tokens, continues from; "": no checkpoint
+    numerics: str = ""  # arithmetic of the engine that drew `known`, because another arithmetic could draw other tokens; "": any
 
     @property
     def slots(self) -> int:
-        """The number of the engine's slots that the request needs."""
+        """Return the number of the engine's slots that the request needs."""
         return 1
 
     @property
     def takes_known(self) -> bool:
-        """Whether its engine can go on after `known` tokens. If not, a lost run begins again."""
+        """Return whether the engine can continue a lost run after its `known` tokens. If not, the run begins again."""
         return True
 
     @property
     def outputs(self) -> int:
-        """The number of runs that answer the request."""
+        """Return the number of runs that answer the request."""
         return 1
 
 
@@ -97,9 +97,11 @@ class TokenLogprob(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """The output of a run since the previous delta. Text is held back while it might become a stop string or is half a character.
+    """The output of a run since the previous delta. Text is held back while it may be the beginning of a stop string, or is an incomplete
+    character.
 
-    The last delta has a `finish_reason`. `stop_reason` is the stop string or token id that ended the run, None for end of text.
+    The last delta has a `finish_reason`. `stop_reason` is the stop string or token id that ended the run, or None if the run ended at an
+    end-of-text token.
     """
 
     text: str
@@ -109,7 +111,7 @@ class Delta(NamedTuple):
     stop_reason: str | int | None = None
 
     def last(self) -> "Delta":
-        """The end of a run by itself, for a run whose last token was sent before its end."""
+        """Return a last delta without text and tokens, for a run whose last token was sent before its end."""
         return Delta("", finish_reason=self.finish_reason, stop_reason=self.stop_reason)
 
 

@@ -1,4 +1,6 @@
-"""The caller's end of one generation. Iterating over a run gives its deltas as they are made; leaving its context cancels it."""
+"""The object from which a caller reads one generation. Iterating over a run yields its deltas as they are made. Leaving the run's context
+cancels the run.
+"""
 
 import asyncio
 import math
@@ -16,37 +18,41 @@ from service.telemetry.usage import Usage
 class Run:
     """`async with engine.submit(request) as run: async for delta in run: ...`. All methods are called on one event loop.
 
-    Unread deltas are joined into one, so a slow reader never causes more to be stored than its own completion.
+    Unread deltas are joined into one delta, so a slow reader never causes more memory to be used than its own completion needs.
     """
 
     def __init__(self, request: GenerationRequest, usage: Usage, cancel: Callable[["Run"], None], text: TextStream | None = None) -> None:
-        """`text` decodes the tokens that the engine sends as a `Token`, without text. None: the engine sends deltas with text."""
+        """`text` decodes the tokens of an engine that sends each as a `Token`, without text. If it is None, the engine sends deltas with
+        text.
+        """
         self.request = request
         self.usage = usage
-        self.prompt_logprobs = PromptLogprobs()  # an entry for each prompt token, None for the first; complete when the first delta arrives
+        self.prompt_logprobs = PromptLogprobs()  # entry for each prompt token, None for the first; complete at the first delta
         self.attention: Attention | None = None  # attention weights if requested; complete when the last delta arrives
-        self.numerics = ""  # of the engine that draws its tokens, if that is in another process
+        self.numerics = ""  # arithmetic of the engine that draws the run's tokens; see `states/numerics.py`
         self.cancelled = False
         self.unread_since: float | None = None  # time at which the first unread token was generated
         self._cancel = cancel
         self._text = text
         self._waiting: list[Token | Delta] = []
         self._unread = 0  # number of tokens in `_waiting`
-        self.most_unread: float = math.inf  # limit on unread tokens; above it the run fails
+        self.most_unread: float = math.inf  # limit on unread tokens; a run with more of them fails
         self._error: ServiceError | None = None
         self._ended = False  # True: no delta will follow those in `_waiting`
         self._something = asyncio.Event()
         self._tell: Callable[[bool], None] = lambda ended: self._something.set()
 
     def listen(self, tell: Callable[[bool], None]) -> None:
-        """Have `tell` called, on the event loop, when there is something to `take`. Its argument is True if nothing will follow."""
+        """Register `tell`, which is called on the event loop when deltas are ready for `take`. Its argument is True if no more deltas will
+        follow.
+        """
         self._tell = tell
 
     def take(self, most_tokens: int | None = None) -> Delta | None:
-        """Return the tokens made since the last call, or None. The last delta has a finish reason. If the run failed, raise its error
-        once all tokens were taken.
+        """Return a delta with the tokens made since the previous call, or None without new tokens. The last delta has a finish reason. If
+        the run failed, raises the run's error after all its tokens were returned.
 
-        At most `most_tokens` are returned at a time, because the caller writes them in one piece.
+        One call returns at most about `most_tokens` tokens, because the caller writes them to the response without a pause.
         """
         waiting = self._first(most_tokens)
         if not waiting and self._error is not None:
@@ -55,7 +61,7 @@ class Run:
         return self._read(waiting) if waiting else None
 
     def cancel(self) -> None:
-        """Cancel the run. Its slot becomes free within one step. Tokens already made can still be read."""
+        """Cancel the run. Its slot becomes free within one step. Tokens that were made before can still be read."""
         if not self.cancelled:
             self.cancelled = True
             if not self._ended:
@@ -110,13 +116,13 @@ class Run:
             self._text.push_all(token_ids)
 
     def _first(self, most_tokens: int | None) -> list[Token | Delta]:
-        """Remove and return the first unread tokens: about `most_tokens`, or all for None."""
+        """Remove and return the first unread items: about `most_tokens` tokens, or all if it is None."""
         waiting = self._waiting
         if most_tokens is None or self._unread <= most_tokens:
             self._waiting, self._unread = [], 0
             return waiting
         size = number = 0
-        while size < most_tokens:  # ends before all unread items are taken, because their size is above `most_tokens`
+        while size < most_tokens:  # ends before `_waiting` is empty, because all unread items together have more than `most_tokens` tokens
             made = waiting[number]
             size += len(made.token_ids) if isinstance(made, Delta) else 1
             number += 1

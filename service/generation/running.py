@@ -19,7 +19,7 @@ class Running:
     """The batch of sequences that are being generated, one row for each.
 
     A decoding step is three calls: `draw` samples a token for every row, `remove` takes out each finished sequence, and `step` feeds the
-    tokens to the model to get the next logits.
+    drawn tokens to the model, which computes the next logits.
     """
 
     def __init__(self, session: StepSession[Any], size: int) -> None:

@@ -17,21 +17,22 @@ from service.states.record import new_state_id
 log = logging.getLogger("attnserve")
 
 _UNHURRIED_S = 0.25  # minimum interval between two reads of a response that is not streamed
-_PIECE_TOKENS = 256  # most tokens per read: they are written in one piece, which blocks the event loop
+_PIECE_TOKENS = 256  # most tokens per read; writing them to a response blocks the event loop
 
 
 class Runs:
-    """The runs of one request: all are submitted or none. Call `take` until `done`, and `close` at the end or earlier. Each `n` consecutive
-    runs share a prompt.
+    """The runs of one request. Either all of them are submitted, or none. Call `take` until `done`, and `close` at the end or earlier. Each
+    group of `n` consecutive runs has the same prompt.
 
-    If the process that generates them is lost, they go on in another one; the reader sees a pause.
+    If the process that generates the runs is lost, they continue in another process, and the reader sees only a pause.
     """
 
     @classmethod
     async def submit(
         cls, model: Generator, requests: Sequence[GenerationRequest], call: Call, *, n: int, prompt_field: str, stream: bool
     ) -> "Runs":
-        """Queue the runs of all requests. `prompt_field` is the name of the prompt in the client's body, for error messages.
+        """Queue the runs of all requests, and return them. `prompt_field` is the name of the prompt's field in the client's body, for error
+        messages.
 
         `stream` means that the response is streamed, so it counts against the tenant's limit of concurrent streams.
         """
@@ -47,19 +48,20 @@ class Runs:
         except ServiceError as error:
             if error.param == "prompt":
                 error.param = prompt_field
-            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # the grammar, which all requests share
+            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # all requests of a call have the same grammar
                 error.param = grammar.param
             raise
         return cls(runs, call, n=n, reopening=Reopening(model.engine, requests, call.session))
 
     def __init__(self, runs: Sequence[Run], call: Call, *, n: int, reopening: Reopening | None = None) -> None:
-        """Wrap runs that are already queued. See `submit`. Without `reopening`, a lost run ends with its error."""
+        """Wrap runs that are already queued. See `submit`. If `reopening` is None, runs whose process is lost end with an error."""
         self.runs = list(runs)
         self._call = call
         self._n = n
         self._loop = asyncio.get_running_loop()
         self._reopening = reopening
         self._opening: asyncio.Task[None] | None = None
+        self._known = sum(len(run.request.known) for run in runs)  # tokens that were drawn and charged before, and are now fed again
         self._left = len(runs)  # number of runs that were not read to their end
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -81,11 +83,11 @@ class Runs:
             run.most_unread = tokens / len(self.runs)
 
     async def take(self, timeout_s: float | None = None, interval_s: float = 0.0) -> list[tuple[int, Delta]]:
-        """Wait for new deltas and return them with the index of their run; an empty list after `timeout_s`. Raises the first error of
-        a run, after the deltas before it.
+        """Wait for new deltas, and return each with the index of its run. Returns an empty list if none arrives within `timeout_s`. If a
+        run failed, raises its error after all earlier deltas were returned.
 
-        Until `interval_s` after the last call, deltas are gathered, unless a run has ended. At most `_PIECE_TOKENS` or so are returned at
-        a time, so that other tasks can run in between.
+        Unless a run has ended, deltas are gathered until the `interval_s` of the previous call has passed. One call returns about
+        `_PIECE_TOKENS` tokens at most, so that other tasks can run between calls.
         """
         taken: list[tuple[int, Delta]] = []
         if self._error is None:
@@ -128,17 +130,25 @@ class Runs:
             self._later.cancel()
         for run in self.runs:
             run.cancel()
-        self._call.completion_tokens = self.completion_tokens
-        self._call.tokens = self.prompt_tokens + self.completion_tokens
+        self._call.completion_tokens = max(self.completion_tokens - self._known, 0)
+        self._call.tokens = self.prompt_tokens - self._state_tokens + self.completion_tokens
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of prompt tokens. Each prompt counts once, however many choices it has."""
-        return sum(run.usage.prompt_tokens for run in self.runs[:: self._n])
+        """Return the number of tokens before the completions: tokens of the prompts, and tokens of the states that the prompts continue.
+        Each prompt counts once, however many choices it has.
+        """
+        return self._state_tokens + sum(run.usage.prompt_tokens for run in self.runs[:: self._n])
 
     @property
     def cached_tokens(self) -> int:
-        return sum(run.usage.cached_tokens for run in self.runs[:: self._n])
+        """Return how many of `prompt_tokens` did not have to be computed, because the state after them had been kept."""
+        return self._state_tokens + sum(run.usage.cached_tokens for run in self.runs[:: self._n])
+
+    @property
+    def _state_tokens(self) -> int:
+        """Return the number of tokens of the states that the prompts continue. These tokens are not charged again."""
+        return sum(start.position for run in self.runs[:: self._n] if (start := run.request.start) is not None)
 
     @property
     def completion_tokens(self) -> int:
@@ -151,7 +161,7 @@ class Runs:
         for at in range(len(self.runs)):
             index = (self._first + at) % len(self.runs)
             try:
-                while left > 0 and (delta := self._taken(index, left)) is not None:  # a run raises its error after its deltas
+                while left > 0 and (delta := self._taken(index, left)) is not None:  # `_taken` raises a run's error after its deltas
                     taken.append((index, delta))
                     left -= len(delta.token_ids)
                     self._left -= delta.finish_reason is not None
@@ -166,14 +176,14 @@ class Runs:
         return taken
 
     def _taken(self, index: int, most_tokens: int) -> Delta | None:
-        """Return what run `index` has made since the last call and its reader does not have, or None."""
+        """Return the next delta of run `index` that its reader has not received yet, or None if there is none."""
         while (delta := self.runs[index].take(most_tokens)) is not None:
             if self._reopening is None or (delta := self._reopening.new(index, delta)) is not None:
                 return delta
         return None
 
     def _opened_again(self) -> bool:
-        """Start to open the unfinished runs again if they were lost. Returns whether they can still go on."""
+        """If the process of the unfinished runs was lost, start to open these runs again. Returns whether this was started."""
         if self._reopening is None or not self._reopening.may(self._error):
             return False
         log.warning("runs lost", extra={**self._call.identity, "reason": str(self._error)})

@@ -16,7 +16,7 @@ def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str]
     """Feed the golden prompts, then their continuations token by token. Raises BundleError if a logit differs by more than the bundle
     allows, or if the tokenizer's `encode` gives other tokens for a prompt.
 
-    Returns the sha256 of all logits computed, in float32: equal if and only if their bits are.
+    Returns the sha256 of all computed logits (float32), so that two results are equal only if all logits have the same bits.
     """
     golden = contract.read_golden(bundle, contract.DecoderGolden)
     for ids in (*golden.token_ids, *golden.continuations, *golden.top_token_ids):

@@ -1,4 +1,4 @@
-"""One run inside the engine: its progress, and the text of it that can be sent."""
+"""One run inside the engine: its progress, and the part of its text that can be sent."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from service.generation.snapshot import Snapshot, State
 from service.generation.submission import Submission
 from service.generation.text import TextStream
 
-CHECKPOINT_TOKENS = 2_048  # between two checkpoints: feeding them again takes about 50 ms, and writing a checkpoint about 1 ms
+CHECKPOINT_TOKENS = 256  # tokens between two checkpoints; their cost and their benefit are measured in docs/log.md (2026-11-23)
 
 
 @dataclass(eq=False)
@@ -28,22 +28,24 @@ class Sequence:
     order: int  # number in the order of arrival
     submission: "Submission[Sequence]"
     n_positions: int | None = None  # maximum number of positions of the model; None: unlimited
-    edits: Edits | None = None  # changes to its logits, or None
-    start: int = 0  # position of the state at which its prompt begins
-    position: int = 0  # tokens fed to its state
-    fed: int = 0  # of `tokens`, fed to its state
-    tokens: tuple[int, ...] = ()  # its prompt, and the tokens drawn before it was restored
-    origin: State | None = None  # the state that its request continues; None: the empty state
-    base: State | None = None  # the state that it was fed from in this engine: `origin`, or a snapshot's
-    over: Delta | None = None  # its last delta, if it draws no token and only its state is wanted
-    saved_at: int = 0  # position of its newest checkpoint
-    placed_at: int = 0  # position when it got its slot
-    aside: bool = False  # True: it was preempted and waits for a slot
-    state: State | None = None  # its state while it has no row and is not in prefill; None: the empty state
+    edits: Edits | None = None  # changes to the run's logits at every step, or None
+    start: int = 0  # position of the state to which the prompt is fed
+    position: int = 0  # number of tokens fed to the run's state
+    fed: int = 0  # how many of `tokens` were fed to the run's state
+    tokens: tuple[int, ...] = ()  # the run's prompt, and the tokens that were drawn before the run was restored
+    origin: State | None = None  # the state that the request continues; None: the empty state
+    base: State | None = None  # the state at which this engine began to feed tokens: `origin`, or the state of a snapshot
+    over: Delta | None = None  # the last delta of a run that draws no more tokens, because only its state is wanted
+    marked: State | None = None  # the state of the newest checkpoint, without tensors; `origin` before the first one
+    shared: int = 0  # number of first tokens after which the store has a state that other processes find
+    saved_at: int = 0  # position of the run's newest checkpoint
+    placed_at: int = 0  # position when the run got its slot
+    aside: bool = False  # whether the run was preempted and waits for a slot
+    state: State | None = None  # the run's state while it has no row and is not in prefill; None: the empty state
     # (V,) logits of the next prompt token, set by a restore if the prompt's log-probabilities are not complete.
     before: Logits | None = None
     mask: Future[Words] | None = None  # mask of the next token; None: no grammar, or no slot yet
-    drew: float = 0.0  # time of its previous token, by the engine's clock
+    drew: float = 0.0  # time at which the run drew its previous token, in seconds of the engine's clock
     completion: list[int] = field(default_factory=list)
     request: GenerationRequest = field(init=False)
     slots: ClassVar = 1
@@ -60,7 +62,9 @@ class Sequence:
 
     @property
     def most(self) -> int:
-        """The most tokens that may be drawn. The last token is fed only if its state is kept, else it needs no position."""
+        """Return the largest number of tokens that may be drawn. The last token needs a position only if it is fed, which is done only if
+        the state is kept.
+        """
         asked = self.request.max_tokens
         if self.n_positions is None:
             return asked
@@ -68,7 +72,7 @@ class Sequence:
 
     @property
     def left_of_prompt(self) -> int:
-        """Tokens to feed before its next token is drawn."""
+        """Return the number of tokens to feed before the run's next token is drawn."""
         return len(self.tokens) - self.fed
 
     @property
@@ -77,13 +81,18 @@ class Sequence:
 
     @property
     def gone_on(self) -> int:
-        """Tokens fed to its state since it got its slot."""
+        """Return the number of tokens fed to the run's state since the run got its slot."""
         return self.position - self.placed_at
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """Token ids that may not be drawn now: the end tokens, until `min_tokens` were drawn."""
+        """Return the token ids that may not be drawn now: the end tokens, until `min_tokens` were drawn."""
         return tuple(self.ends) if len(self.completion) < self.request.min_tokens else ()
+
+    def fed_since(self, marked: State | None) -> tuple[int, ...]:
+        """Return the tokens that were fed to the run's state after its earlier state `marked`, or all fed tokens if that is None."""
+        first, n, prompt = 0 if marked is None else marked.position - self.start, self.position - self.start, self.request.prompt
+        return prompt[first:n] + tuple(self.completion[max(first - len(prompt), 0) : max(n - len(prompt), 0)])
 
     def accept(self, token_id: int, logprob: TokenLogprob | None) -> Token | Delta:
         """Append a drawn token, and return what can be sent now: a token, or a delta if the engine decodes the text."""
@@ -101,7 +110,7 @@ class Sequence:
 
     def begin_at(self, state: State) -> None:
         """Begin at the state of earlier tokens instead of the empty state."""
-        self.origin = self.base = self.state = state
+        self.origin = self.base = self.state = self.marked = state
         self.start = self.position = self.saved_at = state.position
         if self.request.prompt_logprobs is not None:
             self.before = state.logits
@@ -111,14 +120,17 @@ class Sequence:
         self.start, self.position, self.fed = snapshot.start, snapshot.state.position, snapshot.fed
         self.base = self.state = snapshot.state
         self.saved_at = self.position
+        if snapshot.state.seen is not None:
+            self.marked = snapshot.state
         self.before = snapshot.before
         self.run.prompt_logprobs.extend(snapshot.prompt_logprobs)
         self.replay(snapshot.completion)
 
     def replay(self, completion: tuple[int, ...]) -> None:
-        """Take these tokens as drawn before. Those that its state has not seen are fed like a prompt.
+        """Treat these tokens as drawn before. The tokens that were not fed to the run's state yet are fed like a prompt.
 
-        Raises InvalidRequest if the run ended with one of them; but if it ended with the last one, its state may still have to be kept.
+        Raises InvalidRequest if one of these tokens ended the run. But if the last token ended it and the request keeps the state, the run
+        continues until its state is stored.
         """
         for at, token_id in enumerate(completion, 1):
             if (made := self.accept(token_id, None)).finish_reason is not None:

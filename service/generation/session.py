@@ -1,6 +1,7 @@
-"""Runs a decoder's step graph: tokens and states in, logits and new states out, without copies.
+"""Runs a decoder's step graph, which computes logits and new states from tokens and states. No state is copied.
 
-The engine uses only the protocols `StepSession` and `States`. Their CPU implementation is here, that for GPUs in `gpu/`.
+The engine uses only the protocols `StepSession` and `States`. Their implementation for CPUs is in this file, and the one for GPUs in
+`gpu/`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,18 +24,18 @@ Tensor = NDArray[Any]  # one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
-LEAST_ROWS = 4  # rows per core; with fewer, waking the cores takes longer than they save (docs/log.md, 2026-11-21)
+LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
 
 
 class States(Protocol):
-    """The states of a number of sequences, by row, in the memory that the session computes in."""
+    """The states of several sequences, one row for each, in the memory in which the session computes."""
 
     def put(self, row: int, states: Sequence[Tensor] | None) -> None:
         """Copy state tensors, each without B, into a row; None: reset the row to the initial state."""
         ...
 
     def copy(self, row: int, source: Self, of: int) -> None:
-        """Copy row `of` of `source`, which may be `self` or other states of the same session, into `row`."""
+        """Copy a row (number `of`) of `source` into `row`. `source` may be `self` or other states of the same session."""
         ...
 
     def read(self, row: int) -> list[Tensor]:
@@ -58,16 +59,16 @@ class StepSession(Protocol[S]):
         ...
 
     def batch(self, rows: int) -> int:
-        """Return the batch size to use for this number of sequences. It is larger where repeating a shape is worth some unused rows."""
+        """Return the batch size to use for `rows` sequences. It is larger than `rows` if using a shape again is worth some unused rows."""
         ...
 
     def bind(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S, logits: Logits) -> Callable[[], None]:
-        """Return a function that feeds row b its first `lengths[b]` tokens: tokens (B, N), lengths and positions (B,), the indices `wanted`
-        (B, M) whose logits are computed, and B rows of `states` -> logits (B, M, V).
+        """Return a function that feeds to each row b its first `lengths[b]` tokens. Shapes: tokens (B, N), lengths and positions (B,), B
+        rows of `states`, and `wanted` (B, M), the indices of the tokens after which logits are computed -> logits (B, M, V).
 
         Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `lengths` and `wanted` must not
-        change. The new states are written to `out`, which may not share memory with `states`. `positions[b]` counts the tokens fed to the
-        row before.
+        change. The new states are written to `out`, which may not share memory with `states`. `positions[b]` is the number of tokens that
+        were fed to row b before.
         """
         ...
 
@@ -77,7 +78,7 @@ class StepSession(Protocol[S]):
 
 
 def beginning(decoder: contract.Decoder) -> list[Tensor]:
-    """Return the state tensors of an empty sequence, each without B."""
+    """Return the state tensors of an empty sequence, each without the batch dimension B."""
     return [np.zeros(state.shape, state.dtype) for state in decoder.states]
 
 

@@ -16,12 +16,12 @@ Owner = TypeVar("Owner")
 
 
 class WrongOwner(RuntimeError):
-    """The position of a row is not the one that its owner expects: the row has another run's state, or a step was lost."""
+    """The position of a row is not the position that its owner expects: the row contains another run's state, or a step was lost."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A reference to a row of other slots. Valid until those slots are used again."""
+    """A reference to a row of some `Slots`. Valid until these slots are used again."""
 
     slots: "Slots[Any]"
     at: int

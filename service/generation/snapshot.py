@@ -1,4 +1,4 @@
-"""A run between two steps as a value: any engine of the same bundle, in any process, can resume it and emits the same tokens.
+"""A run between two steps as a value. Any engine of the same bundle, in any process, can resume the run, and then emits the same tokens.
 
 A `State` is the result of feeding tokens to the decoder. A `Snapshot` is a state with the request and the tokens drawn for it. A request
 may begin at the state of earlier tokens, so a state's position (tokens fed to it) may differ from the index into the request's prompt.
@@ -28,10 +28,10 @@ class State:
     """The state of a decoder after the tokens of one sequence. The arrays may be shared and are never changed."""
 
     tensors: tuple[Tensor, ...]  # the state tensors, each without B, in the order of the decoder's states
-    position: int  # number of tokens fed to it
+    position: int  # number of tokens that were fed to the state
     logits: NDArray[np.float32] | None  # (V,) logits of the next token; None if they were not computed
-    fingerprint: str  # the bundle's fingerprint, because another bundle's states may have the same shapes
-    seen: NDArray[np.uint8] | None = None  # bit i of these little-endian bits: token i was fed. None in a state that no request continues
+    fingerprint: str  # the bundle's fingerprint; needed because another bundle's states may have the same shapes
+    seen: NDArray[np.uint8] | None = None  # bit i (little-endian) is 1 if token i was fed; None in a state that no request continues
     recent: tuple[int, ...] = ()  # the last tokens fed, `MOST_RECENT` at most; () in a state that no request continues
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
@@ -49,19 +49,20 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A run between two steps. Everything else can be derived from it: penalties, random numbers (by seed and position), text that is held
-    back, and the position in a grammar."""
+    """A run between two steps. Penalties, random numbers (by seed and position), text that is held back, and the position in a grammar are
+    not stored, because they can be derived from these fields.
+    """
 
     request: GenerationRequest
     state: State
     completion: tuple[int, ...] = ()
     start: int = 0  # position of the state at which the request's prompt began
-    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of the prompt tokens fed to the state, if requested
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # log-probabilities of the prompt tokens fed to the state, if requested
     before: NDArray[np.float32] | None = None  # (V,) logits for the next prompt token, if its log-probability was requested
 
     @property
     def fed(self) -> int:
-        """The number of tokens of the prompt, and then of the completion, that were fed to the state."""
+        """Return the number of tokens of prompt and completion together that were fed to the state."""
         return self.state.position - self.start
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
@@ -88,8 +89,9 @@ class Snapshot:
             )
 
     def pack(self) -> bytes:
-        """Serialise as safetensors: the tensors, and one more that holds the other fields as JSON. The deadline is left out, because it is
-        a time of this process's clock."""
+        """Return the snapshot as safetensors bytes: its tensors, and one more tensor that contains the other fields as JSON. The deadline
+        is left out, because it is a time of this process's clock.
+        """
         state = self.state
         tensors = {f"state_{at}": tensor for at, tensor in enumerate(state.tensors)}
         optional = {"logits": state.logits, "before": self.before}
@@ -108,7 +110,9 @@ class Snapshot:
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Snapshot":
-        """Read bytes made by `pack`. Raises InvalidRequest for any other bytes. `check` tests whether the snapshot fits the model."""
+        """Return the snapshot in bytes made by `pack`. Raises InvalidRequest for any other bytes. Call `check` to test whether the snapshot
+        fits the model.
+        """
         try:
             tensors = load(packed)
             fields = _Fields.model_validate_json(tensors.pop("fields").tobytes())

@@ -1,7 +1,9 @@
-"""The base of engines that generate text step by step on one thread: start, queue, slots, cancellation, deadlines, delivery, errors, stop.
+"""The base class of engines that generate text step by step on one thread. It contains start and stop, queue, slots, cancellation,
+deadlines, delivery and errors.
 
-Subclasses for decoders and encoder-decoders add the computation. Callers run on the event loop. Jobs and runtime calls belong to the
-thread. Both sides use `Admission`, and the tokens of a step are sent to the loop in one call. Jobs start and end between two steps.
+Subclasses for decoders and encoder-decoders add the computation. Callers run on the event loop. Only the engine's thread uses jobs and
+makes runtime calls. Both sides use `Admission`, and the tokens of a step are sent to the event loop in one call. Jobs start and end between
+two steps.
 """
 
 import asyncio
@@ -37,16 +39,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnserve")
 
-_LOOK = 8  # steps between two checks whether a running job is preempted for a waiting one
-_LONG_PROMPT = 4096  # after checking more tokens than this, other tasks of the event loop run
+_LOOK = 8  # steps between two checks of whether a running job is preempted for a waiting job
+_LONG_PROMPT = 4096  # after more than this number of prompt tokens were checked, other tasks of the event loop may run
 
 
 @dataclass
 class Once:
-    """Results shared by all jobs of a submission, by `id()` of their source: which ids were checked, and arrays made from ids."""
+    """Results that all jobs of a submission share: loaded states and checkpoints, and by the `id()` of a collection of token ids, whether
+    it was checked, and the array made from it.
+    """
 
-    states: dict[StateReference, State] = field(default_factory=dict)  # loaded before the jobs are made
-    checkpoints: dict[str, Snapshot] = field(default_factory=dict)  # loaded too, by id
+    states: dict[StateReference, State] = field(default_factory=dict)  # states loaded before the jobs are made
+    checkpoints: dict[str, Snapshot] = field(default_factory=dict)  # checkpoints loaded before the jobs are made, by id
     checked: set[int] = field(default_factory=set)
     made: dict[int, NDArray[Any]] = field(default_factory=dict)
 
@@ -56,7 +60,7 @@ class StepEngine(ABC, Generic[J]):
 
     sweep_s = 0.02  # minimum interval between two checks of deadlines
     kind_of_request: type[GenerationRequest] = GenerationRequest
-    numerics = ""  # of the arithmetic, see `states/numerics.py`; "": a state of this engine cannot be kept
+    numerics = ""  # the engine's arithmetic, see `states/numerics.py`; "": states of this engine cannot be kept
 
     def __init__(
         self,
@@ -69,20 +73,20 @@ class StepEngine(ABC, Generic[J]):
         metrics: GeneratorMetrics,
         tracer: "Tracer | None",
     ) -> None:
-        """`run_s`: the assumed time that a job holds its slots, until the first job has ended."""
+        """`run_s` is the time in seconds that a job is assumed to hold its slots, until the first job has ended."""
         self.provider = provider
         self.metrics = metrics
         self.offered = OfferedSlots(limits.slots, metrics.offered.inc)
         self.limits = limits
         self._admission = admission
         self._tracer = tracer
-        self._run_s = run_s  # seconds that a job holds its slots, a moving average
+        self._run_s = run_s  # moving average of the seconds that a job holds its slots
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._last_call_failed = False
-        self._began: float | None = None  # start of the runtime call in progress
-        # Used by the thread only.
+        self._began: float | None = None  # when the runtime call in progress began; None if there is none
+        # The attributes from here on are used by the engine's thread only.
         self._steps = 0
         self._swept = 0.0
         self._emitted: list[tuple[Run, Token | Delta | ServiceError]] = []
@@ -106,12 +110,12 @@ class StepEngine(ABC, Generic[J]):
 
     @property
     def pending(self) -> int:
-        """Number of slots that jobs hold or wait for."""
+        """Return the number of slots that jobs hold or wait for."""
         return self._held + self._admission.slots
 
     @property
     def full(self) -> bool:
-        """Whether one more run would have to wait for a slot."""
+        """Return whether one more run would have to wait for a slot."""
         return self.pending >= self.limits.slots
 
     @property
@@ -120,12 +124,12 @@ class StepEngine(ABC, Generic[J]):
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread runs and the last call of the runtime succeeded."""
+        """Return whether the thread runs and the last call of the runtime succeeded."""
         return self._thread is not None and self.alive and not self._last_call_failed
 
     @property
     def stuck_s(self) -> float:
-        """Seconds since the runtime's current call began; 0 if none runs."""
+        """Return the seconds since the runtime's current call began; 0 if none runs."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
@@ -136,7 +140,7 @@ class StepEngine(ABC, Generic[J]):
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
     async def open(self, requests: Iterable[GenerationRequest], key: str = "") -> list[Run]:
-        """Queue all runs of one API request or none. `key` is the request's session. A single engine ignores it.
+        """Queue all runs of one API request, or none, and return them. `key` is the request's session, which only pools use.
 
         Raises InvalidRequest (also InputTooLong), Overloaded, DeadlineExceeded or NotReady.
         """
@@ -152,15 +156,17 @@ class StepEngine(ABC, Generic[J]):
                 tokens = await asyncio.sleep(0, 0)
             submission.fresh.append(self._job(request, submission, once))
         runs = [run for job in submission.fresh for run in job.runs]
-        self._queue(submission)  # from here on, the thread may remove jobs from the submission
+        self._queue(submission)  # after this line, the engine's thread may remove jobs from the submission
         return runs
 
     def submit(self, request: GenerationRequest) -> Run:
-        """Queue one run, however long it will wait. Raises the same errors as `open`; nothing is queued then."""
+        """Queue one run, however long it will wait, and return it. If it raises an error, which may be any error of `open`, nothing was
+        queued.
+        """
         return self._submitted(self._job(request, new_submission(request), Once()))
 
     async def probe(self, deadline: float) -> None:
-        """Generate one token. Raises the ServiceError that prevents it."""
+        """Generate one token, to test the engine. Raises a ServiceError if that fails."""
         request = self.kind_of_request(prompt=(0,), sampling=Sampling(seed=0), max_tokens=1, deadline=deadline)
         async for _ in self.submit(request):
             pass
@@ -180,11 +186,11 @@ class StepEngine(ABC, Generic[J]):
         return max(self._run_s, sum(ages) / max(len(ages), 1))
 
     async def _prepare(self, requests: list[GenerationRequest], once: Once) -> None:
-        """Do slow work for requests before they are queued, and add its results to `once`."""
+        """Do slow work for requests before they are queued, and add the results to `once`."""
 
     @abstractmethod
     def _job(self, request: GenerationRequest, submission: Submission[J], once: Once) -> J:
-        """Create the job of a request, after `_check_queueable` and further checks."""
+        """Return the job of a request, after `_check_queueable` and further checks."""
 
     def _check_queueable(self, request: GenerationRequest) -> None:
         """Raise an error if no engine could queue this request."""
@@ -224,21 +230,21 @@ class StepEngine(ABC, Generic[J]):
     @property
     @abstractmethod
     def _held(self) -> int:
-        """Number of slots held by jobs."""
+        """Return the number of slots held by jobs."""
 
     @property
     @abstractmethod
     def _holders(self) -> list[J]:
-        """Jobs that hold slots."""
+        """Return the jobs that hold slots."""
 
     @property
     def _quantum(self) -> int | None:
-        """Number of tokens for which a job keeps its slots while others wait; None: until the job ends."""
+        """Return the number of tokens for which a job keeps its slots while other jobs wait, or None if it keeps them until it ends."""
         return None
 
     @property
     def _room(self) -> bool:
-        """Whether one more job may be preempted."""
+        """Return whether one more job may be preempted."""
         return False
 
     @abstractmethod
@@ -272,7 +278,9 @@ class StepEngine(ABC, Generic[J]):
         self._end()
 
     def _turn(self) -> None:
-        """Do all that is due between two waits. Simulations call this without a thread."""
+        """Make one turn of the engine's loop: handle the queue and deadlines, and compute a step. Simulations call this without a
+        thread.
+        """
         self._steps += 1
         self._sweep()
         self._admit()
@@ -296,7 +304,7 @@ class StepEngine(ABC, Generic[J]):
         except BaseException as error:  # catches SystemExit too, because callers would wait forever if the thread ended
             log.exception("step failed", extra={"runs": len(jobs), **traces(job.request.traceparent for job in jobs)})
             told = error if isinstance(error, RuntimeFailed) else RuntimeFailed("the runtime failed; the log says why")
-            self._last_call_failed = told is not error  # a RuntimeFailed concerns only the logits
+            self._last_call_failed = told is not error  # False for a RuntimeFailed, which means that only the logits are invalid
             self._fail(jobs, told)
             self._after_failure(jobs)
             if device_lost(error):
@@ -368,7 +376,7 @@ class StepEngine(ABC, Generic[J]):
                 self._emit(run, error)
 
     def _emit(self, run: Run, made: Token | Delta | ServiceError) -> None:
-        """Add a token, delta or error of a run to what the next `_publish` delivers."""
+        """Add a token, delta or error of a run to the outputs that the next `_publish` delivers."""
         if isinstance(made, ServiceError):
             self._finished(run, "error")
         elif made.finish_reason is not None:
@@ -381,12 +389,12 @@ class StepEngine(ABC, Generic[J]):
         self._trace(run, reason)
 
     def _trace(self, run: Run, reason: str) -> None:
-        """Write the trace of a run that has ended, on the event loop, so that it does not delay the next step."""
+        """Schedule the trace of a run that has ended to be written on the event loop, so that writing does not delay the next step."""
         if self._tracer is not None and run.request.traceparent is not None:
             self._post(self._tracer.generation, run.request.traceparent, run.usage, reason)
 
     def _ended(self, job: J, now: float) -> None:
-        """Update the average time that jobs hold their slots, by a job that has ended."""
+        """Update the average time that jobs hold their slots with the time of a job that has ended."""
         self._run_s = averaged(self._run_s, now - (job.runs[0].usage.started or now))
 
     def _publish(self) -> None:

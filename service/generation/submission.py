@@ -11,9 +11,9 @@ from service.runtime.lanes import Lane
 
 
 class Job(Protocol):
-    """Runs that are computed together and share their slots: one sequence, or all outputs of one source."""
+    """The runs that get and leave their slots together: one sequence of a decoder, or all outputs of one source of an encoder-decoder."""
 
-    aside: bool  # True: it was preempted and waits for slots
+    aside: bool  # whether the job was preempted and waits for slots
 
     @property
     def request(self) -> GenerationRequest: ...
@@ -29,12 +29,12 @@ class Job(Protocol):
 
     @property
     def left_of_prompt(self) -> int:
-        """Prompt tokens to feed before its first token is drawn."""
+        """Return the number of prompt tokens to feed before the job's first token is drawn."""
         ...
 
     @property
     def gone_on(self) -> int:
-        """Tokens fed since it got its slots."""
+        """Return the number of tokens fed since the job got its slots."""
         ...
 
 
@@ -58,10 +58,10 @@ class Submission(Generic[J]):
 
     @property
     def slots(self) -> int:
-        """Number of slots that its jobs wait for."""
+        """Return the number of slots for which the request's jobs wait."""
         return sum(job.slots for job in (*self.fresh, *self.aside))
 
     @property
     def tokens(self) -> int:
-        """Number of prompt tokens to feed. A prompt shared by several jobs is fed once."""
+        """Return the number of prompt tokens to feed. A prompt that several jobs share is counted once."""
         return sum({id(job.request.prompt): job.left_of_prompt for job in self.fresh}.values())

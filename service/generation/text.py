@@ -15,7 +15,7 @@ from export.contract import BundleError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "▁"
-_WIDEST = 21  # most tokens reported for one position: the drawn one and its top log-probabilities
+_WIDEST = 21  # most tokens in a response for one position: the drawn token, and 20 alternatives with log-probabilities
 
 
 class Vocabulary:
@@ -25,11 +25,13 @@ class Vocabulary:
     A token's bytes do not depend on its position. Some decoders drop the space before a text's first word; here it is kept, because
     the decoded text continues a prompt.
 
-    `widest` and `widest_with_bytes`: how many bytes tokens can take in a response, see `_widest`.
+    `widest` and `widest_with_bytes` are the sizes of the largest tokens in a response, in bytes; see `_widest`.
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
-        """Raises BundleError if the tokenizer's decoder is of no kind for which each token has bytes of its own."""
+        """Read the tokens of a `tokenizers` file. Raises BundleError if the kind of its decoder does not give each token bytes of its
+        own.
+        """
         described: dict[str, Any] = orjson.loads(tokenizer_file.read_bytes())
         bytes_of = _reader(described.get("decoder"), tokenizer_file.name)
         self._bytes: dict[int, bytes] = {}
@@ -57,8 +59,8 @@ class Vocabulary:
 class TextStream:
     """The text of one run. The results of all `push` calls and `finish`, joined, are the whole text up to the stop string.
 
-    The run ends at the stop string that is complete first, or at the longest if several end at the same character, however the text is
-    divided into tokens. A stop string that is complete while stopping is not yet allowed is ordinary text.
+    The run ends at the first complete stop string, or at the longest if several end at the same character, however the text is divided into
+    tokens. A stop string that becomes complete before stopping is allowed counts as ordinary text.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, stop: tuple[str, ...], include_stop: bool, skip_special_tokens: bool) -> None:
@@ -74,8 +76,9 @@ class TextStream:
         self.stopped: str | None = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Return the text that can be sent now, often "". After a stop string it is always "". `may_stop` False: this token cannot
-        stop."""
+        """Return the text that can be sent now, often "". After a stop string it is always "". If `may_stop` is False, a stop string that
+        this token completes does not end the run.
+        """
         if self._skip_special_tokens and token_id in self._vocabulary.special:
             return ""
         text = None if self._in_character else self._vocabulary.text(token_id)
@@ -89,7 +92,7 @@ class TextStream:
         return "".join([self.push(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
-        """Return the text that was held back, at the end of the run. An incomplete character becomes U+FFFD."""
+        """Return the text that was held back. Call it at the end of the run. An incomplete character becomes U+FFFD."""
         text = self._release(self._decoder.decode(b"", final=True), may_stop=True) + self._held
         self._held = ""
         return text
@@ -115,8 +118,9 @@ class TextStream:
                 yield start + len(string), -len(string), string
 
     def _begin_of_stop(self, text: str) -> int:
-        """Return the index of the longest suffix of the text with which a stop string begins, or the text's length if there is
-        none."""
+        """Return the index at which the text's longest suffix begins that may be the beginning of a stop string, or the text's length
+        without such a suffix.
+        """
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first_letters and any(string.startswith(text[start:]) for string in self._stop):
                 return start
@@ -124,9 +128,10 @@ class TextStream:
 
 
 def _widest(pieces: Iterable[bytes]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes in bytes of the largest tokens in JSON, descending: first as a string, then as a string and a list of bytes.
+    """Return two lists of the sizes in bytes of the largest tokens in JSON, descending: each token as a string, and each token as a string
+    and a list of bytes.
 
-    A token with an incomplete character is written as a replacement character or as `bytes:\\xc3`; the larger size counts.
+    A token with an incomplete character is written as U+FFFD or in a form such as `bytes:\\xc3`; the larger size counts.
     """
     widths = []
     for piece in pieces:
@@ -145,7 +150,7 @@ def _is_text(piece: bytes) -> bool:
 
 
 def _whole(pieces: Mapping[int, bytes]) -> dict[int, str]:
-    """Return the texts of the tokens that consist of whole characters, by id."""
+    """Return a dictionary from token id to text, for the tokens that consist of whole characters."""
     texts: dict[int, str] = {}
     for token_id, content in pieces.items():
         with suppress(UnicodeDecodeError):
@@ -169,7 +174,7 @@ def _reader(decoder: Any, file: str) -> Callable[[str], bytes]:
 
 
 def _letters_bytes(alphabet: Mapping[str, int], token: str) -> bytes:
-    """Decode a token with a byte alphabet. A token with other letters is its own text, as in `tokenizers`."""
+    """Return the bytes of a token that is written in a byte alphabet. A token with other letters stands for itself, as in `tokenizers`."""
     if all(letter in alphabet for letter in token):
         return bytes(alphabet[letter] for letter in token)
     return token.encode()

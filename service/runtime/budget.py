@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class CpuBudget:
-    """The number of CPUs (affinity mask and cgroup quota), and of the runtime and tokenizer threads that share them."""
+    """The number of CPUs that this process may use, and the numbers of runtime threads and tokenizer threads that share these CPUs."""
 
     cpus: int
     runtime_threads: int
@@ -18,7 +18,7 @@ class CpuBudget:
 def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:
     """Assign one CPU in eight to tokenising bulk work, and the rest to the runtime.
 
-    With fewer than eight CPUs the tokenizer's thread has no CPU of its own, which would mostly be idle.
+    With fewer than eight CPUs the tokenizer's thread has no CPU of its own, because this CPU would mostly be idle.
     """
     tokenizer_threads = cpus // 8
     threads = runtime_threads or max(cpus - tokenizer_threads, 1)
@@ -33,7 +33,7 @@ def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _quota(cgroup: Path) -> float | None:
-    """Return the quota in CPUs, or None if there is none."""
+    """Return the cgroup's quota in CPUs, or None if there is no quota."""
     with suppress(OSError, ValueError):
         limit, period = (cgroup / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

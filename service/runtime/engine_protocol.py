@@ -6,7 +6,9 @@ from service.runtime.offered import Offered
 
 
 class Engine(Protocol):
-    """An engine. Call `start` on the event loop that uses it. `refused` counts tokens or runs that a gateway refused for it."""
+    """An engine. Call `start` on the event loop that uses the engine. `refused` counts tokens or runs that a gateway refused because this
+    engine was full.
+    """
 
     @property
     def healthy(self) -> bool: ...

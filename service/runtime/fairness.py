@@ -1,11 +1,11 @@
 """Fair queueing: the order in which clients share a server that handles one piece of work at a time.
 
-The next piece is the one that would finish first if all clients were served in parallel, and the pieces of each client in sequence. So
+The next piece of work is the one that would finish first if all clients were served in parallel, and each client's pieces in sequence. So
 small pieces overtake large ones, and a client that sends without pause does not block the others. (Self-clocked fair queueing: Golestani,
 INFOCOM 1994.)
 
-If a turn size is set, the finish times are rounded up to its multiples, and equal ones are served in order of arrival. So the first of
-several large requests ends early. Without turns all of them would end at about the same time.
+If a turn size is set, the finish times are rounded up to multiples of it, and pieces with equal finish times are served in order of
+arrival. So the first of several large requests ends early. Without turns, all large requests would end at about the same time.
 """
 
 import math
@@ -17,7 +17,7 @@ class FairOrder:
     """Assigns a tag to each piece of work. The piece with the smallest tag is next. Not thread-safe."""
 
     def __init__(self, turn: float = 0.0) -> None:
-        """`turn`: tags are rounded up to multiples of it. It has the unit of `tag`'s sizes. 0: tags are not rounded."""
+        """Tags are rounded up to multiples of `turn`, or not rounded if it is 0. `turn` has the same unit as the sizes that `tag` gets."""
         self._turn = turn
         self._now = 0.0
         self._ends: dict[str, float] = {}  # client -> its last tag, before rounding
@@ -31,6 +31,6 @@ class FairOrder:
     def served(self, tag: float) -> None:
         """Record that the work with this tag is being served."""
         self._now = max(self._now, tag)
-        if len(self._ends) > self._prune_at:  # remove the entries of clients without waiting work, which are not needed
+        if len(self._ends) > self._prune_at:  # remove unneeded entries: clients without waiting work
             self._ends = {client: end for client, end in self._ends.items() if end > self._now}
             self._prune_at = max(_MOST_REMEMBERED, 2 * len(self._ends))

@@ -1,4 +1,4 @@
-"""The two lanes of every queue, and the times for which a request was queued and computed."""
+"""The two lanes of every queue, and the times that a request spent in the queue and in computation."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,7 +13,9 @@ class Lane(IntEnum):
 
 @dataclass(slots=True)
 class Spent:
-    """The seconds for which the inputs of one request were queued and were computed, summed over the inputs. Cached inputs count as 0."""
+    """The seconds that the inputs of one request spent in the queue and in computation, summed over the inputs. Cached inputs count as
+    0 s.
+    """
 
     queue_s: float = 0.0
     inference_s: float = 0.0

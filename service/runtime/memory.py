@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 
-# Freed memory is released after a request if the bodies and answers in progress had more bytes together, or if it had more tokens.
+# Freed memory is released after a request with more tokens than this, or if all bodies and answers in progress had more bytes than this.
 LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048
-_LEAST_S = 5.0  # seconds between two releases: each takes milliseconds, and released pages may have to be allocated again
+_LEAST_S = 5.0  # least seconds between two releases: a release takes milliseconds, and released pages may be needed again
 
 
 class Release:
@@ -39,7 +39,7 @@ class Release:
 
 
 def _malloc_trim() -> Callable[[], None]:
-    """Return glibc's `malloc_trim(0)`, or with another C library a function that does nothing."""
+    """Return a function that calls glibc's `malloc_trim(0)`, or does nothing with other C libraries."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

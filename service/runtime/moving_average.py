@@ -1,6 +1,6 @@
 """A moving average of recent measurements."""
 
-_MEMORY = 0.9  # weight of the previous average; the new value has the rest
+_MEMORY = 0.9  # weight of the previous average; the new value's weight is 1 - _MEMORY
 
 
 def averaged(average: float, value: float) -> float:

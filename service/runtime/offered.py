@@ -1,11 +1,12 @@
-"""The offered load of an engine: the work of all requests for it, as a share of its capacity. Pools are scaled by this load.
+"""The offered load of an engine: the work of all requests that arrive for the engine, as a share of the engine's capacity. Pools are scaled
+by this load.
 
-Refused work counts as much as admitted work. Under overload an engine works at capacity and refuses the rest, so neither its throughput nor
-its queue shows how many replicas are needed.
+Refused work counts as much as admitted work. Under overload an engine works at capacity and refuses all further work, so neither its
+throughput nor its queue shows how many replicas are needed.
 
 Each request is counted once, as far as possible. A gateway retries a request that one replica of a pool refused on a second replica. So the
-gateway counts a refusal if no replica admits the request, and replicas count none (`counts_refusals` is False). A request that a client
-sends again after a refusal counts again, so retries raise the measured load, until there are enough replicas and none is refused.
+gateway counts a refusal if no replica admits the request, and replicas count no refusals (`counts_refusals` is False). A request that a
+client sends again after a refusal counts again, so retries raise the measured load until there are enough replicas to admit all requests.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ class Offered:
         self._count = count
         self._lock = threading.Lock()
         self._total_s = 0.0
-        self._then: tuple[float, float] | None = None  # time of the last `load`, and the total then
+        self._then: tuple[float, float] | None = None  # time of the last call of `load`, and the total work at that time
 
     def add(self, work_s: float) -> None:
         """Count work that occupies the whole engine for `work_s` seconds."""
@@ -34,7 +35,9 @@ class Offered:
             self._add(work_s)
 
     def load(self, now: float) -> float:
-        """Return the work since the last call, divided by the time since then. 1 is the engine's capacity. The first call returns 0."""
+        """Return the work since the previous call, divided by the time since that call. The value 1 is the engine's capacity. The first
+        call returns 0.
+        """
         with self._lock:
             then, total_s = self._then or (now, self._total_s)
             if self._then is None or now > then:
@@ -49,15 +52,15 @@ class Offered:
 class OfferedSlots(Offered):
     """The load of an engine whose runs hold slots: the slots that are held, and the slots that refused runs would have held.
 
-    A refused run is assumed to hold its slot as long as recent runs did. A run that waits for a slot counts once it has the slot or is
-    refused, because the number of waiting runs depends on how long they may wait, not on how many arrive.
+    A refused run is assumed to hold its slot as long as recent runs did. A waiting run is counted only when it gets its slot or is refused,
+    because the number of waiting runs depends on how long runs may wait, not on how many arrive.
     """
 
     def __init__(self, slots: int, count: Callable[[float], object] = lambda work_s: None) -> None:
         super().__init__(count)
         self._slots = slots
         self._held, self._since = 0, 0.0
-        self._begun = self._held_s = 0.0  # runs that began, and slot-seconds of runs; both decay with each run
+        self._begun = self._held_s = 0.0  # slots given to runs, and seconds for which slots were held; both decay with each run
 
     def hold(self, now: float, slots: int) -> None:
         """Record that `slots` slots are held from now on."""
@@ -82,7 +85,7 @@ class OfferedSlots(Offered):
 
     @contextlib.contextmanager
     def refusing(self, slots: int) -> Iterator[None]:
-        """Count a refusal if the block raises Overloaded, unless a gateway counts refusals."""
+        """Count a refusal if the `with` block raises Overloaded, unless a gateway counts refusals."""
         try:
             yield
         except Overloaded:

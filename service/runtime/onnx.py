@@ -23,9 +23,9 @@ Array = NDArray[np.float32]
 Opened = TypeVar("Opened")
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-DEVICES = {CPU: "cpu", CUDA: "cuda"}  # ONNX Runtime's name of each provider's device
+DEVICES = {CPU: "cpu", CUDA: "cuda"}  # provider -> ONNX Runtime's name of its device
 
-_USUAL_TOKENS = 1024  # most tokens of an ordinary run, padding included; only a single long text has more
+_USUAL_TOKENS = 1024  # most tokens of an ordinary run, padding included; only a run with a single long text has more
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
 # Values of cudaError_t after which, by CUDA's documentation, the process must be terminated: memory, hardware or launch errors.
@@ -44,14 +44,15 @@ class Session(Protocol):
     def run(
         self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
     ) -> dict[str, Array]:
-        """Compute each named output of B inputs of up to N tokens: B rows, in the order of the inputs. Blocks until done.
+        """Compute the named outputs of B inputs of up to N tokens each. Returns, for each output, B rows in the order of the inputs. Blocks
+        until done.
 
-        `alone`: no other run is in progress or queued, so this run may use every core.
+        `alone` means that no other run is in progress or queued, so this run may use every core.
         """
         ...
 
     def begin(self, ids: list[int], *, within_s: float) -> None:
-        """Run one input, and stop the run after `within_s` seconds. Raises the runtime's error if the run fails before."""
+        """Run one input, and stop the run after `within_s` seconds. Raises the runtime's error if the run fails before that time."""
         ...
 
 
@@ -63,10 +64,11 @@ def open_graph(
     gpu_memory_gib: float | None = None,
     promised: contract.Graph | None = None,
 ) -> "ort.InferenceSession":
-    """Open a file, or a graph that the service made. Threads spin during a call and stop at its end, which leaves the cores to HTTP.
+    """Return a session of a graph, given as a file or as bytes. Its threads spin during a call, but not after it, so that HTTP can use the
+    cores.
 
     Raises BundleError if the file is no graph, or if its tensors differ from `promised`. Raises SettingsConflict if `provider` is not
-    available. (ONNX Runtime alone would compute on the CPU without an error if a CUDA driver, device or library is missing.)
+    available. (If a CUDA driver, device or library is missing, ONNX Runtime itself would use the CPU without an error.)
     """
     import onnxruntime as ort
 
@@ -77,7 +79,7 @@ def open_graph(
     options.log_severity_level = 3
     asked = [(provider, cuda_options(gpu_memory_gib) if provider == CUDA else {})]
     if provider == CUDA:
-        ort.preload_dlls()  # loads the libraries of onnxruntime-gpu[cuda,cudnn], which the dynamic loader does not find
+        ort.preload_dlls()  # loads the libraries of onnxruntime-gpu[cuda,cudnn], because the dynamic loader does not find them
     try:
         session = ort.InferenceSession(graph, options, providers=asked, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no other common base class
@@ -122,7 +124,7 @@ _TYPES = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 def cuda_options(memory_gib: float | None) -> dict[str, str]:
     """Return the options of the CUDA provider. `memory_gib` limits one session's weights and activations; None means no limit."""
     options = {
-        # By default the arena doubles each time it grows, and reserves unused memory that other processes may need.
+        # Not the default, with which the arena doubles each time it grows, and so reserves unused memory that other processes may need.
         "arena_extend_strategy": "kSameAsRequested",
         # TF32 is off: the golden vectors of an fp32 bundle are checked to fp32's precision. Export in fp16 to use tensor cores.
         "use_tf32": "0",
@@ -143,14 +145,14 @@ def _no_provider(graph: Path | bytes, provider: str, why: str) -> SettingsConfli
 class OnnxSession:
     """A bundle's graph in ONNX Runtime, opened twice (one thread, all threads) over the same mapped weights.
 
-    Under load each run has one thread and one core, so no thread waits for another after an operator. A run that is alone uses `threads`
-    threads. They spin between operators, since no other run needs the cores, and stop at the end of the run.
+    Under load each run has one thread and one core, so no thread waits for another thread after an operator. A run without concurrent runs
+    uses `threads` threads. These threads spin between operators, since no other run needs the cores, and stop spinning when the run ends.
     """
 
     def __init__(
         self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", gpu_memory_gib: float | None = None
     ) -> None:
-        """`provider`: "cuda" raises SettingsConflict without a GPU; "auto" uses a GPU if there is one. `self.provider` is the result."""
+        """Without a GPU, `provider` "cuda" raises SettingsConflict, and "auto" uses the CPU. `self.provider` is the provider in use."""
         graph = bundle / manifest.graph.file
 
         def opened(chosen: str) -> tuple[str, "ort.InferenceSession"]:
@@ -173,7 +175,7 @@ class OnnxSession:
     def begin(self, ids: list[int], *, within_s: float) -> None:
         import onnxruntime as ort
 
-        options = shrinking() if self.provider == CPU else ort.RunOptions()  # releases the memory of a long input after the run
+        options = shrinking() if self.provider == CPU else ort.RunOptions()  # `shrinking` frees memory after a long input
         end = threading.Timer(within_s, setattr, (options, "terminate", True))
         end.start()
         try:
@@ -212,7 +214,9 @@ def pad(
 
 
 def shrinking() -> "ort.RunOptions":
-    """Return options of a run after which the arena frees the memory by which it grew: 750 MB for a text of 8,192 tokens."""
+    """Return options of a run. With them, the arena frees the memory by which it grew when the run ends: 750 MB for a text of 8,192
+    tokens.
+    """
     import onnxruntime as ort
 
     options = ort.RunOptions()
@@ -263,7 +267,8 @@ def stays_on_the_cpu(model: str, wanted: str) -> None:
 def device_lost(error: BaseException) -> bool:
     """Return whether this process can no longer use its device. After some CUDA errors every later call fails with the same error.
 
-    ONNX Runtime reports them as `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..`. Out of memory is no such error.
+    ONNX Runtime reports these errors as `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..`. Running out of memory is
+    no such error.
     """
     found = _CUDA_FAILURE.search(str(error))
     return found is not None and int(found[1]) in _STICKY

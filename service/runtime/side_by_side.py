@@ -1,4 +1,4 @@
-"""Runs several calls at the same time on waiting threads. The calls must release the GIL."""
+"""Runs several calls at the same time on threads that wait for them. The calls must release the GIL."""
 
 import threading
 import weakref

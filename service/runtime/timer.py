@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 
 class ResettableTimer:
-    """Calls `callback` on the event loop. A reset is only an assignment: if the loop's own timer fires too early, it is started again."""
+    """Calls `callback` on the event loop after a time that can be reset. A reset is only an assignment: if the event loop's own timer then
+    fires too early, it is started again.
+    """
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -15,8 +17,9 @@ class ResettableTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, after_s: float) -> None:
-        """Call `callback` after `after_s` seconds, unless the timer is set again or stopped before. If it was set to a later time before,
-        the call may be late."""
+        """Call `callback` after `after_s` seconds, unless the timer is set again, cleared or stopped before. If the timer was set to a
+        later time before, the call may be late.
+        """
         self._at = self._loop.time() + after_s
         if self._timer is None:
             self._timer = self._loop.call_at(self._at, self._check)

@@ -43,7 +43,7 @@ class GenerationPlan:
 
 
 NEW_TOKENS = 256  # number of tokens of each text that transformers generates
-# Part of the benchmark -> the contestants that it needs and that are built here.
+# Part of the benchmark -> the contestants that it needs and that `build` makes.
 NEEDED: dict[GenerationPart, tuple[str, ...]] = {
     GenerationPart.flat: ("bundle's twin",),
     GenerationPart.transformers: ("transformers",),
@@ -60,7 +60,7 @@ class Contestants:
     twin: Path | None = None  # ONNX graph of the bundle's decoder with softmax layers in place of its own
     gpt2: "Gpt2 | None" = None
     paper: dict[str, "Pair"] = field(default_factory=dict)  # name of a shape in shapes.py -> the two models of this shape
-    left_out: dict[str, str] = field(default_factory=dict)  # contestant's name -> reason
+    left_out: dict[str, str] = field(default_factory=dict)  # name of a contestant that could not be built -> reason
 
 
 def build(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Callable[[str], None]) -> Contestants:

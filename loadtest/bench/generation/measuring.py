@@ -12,8 +12,8 @@ from loadtest.in_process.shapes import POSITIONS
 from loadtest.in_process.twin import STRETCH, Twin, long_sequences
 
 CHUNKS = (16, 64, 256, 1024)
-PROMPT_TOKENS = 16_384  # length of the prompt for the engine
-TURNS = 3  # turns per round, where the ratio is near its required value: several turns average out that the machine's speed varies
+PROMPT_TOKENS = 16_384  # length in tokens of the prompt whose prefill is measured
+TURNS = 3  # turns per round for ratios near their required value, because several turns average out variations in the machine's speed
 TEXTS = 8  # batch size of transformers and the engine
 
 

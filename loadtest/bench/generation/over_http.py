@@ -1,5 +1,5 @@
 """Measures generation over HTTP: tokens per second of many streams, which wrk reads and the service's own metric counts, and the time to
-the first token of one client, alone and while an endless request of another client has every slot.
+the first token of one client, alone and while an endless request of another client occupies every slot.
 """
 
 import json
@@ -18,8 +18,8 @@ from loadtest.errors import LoadtestError
 
 STREAM_TOKENS = 512
 _COUNTER = "vllm:generation_tokens_total"
-WARM = 5  # warm-up requests
-_TAKEN = 1 << 20  # most bytes per read of an answer whose content is ignored
+WARM = 5  # number of warm-up requests
+_TAKEN = 1 << 20  # largest number of bytes per read of an answer whose content is ignored
 
 
 def tokens_per_s(server: MeasuredServer, streams: int, seconds: float) -> float:
@@ -53,7 +53,8 @@ def first_tokens_s(server: MeasuredServer, seconds: float) -> tuple[float, ...]:
 
 @contextmanager
 def all_slots_taken(server: MeasuredServer, slots: int) -> Iterator[None]:
-    """Send one streamed request that occupies all slots: it asks for as many endless texts. The answer is read as fast as it arrives."""
+    """Send one streamed request that occupies all slots: it requests as many endless texts as there are slots. The answer is
+    read as fast as it arrives."""
     asked = _body(server, n=slots, max_tokens=1_000_000, ignore_eos=True, prompt="def endless(", seed=1)
     head = f"POST {server.path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(asked)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port))

@@ -71,7 +71,8 @@ def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> No
 
 
 def batch_ladder(measured: Measurements, shapes: Sequence[ModelShape], file: Path, title: str) -> None:
-    """Draw tokens per second by batch size for each shape. The best batch is marked; the last is the largest that fits in memory."""
+    """Draw tokens per second by batch size for each shape. The batch size with the highest throughput is marked. The curve ends at the
+    largest batch that fits in memory."""
     figure = _figure(10, 4)
     panels = figure.subplots(1, len(shapes), squeeze=False)
     for axes, shape in zip(panels[0], shapes, strict=True):

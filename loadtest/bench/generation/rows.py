@@ -13,15 +13,15 @@ from loadtest.in_process.shapes import POSITIONS, ModelShape
 from loadtest.in_process.steps import Stretch
 from loadtest.in_process.twin import crossover, fitted
 
-FLAT = 1.05  # largest ratio of the time per token at the end to the time per token in the first thousand
-DISTURBED = 3.0  # largest ratio of the time between tokens while a prompt is prefilled to the time without prefill
-SHARED = 4.0  # largest ratio of the time to the first token while one request has all slots to the time without it
+FLAT = 1.05  # largest ratio of two times per token: at the end of a long sequence, and in its first thousand tokens
+DISTURBED = 3.0  # largest ratio of two times between tokens: during the prefill of another prompt, and without it
+SHARED = 4.0  # largest ratio of two times to the first token: while another request occupies all slots, and alone
 PER_S, TIMES = "tokens/s", "times as long"
 MiB, GiB = 2**20, 2**30
 
 
 def rows(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
-    """Return a row for each required value of the plan's parts, and rows to compare it with."""
+    """Return the report's rows for the plan's parts: one for each required value, and rows without a requirement for comparison."""
     return [row for part, made in PARTS.items() if part in plan.parts for row in made(plan, measured)]
 
 
@@ -164,7 +164,7 @@ def _flat(_: GenerationPlan, measured: Measurements) -> list[ReportRow]:
 
 
 def measured_with_twin(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
-    """Return those of our stretches that were measured in turns with a stretch of the twin."""
+    """Return the stretches of our decoder that were measured in turns with a stretch of the softmax twin."""
     return [stretch for stretch in ours if stretch.first <= twins[-1].first]
 
 

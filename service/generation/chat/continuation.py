@@ -1,7 +1,7 @@
 """Renders the next messages of a conversation whose first part is known only as a state.
 
-A template writes whole conversations. So the new messages are rendered after a short conversation that ends like the state: with a message
-of the same author whose content is a mark. What follows the mark is what the state must see next.
+A template can only write whole conversations. So the new messages are rendered after a short conversation whose last message has the same
+author as the last message in the state, and a random mark as its content. The text after the mark is fed to the state.
 """
 
 import secrets
@@ -24,16 +24,17 @@ async def following(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Return what the template writes after a state that ends with `turn`, for `ChatPrompts.encode`.
+    """Return the text that the template writes after a state that ends with `turn`, as input for `ChatPrompts.encode`.
 
-    A turn that the model has generated may lack the end that the template gives it, so the result begins with that end; a state that has
-    seen it already must not see it again. Every other turn has its end. Raises InvalidRequest and Overloaded as `ChatPrompts.prompt`, and
-    InvalidRequest if the template changes or reorders the messages.
+    If the model generated the last turn ("generated"), the state may lack the tokens with which the template ends a turn, so the returned
+    text begins with this end. The caller must remove it if the state has seen it. The returned text after any other turn does not contain
+    the end. Raises InvalidRequest and Overloaded as `ChatPrompts.prompt` does, and InvalidRequest if the template changes or reorders the
+    messages.
     """
     mark = f"mark{secrets.token_hex(16)}"  # a client cannot write it
     role = {"system": "system", "assistant": "assistant", "generated": "assistant"}.get(turn, "user")
     before = [*([_SAID] if role == "assistant" else ()), {"role": role, "content": mark}]
-    begin = [_SAID] if turn == "generated" else before  # what the template writes of it must stay the same when messages follow
+    begin = [_SAID] if turn == "generated" else before  # the template must write these messages the same way when other messages follow
     opening = await prompts.prompt(begin, tools=tools, add_generation_prompt=False)
     rendered = await prompts.prompt([*before, *messages], tools=tools, add_generation_prompt=add_generation_prompt)
     if rendered.count(mark) != 1 or not rendered.startswith(opening):
@@ -50,6 +51,6 @@ def _unusable() -> InvalidRequest:
 
 
 def turn_of(messages: Sequence[Message]) -> Turn:
-    """Return whose message a conversation ends with. A tool's output is shown to the model like a user's message."""
+    """Return the author of a conversation's last message. A tool's output counts as a user's message, because the model sees it as one."""
     turns: dict[str, Turn] = {"system": "system", "developer": "system", "assistant": "assistant"}
     return turns.get(str(messages[-1]["role"]), "user")

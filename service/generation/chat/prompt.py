@@ -4,9 +4,9 @@ A template writes `<|im_end|>` at the end of a message. A client that writes the
 template gets the messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no
 character. When the text between the special tokens is tokenised, the stand-ins are replaced by the letters again.
 
-A template can also assemble a special token from text, with two fields in sequence or a filter that changes letters. So a second
-rendering has stand-ins for every letter with which a special token begins. If its special tokens differ from those of the first, it is
-used. Then the template may not find a text that it searches for in the messages, but no client can insert a special token.
+A template can also assemble a special token from text, with two fields in sequence or a filter that changes letters. So a second rendering
+has stand-ins for every letter with which a special token begins. If its special tokens differ from those of the first rendering, the second
+rendering is used. Then the template may not find a text that it searches for in the messages, but no client can insert a special token.
 """
 
 import asyncio
@@ -23,9 +23,11 @@ _STAND_INS = [*range(0xFDD0, 0xFDF0), *range(0x10F000, 0x10FF00)]  # noncharacte
 
 
 class ChatPrompts:
-    """The chat prompts of one decoder. `texts` encodes special tokens as plain text, `specials` as special tokens.
+    """Makes the chat prompts of one decoder. The tokenizer `texts` encodes the letters of a special token as plain text, and `specials`
+    encodes them as the special token.
 
-    If both are the same tokenizer, clients may write special tokens."""
+    If both are the same tokenizer, special tokens in clients' messages take effect.
+    """
 
     def __init__(self, template: ChatTemplate, texts: Tokenizer, specials: Tokenizer) -> None:
         self._template, self._texts, self._specials = template, texts, specials
@@ -43,7 +45,7 @@ class ChatPrompts:
         """Render the prompt, with stand-ins, for `encode`. Raises what `ChatTemplate.prompt` raises: InvalidRequest and Overloaded."""
 
         async def rendered(change: Callable[[str], str]) -> str:
-            # The arguments of tool calls can contain hundreds of thousands of values, so this is not done on the event loop.
+            # The arguments of tool calls can contain hundreds of thousands of values, so another thread inserts the stand-ins.
             told, its_tools = await asyncio.to_thread(lambda: (_changed(messages, change), tools and _changed(tools, change)))
             return await self._template.prompt(told, tools=its_tools, add_generation_prompt=add_generation_prompt)
 
@@ -82,7 +84,7 @@ class ChatPrompts:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """Apply `change` to every string in a value, names included. Roles come from a fixed list and stay unchanged."""
+    """Return the value with `change` applied to every string in it, names included. Roles come from a fixed list and stay unchanged."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

@@ -30,7 +30,7 @@ MEMORY_BYTES = 512 * 1024 * 1024
 _PATIENCE_S = 20.0  # seconds of wall-clock time beyond the CPU limit, because other work may slow the process down
 _MOST_WAITING = 1_000  # requests that may wait for one template; rendering takes a fraction of a millisecond
 _RETRY_AFTER_S = 1.0
-_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # the only environment variables of the process, so it has no keys
+_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # the only environment variables that the process gets, so it cannot read API keys
 _PIECE_BYTES = 1 << 20
 _PROBE = [{"role": "user", "content": "Hello"}]
 
@@ -50,7 +50,9 @@ class ChatTemplate:
         max_characters: int = MAX_CHARACTERS,
         max_s: float = MAX_S,
     ) -> None:
-        """Raises ValueError if the template does not compile, or reaches a limit of time, memory or length with one short message."""
+        """Compile the template. Raises ValueError if it does not compile, or if rendering one short message reaches a limit of time, memory
+        or length.
+        """
         self._name = f"the chat template of model {model}" if model else "the chat template"
         self._max_s, self._max_bytes = max_s, 6 * max_characters + _PIECE_BYTES  # a character takes at most six bytes in JSON
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
@@ -64,7 +66,7 @@ class ChatTemplate:
             self.takes_tools = bool(self._ask(None)["takes_tools"])
             self._ask(_frame(self._variables(_PROBE, None, True)))
         except _Refused as refused:
-            # A template may refuse these messages, but it must terminate.
+            # The template may refuse the messages of this test, but its rendering must end.
             if not str(refused).startswith("does not take"):
                 self.close()
                 raise ValueError(f"{self._name} {refused}") from None
@@ -109,7 +111,9 @@ class ChatTemplate:
         return {"messages": known, "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
 
     def _ask(self, question: bytes | None) -> dict[str, Any]:
-        """Send a frame and return the answer, or only compile if None. Starts a process if needed. Raises _Refused without an answer."""
+        """Send a frame to the process and return the answer. If the frame is None, only compile. Starts a process if needed. Raises
+        _Refused if no answer comes.
+        """
         with self._lock:
             if self._child is None or self._child.ended:
                 self._child = _Child(self._max_s, self._max_bytes)
@@ -121,7 +125,7 @@ class ChatTemplate:
 
 
 class _Refused(Exception):
-    """The template returned no prompt. The message completes a sentence whose subject is the template."""
+    """The template returned no prompt. The error's message is a predicate for the subject "the template"."""
 
 
 class _Child:
@@ -171,7 +175,9 @@ class _Child:
         self._finalizer()
 
     def _cause(self) -> str:
-        """Explain why the process ended. SIGPROF means its CPU limit, SIGKILL our timeout, and anything else its memory limit."""
+        """Return why the process ended. SIGPROF means that it reached its CPU limit, SIGKILL our timeout, and any other exit status its
+        memory limit.
+        """
         if self._process.returncode in (-signal.SIGPROF, -signal.SIGKILL):
             return f"it took more than {self._max_s:g} s"
         return f"it needs more than {MEMORY_BYTES >> 20} MiB"
@@ -205,7 +211,7 @@ def _wait(descriptor: int, event: int, until: float) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipes and end the process. If it has ended by itself, its exit status is kept."""
+    """Close the pipes and end the process. A process that has already ended by itself keeps its exit status."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

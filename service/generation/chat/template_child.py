@@ -1,10 +1,10 @@
 """A process that compiles and renders one chat template. A template is code, so it may loop forever or fill the memory.
 
-`template.py` runs this file, which imports only Jinja and the standard library. It reads frames from standard input and answers each
-on standard output. A frame is a length in eight bytes, then JSON. The first request is {"source", ..}, and each later request contains
-the variables of a rendering. An answer is {"takes_tools"}, {"prompt"}, or {"refused"} with the reason. The kernel limits the memory of
-the process and the CPU time of each request. A process that ends without an answer has reached a limit. It ends at the end of its
-input.
+`template.py` runs this file, which imports only Jinja and the standard library. It reads frames from standard input and answers each on
+standard output. A frame is a length in eight bytes, then JSON. The first request is {"source", ..}, and each later request contains the
+variables of a rendering. An answer is {"takes_tools"}, {"prompt"}, or {"refused"} with the reason. The kernel limits the memory of the
+process and the CPU time of each request. A process that ends without an answer has reached a limit. Otherwise the process ends when its
+input ends.
 
 A template may use what `transformers` offers in `apply_chat_template`: `messages`, `tools`, `add_generation_prompt`, the special
 tokens, `raise_exception`, `strftime_now`, `tojson`, loop controls, trimmed blocks.
@@ -100,7 +100,7 @@ def main(memory_bytes: int, cpu_s: float) -> None:
         return {"prompt": template.render(question)}
 
     while (question := read(source)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process after this CPU time
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # the kernel sends SIGPROF after `cpu_s` seconds of CPU time, which ends the process
         answer = _answer(compiled if template is None else rendered, question, memory_bytes)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(sink, answer)

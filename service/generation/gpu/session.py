@@ -14,7 +14,7 @@ from service.generation.gpu.row_copies import RowCopies
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, Tensor, beginning
 from service.runtime.onnx import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
 
-_SETS = 4  # most sets of states of all slots: two of the running sequences, and two of as many prompts in prefill
+_SETS = 4  # most copies of all slots' states at a time: two sets for the running sequences, and two sets for as many prompts in prefill
 
 
 def open_steps(
@@ -32,7 +32,9 @@ def open_steps(
 
 
 def left_of(gpu_memory_gib: float | None, manifest: contract.Manifest, slots: int) -> float | None:
-    """Return the GiB left for weights and computation besides the states of all slots. Raises SettingsConflict if nothing is left."""
+    """Return the GiB of GPU memory left for weights and computation, after the states of all slots. Raises SettingsConflict if none is
+    left.
+    """
     assert manifest.decoder is not None
     if gpu_memory_gib is None:
         return None
@@ -82,7 +84,9 @@ class DeviceStepSession:
     """
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, gpu_memory_gib: float | None = None, provider: str = CUDA) -> None:
-        """`gpu_memory_gib`: limit for weights and computation, without states. Raises SettingsConflict if the GPU cannot be used."""
+        """`gpu_memory_gib` limits the memory for weights and computation, without states. Raises SettingsConflict if the GPU cannot be
+        used.
+        """
         assert manifest.decoder is not None
         self.decoder = manifest.decoder
         self.vocab_size = manifest.limits.vocab_size
@@ -94,7 +98,7 @@ class DeviceStepSession:
         self._copies = RowCopies(self.decoder, provider)
         places = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
         elsewhere = [node.name for node, place in places if node.name.startswith("state_") and place.name.lower() != self._device]
-        if elsewhere:  # not possible: such an input would be copied from the device only once, at binding
+        if elsewhere:  # such a graph cannot be used, because the input would be copied from the device only once, when it is bound
             raise SettingsConflict(
                 f"{graph}: {provider} has no kernel for what reads {', '.join(elsewhere)}, so its states cannot stay on the device: "
                 "set provider=auto, which computes such a model on the CPU."
@@ -124,10 +128,10 @@ class DeviceStepSession:
         binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         fed = {contract.TOKENS: tokens, **({contract.POSITIONS: positions} if self.decoder.takes_positions else {})}
 
-        # The default argument keeps references to the arrays, because a binding does not.
+        # The default argument keeps the arrays alive, because a binding holds no references to them.
         def call(_: object = (states, out, logits)) -> None:
             for name, array in fed.items():
-                binding.bind_cpu_input(name, array)  # copies the array to the device, unless that is the CPU
+                binding.bind_cpu_input(name, array)  # copies the array to the device, unless the device is the CPU
             binding.synchronize_inputs()
             session.run_with_iobinding(binding)
 

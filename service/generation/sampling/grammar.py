@@ -28,11 +28,11 @@ Words = NDArray[np.int32]  # (ceil(V / 32),): bit i of word w is token 32 w + i,
 # Compile time can grow with the square of a source's size or faster: '.*' repeated takes seconds for 4 KB, half a minute for 16 KB.
 MAX_SOURCE_BYTES: Final = {"json_schema": 65536, "regex": 4096, "lark": 8192}
 MAX_PATTERN_BYTES: Final = 4096  # limit on the total size of all regular expressions in a schema
-MAX_MULTIPLE: Final = 10_000  # limit of the least common multiple of a schema's multipleOf: there is a lexer state for each remainder
+MAX_MULTIPLE: Final = 10_000  # limit of the least common multiple of all multipleOf in a schema: each remainder is a lexer state
 COMPILE_S: Final = 5.0
-MASK_S: Final = 0.001  # CPU time per mask, on average; a tenth of it is usual
-BURST_S: Final = 0.05  # CPU time allowed on top, once per grammar, because each lexer state is built only once
-_TRIED = 8  # tokens that are fed as a test when a grammar is compiled
+MASK_S: Final = 0.001  # allowed seconds of CPU time per mask, on average; most grammars need a tenth
+BURST_S: Final = 0.05  # additional seconds of CPU time allowed once per grammar, because each lexer state is built only once
+_TRIED = 8  # number of tokens that are fed as a test when a grammar is compiled
 _STACK_BYTES = 256 << 20  # the library recurses along chains of rules, with up to 4 KB per level; untouched pages use no memory
 _MAX_CACHED = 32
 _NAMES: Final = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
@@ -42,16 +42,16 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=20_000,
-    max_lexer_states=20_000,  # 1 to 2 KB each
+    max_lexer_states=20_000,  # a state takes 1 to 2 KB
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-# Without a limit, a model that has nothing more to write fills a run with line breaks.
+# Limits whitespace, because without a limit a model that has nothing more to write fills a run with line breaks.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
 class Cost:
-    """The CPU time that one grammar has taken, over all its runs."""
+    """The CPU time in seconds that one grammar has used, summed over all its runs."""
 
     def __init__(self) -> None:
         self.spent_s, self.masks = 0.0, 0
@@ -64,7 +64,7 @@ class Cost:
 
     @property
     def too_high(self) -> bool:
-        """Whether the grammar costs too much CPU time. Masks are computed on the same cores as the graph."""
+        """Return whether the grammar costs too much CPU time. Masks are computed on the same cores as the graph."""
         return self.spent_s > BURST_S + MASK_S * self.masks
 
     def __str__(self) -> str:
@@ -82,8 +82,8 @@ class Matcher:
         self._refused: str | None = None  # why no mask is computed, or None
 
     def mask(self, out: Words) -> None:
-        """Write the mask of the allowed next tokens to `out`. It includes the end tokens where the text may end."""
-        out[:] = 0  # forbids all ids first, also those that only the model has
+        """Write the mask of the allowed next tokens to `out`. If the text may end here, the end tokens are allowed too."""
+        out[:] = 0  # forbids all ids first, including ids that the model has and the tokenizer does not
         if self._cost.too_high:
             self._refused = str(self._cost)
             return
@@ -95,24 +95,24 @@ class Matcher:
             out[:shared] = self._own[:shared]
 
     def advance(self, *token_ids: int) -> None:
-        """Advance by tokens that were drawn. With the tokens of a whole completion, a new matcher resumes that run's position."""
+        """Advance by tokens that were drawn. To restore a run's position, pass all tokens of its completion to a new matcher."""
         self._matcher.consume_tokens(list(token_ids))
 
     @property
     def finished(self) -> bool:
-        """Whether the text matches the grammar and cannot be continued."""
+        """Return whether the text matches the grammar and cannot be continued."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def failure(self) -> str | None:
-        """Why no further token is allowed, or None: a token did not match the grammar, or the grammar is too expensive to follow."""
+        """Return why no further token is allowed (a token did not match the grammar, or masks take too much CPU time), or None."""
         if self._matcher.is_error():
             return _reason(self._matcher)
         return self._refused
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and keeps the last few. Thread-safe."""
+    """Compiles grammars for one tokenizer and caches the most recently used ones. Thread-safe."""
 
     def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
         """Raises BundleError if the library cannot read the tokenizer. Without end tokens, every grammar gets InvalidRequest."""
@@ -159,7 +159,7 @@ class Grammars:
             try:
                 matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
                 first = np.zeros(_words(tokenizer), np.int32)
-                Matcher(matcher, _words(tokenizer), Cost()).mask(first)  # some errors are only raised by the first mask
+                Matcher(matcher, _words(tokenizer), Cost()).mask(first)  # some errors in a grammar are raised only by its first mask
                 if not matcher.is_error():
                     _try(Matcher(matcher.deep_copy(), _words(tokenizer), cost), first)
                 done.append(matcher)
@@ -207,7 +207,7 @@ def _started(work: Callable[[], None]) -> threading.Thread:
 
 
 def _checked(grammar: Grammar) -> str:
-    """Check the size of the grammar, and return it in the library's own format."""
+    """Check the size of the grammar, and return the grammar in the library's own format. Raises InvalidRequest if it is too large."""
     name, source = _NAMES[grammar.kind], grammar.source
     try:
         size, limit = len(source.encode()), MAX_SOURCE_BYTES[grammar.kind]
@@ -218,7 +218,7 @@ def _checked(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if grammar.kind == "lark":
-        # Both would let a schema avoid the checks below.
+        # Schemas with either of these keys are refused, because they could avoid the checks below.
         if "%json" in source or source.lstrip().startswith("{"):
             raise InvalidRequest("a Lark grammar may not hold a JSON schema here: send it as one", param="grammar")
         return LLMatcher.grammar_from_lark(source)
@@ -229,7 +229,7 @@ def _checked(grammar: Grammar) -> str:
 
 
 def _checked_schema(source: str) -> str:
-    """Check a JSON schema, and return it serialised again, so that the library cannot parse it differently from the checks."""
+    """Check a JSON schema, and return it serialised again, so that the library and these checks cannot parse it differently."""
     try:
         schema = orjson.loads(source)
     except orjson.JSONDecodeError as error:

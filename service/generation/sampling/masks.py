@@ -10,7 +10,7 @@ import numpy as np
 from service.generation.sampling.grammar import Matcher, Words
 from service.generation.sequence import Sequence
 
-WAIT_S: Final = 0.005  # longest wait for all masks of a step, and so the longest delay that grammars cause for other runs
+WAIT_S: Final = 0.005  # longest wait for all masks of a step, in seconds: the longest delay that grammars cause for other runs
 _THREADS = max(2, min(4, (os.cpu_count() or 1) // 2))  # threads that compute masks at the same time; the library releases the GIL
 
 
@@ -44,7 +44,7 @@ class Masks:
 
 
 def is_there(sequence: Sequence) -> bool:
-    """Whether the run's mask is ready, or it needs none, so that its next token can be drawn."""
+    """Return whether the run's next token can be drawn: its mask is ready, or it needs no mask."""
     return sequence.mask is None or sequence.mask.done()
 
 

@@ -1,6 +1,7 @@
 """Log-probabilities of a prompt's tokens, stored as arrays until they are written to a response.
 
-As Python objects, 20 alternatives for each of 20,000 tokens take 50 MB, and the engine's thread would create them between two steps.
+Stored as Python objects instead, 20 alternatives for each of 20,000 tokens would take 50 MB, and the engine's thread would have to create
+these objects between two steps.
 """
 
 import math
@@ -23,7 +24,7 @@ class Told:
     logprobs: NDArray[np.float64]  # (M,)
     ranks: NDArray[np.int32]  # (M,)
     top_ids: NDArray[np.int32]  # (M, K)
-    top_distances: NDArray[np.float32]  # (M, K): by how much each alternative's logit is below the largest logit
+    top_distances: NDArray[np.float32]  # (M, K): largest logit minus the alternative's logit
     totals: NDArray[np.float64]  # (M,): log-probability of an alternative = -distance - total
 
     def __len__(self) -> int:
@@ -47,12 +48,12 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
 
     def __init__(self, *parts: Part) -> None:
         self._parts: list[Part] = []
-        self._ends: list[int] = []  # for each part, the number of entries up to its end
+        self._ends: list[int] = []  # for each part, the total number of entries in it and all earlier parts
         for part in parts:
             self.extend(part)
 
     def extend(self, part: Part) -> None:
-        """Append a part. It is never changed, so it may be shared with others."""
+        """Append a part. Parts are never changed, so several objects may share one."""
         if isinstance(part, PromptLogprobs):
             for each in list(part._parts):
                 self.extend(each)

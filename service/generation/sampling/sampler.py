@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.request import Sampling, TokenLogprob
-from service.generation.sampling.drawing import Floats, Ids, Truncation, draw, draw_truncated, largest, log_totals, pieces, rows_of
+from service.generation.sampling.drawing import Ids, draw, draw_truncated, largest, log_totals, pieces, rows_of
 from service.generation.sampling.grammar import Words
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
+from service.generation.sampling.scratch import Floats
+from service.generation.sampling.truncation import Truncation
 
+SAMPLER_VERSION: Final = 2  # increase it with every change of code that makes a seed give other tokens
 COLDEST: Final = 1e-5  # a lower temperature counts as 0, as in vLLM, because dividing by it would overflow
 
 _ROW = np.dtype(
@@ -72,8 +75,9 @@ class Sampler:
         self.go_on(row, sampling, edits, position=len(prompt) + len(completion), top_logprobs=top_logprobs)
 
     def go_on(self, row: int, sampling: Sampling, edits: "Edits | None", *, position: int, top_logprobs: int | None) -> None:
-        """Like `put`, with the result of `Edits.of`, so the cost does not depend on the length of prompt and completion. `edits` is
-        updated by later draws."""
+        """Start or resume a run as `put` does, but with `edits` made by `Edits.of` before, so that the time does not depend on the length
+        of prompt and completion. Later draws update `edits`.
+        """
         self._edits[row] = edits
         self._rows[row] = (
             sampling.seed,
@@ -98,12 +102,12 @@ class Sampler:
     def draw(self, logits: Floats, *, masks: Mapping[int, Words] | None = None, banned: Sequence[Sequence[int]] = ()) -> Drawn:
         """Draw a token for each of the first B rows, and advance their positions by one. `logits` (B, V) are not changed.
 
-        `masks` maps rows to bitmasks of allowed tokens (1 = allowed). `banned` has for each row the ids that may not be drawn now.
+        `masks` maps rows to bitmasks of allowed tokens (1 = allowed). `banned` contains, for each row, the ids that may not be drawn now.
         """
         failures: dict[int, ServiceError] = {}
         with np.errstate(over="ignore", invalid="ignore"):
             scores = self._edited(logits, masks or {}, banned)
-            token_ids = scores.argmax(axis=1)  # the first maximum, or NaN if there is one
+            token_ids = scores.argmax(axis=1)  # index of the first maximum, or of a NaN if the row contains one
             peaks = _at(scores, token_ids)
             drawable = np.isfinite(peaks)
             if scores is not logits:
@@ -117,7 +121,9 @@ class Sampler:
         return Drawn(token_ids, logprobs, failures)
 
     def _edited(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]]) -> Floats:
-        """Apply each row's biases, penalties, mask and banned ids to a copy of the logits. Without any, return the logits themselves."""
+        """Return a copy of the logits with each row's biases, penalties, mask and banned ids applied. If no row has any, return the logits
+        themselves.
+        """
         edits = [(row, edit) for row, edit in enumerate(self._edits[: len(logits)]) if edit is not None]
         if not (edits or masks or any(banned)):
             return logits
@@ -189,7 +195,8 @@ class Sampler:
 
 
 def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> PromptLogprobs:
-    """Return each token's log-probability and rank, and the `n_top` most likely alternatives: (M, V), M ids -> M entries.
+    """Return, for each token, its log-probability and rank, and the `n_top` most likely alternatives: logits (M, V), M token ids -> M
+    entries.
 
     A token whose logit is -inf has log-probability -inf. Raises RuntimeFailed if a row's largest logit is not finite.
     """
@@ -223,8 +230,9 @@ _RANGES: Final = {  # Field -> smallest and largest value. No API dialect accept
 
 
 def check_sampling(sampling: Sampling, vocab_size: int, checked: set[int] | None = None) -> None:
-    """Raise InvalidRequest, with `param`, for values that are invalid for this vocabulary. `checked` holds the `id()` of collections of
-    token ids that were checked before."""
+    """Raise InvalidRequest, with the field's name as `param`, if a value is invalid for this vocabulary. `checked` contains the `id()` of
+    each collection of token ids that was checked before.
+    """
     for name, (low, high) in _RANGES.items():
         value = getattr(sampling, name)
         kind = int if name in ("seed", "top_k") else int | float
@@ -250,14 +258,18 @@ def check_ids(token_ids: Collection[int], vocab_size: int, name: str) -> None:
 
 @dataclass(slots=True)
 class _Counts:
-    """How often each token was drawn: 0 for tokens that are only in the prompt. The arrays are replaced when they grow."""
+    """Counts how often each token was drawn. Tokens that are only in the prompt have the count 0. The arrays are replaced when they
+    grow.
+    """
 
     token_ids: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     counts: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def of(cls, seen: NDArray[np.bool_] | None, completion: Sequence[int], vocab_size: int) -> "_Counts":
-        """Count the tokens. `seen` (V,) marks the prompt's tokens: sorting a prompt of 100,000 tokens instead would take 40 ms."""
+        """Return the counts of the completion's tokens. `seen` (V,) marks the prompt's tokens, because sorting a prompt of 100,000 tokens
+        would take 40 ms.
+        """
         drawn = np.bincount(np.array(completion, np.int64), minlength=vocab_size)
         token_ids = np.flatnonzero(drawn if seen is None else seen | (drawn > 0))
         return cls(token_ids, drawn[token_ids])
@@ -272,7 +284,7 @@ class _Counts:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Changes that a run makes to its logits at every step."""
+    """The changes that a run makes to its logits at every step."""
 
     bias_ids: Ids
     biases: Floats
@@ -290,8 +302,10 @@ class Edits:
         made: dict[int, NDArray[Any]] | None = None,
         seen_before: NDArray[np.uint8] | None = None,
     ) -> "Edits | None":
-        """Return None if no logits are changed. `made` caches arrays made from prompts and allowed ids, by the `id()` of their source.
-        Bit i of `seen_before` (little-endian): token i came before the prompt. The repetition penalty counts it too."""
+        """Return the edits of a run, or None if it changes no logits. `made` caches arrays made from prompts and allowed ids, by the `id()`
+        of their source. Bit i of `seen_before` (little-endian) is 1 if token i occurred before the prompt; the repetition penalty applies
+        to these tokens too.
+        """
         counted = _penalises(sampling)
         if not (sampling.logit_bias or sampling.allowed_token_ids or counted):
             return None
@@ -307,7 +321,7 @@ class Edits:
         return cls(bias_ids, biases, allowed, counts, counted)
 
     def bias(self, scores: Floats) -> None:
-        """Apply the changes to the scores (V,) of a row, in place."""
+        """Apply the biases and the restriction to allowed ids to the scores (V,) of a row, in place."""
         scores[self.bias_ids] += self.biases
         if self.allowed is not None:
             kept = scores[self.allowed]

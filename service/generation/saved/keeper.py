@@ -1,4 +1,4 @@
-"""Loads the states that requests continue, and stores the states that they ask to keep, for the engine of one decoder."""
+"""Loads the states that requests continue, and stores the states that requests ask to keep, for the engine of one decoder."""
 
 import logging
 import threading
@@ -14,16 +14,16 @@ import numpy as np
 from export import contract
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
+from service.generation.saved.packing import Packing
 from service.generation.snapshot import Snapshot, State
-from service.states.blob import MOST_RECENT, Blob, pack, unpack
 from service.states.engine import StateEngine
 from service.states.record import Document, Keep, Quota, StateRecord, StateReference
 from service.states.store import Store
 
-_CHECKPOINT = "checkpoint"  # kind of document
-_CHECKPOINT_S = 3_600.0  # after which the checkpoint of a lost run expires
+_CHECKPOINT = "checkpoint"  # the kind of a document that contains a checkpoint
+_CHECKPOINT_S = 600.0  # seconds after which the checkpoint of a lost run expires
 _MOST_WRITING = 8
-_NO_QUOTA = Quota(states=2**31, size=2**62)  # an engine has at most one checkpoint for each slot
+_NO_QUOTA = Quota(states=2**31, size=2**62)  # no limit is needed, because an engine has at most one checkpoint for each slot
 
 log = logging.getLogger("attnserve")
 
@@ -31,22 +31,19 @@ Stored = Callable[[ServiceError | None], None]
 
 
 class StateKeeper:
-    """The way between one decoder's engine and the store. The states used last stay in memory: `hot_bytes` at most."""
+    """Loads and stores states for one decoder's engine. The most recently used states stay in memory, up to `hot_bytes` in total."""
 
     def __init__(
         self, store: Store, decoder: contract.Decoder, *, vocab_size: int, fingerprint: str, numerics: str, hot_bytes: int
     ) -> None:
-        """`fingerprint` is the bundle's, `numerics` that of this machine's arithmetic."""
+        """`fingerprint` identifies the bundle, and `numerics` the arithmetic of this machine (see `states/numerics.py`)."""
         self._store = store
-        self._decoder = decoder
-        self._vocab_size = vocab_size
-        self._fingerprint = fingerprint
-        self._numerics = numerics
+        self.packing = Packing(decoder, vocab_size=vocab_size, fingerprint=fingerprint, numerics=numerics)
         self._hot_bytes = hot_bytes
         self._lock = threading.Lock()
-        self._hot: OrderedDict[str, State] = OrderedDict()  # by id, least recently used first
-        self._held = 0  # bytes of `_hot`
-        self._writing = 0  # checkpoints that are being written
+        self._hot: OrderedDict[str, State] = OrderedDict()  # state id -> state, least recently used first
+        self._held = 0  # size of the states in `_hot`, in bytes
+        self._writing = 0  # number of checkpoints that are being written
         self._written: set[str] = set()  # ids of the checkpoints of runs that have not ended
 
     async def load(self, reference: StateReference) -> State:
@@ -57,24 +54,25 @@ class StateKeeper:
             self._check(record, reference)
             if (hot := self._hot_state(record.id)) is not None:
                 return hot
-            return self._unpacked(engine.blob(reference.tenant, record.id))
+            return self.packing.unpack(engine.blob(reference.tenant, record.id))
 
         state = await self._store.call(found)
         self._warm(reference.id, state)
         return state
 
     def keep(self, keep: Keep, state: State, origin: State | None, fed: Sequence[int], stored: Stored) -> None:
-        """Store `state`, which is `origin` (None: the empty state) after the tokens `fed`, and call `stored` from any thread.
+        """Store `state`, which results from feeding the tokens `fed` to `origin` (None: the empty state). Then `stored` is called, from any
+        thread, with None or the error.
 
         Never waits, so the engine's thread may call it.
         """
 
         def put(engine: StateEngine) -> StateRecord:
-            whole = replace(state, seen=self._seen(origin, fed), recent=_recent(origin, fed))
-            record = replace(keep.record, position=state.position, fingerprint=self._fingerprint, numerics=self._numerics)
-            kept = engine.put(
-                record, self._packed(record, whole), ids=np.array(fed, "<i4").tobytes(), quota=keep.quota, name=keep.name, key=keep.key
-            )
+            packing = self.packing
+            whole = packing.whole(state, origin, fed)
+            record = replace(keep.record, position=state.position, fingerprint=packing.fingerprint, numerics=packing.numerics)
+            ids = np.array(fed, "<i4").tobytes()
+            kept = engine.put(record, packing.pack(record, whole), ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
             self._warm(kept.id, whole)
             return kept
 
@@ -92,39 +90,31 @@ class StateKeeper:
 
     @property
     def has_room(self) -> bool:
-        """Whether the store keeps up with the checkpoints."""
+        """Return whether few enough checkpoints are being written that another one may begin."""
         return self._writing < _MOST_WRITING
 
-    def checkpoint(self, request: GenerationRequest, state: State, origin: State | None, fed: Sequence[int]) -> None:
-        """Begin to write the checkpoint of a run: `state`, which is `origin` after the tokens `fed`. Never waits, so the engine's thread
-        may call it. Errors are logged: without a checkpoint, the tokens of a lost run are fed again."""
+    def checkpoint(self, request: GenerationRequest, state: State, marked: State | None, fed: Sequence[int]) -> State:
+        """Begin to write the checkpoint of a run: `state`, which results from feeding the tokens `fed` to the earlier state `marked`.
+        Returns the value of `marked` for the next checkpoint.
+
+        Does not wait, so the engine's thread may call it. Errors are only logged, because without a checkpoint the tokens of a lost run can
+        be fed again.
+        """
+        whole, id, tenant = self.packing.whole(state, marked, fed), request.checkpoint, _apart(request.tenant)
 
         def write(engine: StateEngine) -> None:
             now = time.time()
-            record = StateRecord(
-                id=request.checkpoint,
-                tenant=request.tenant,
-                model="checkpoint",
-                fingerprint=self._fingerprint,
-                numerics=self._numerics,
-                position=state.position,
-                parent=None,
-                origin="continuation",
-                created=now,
-                used=now,
-            )
-            whole = replace(state, seen=self._seen(origin, fed), recent=_recent(origin, fed))
-            body = self._packed(record, whole)
-            document = Document(kind=_CHECKPOINT, id=record.id, tenant=record.tenant, body=body, expires=now + _CHECKPOINT_S)
-            engine.write(document, None, _NO_QUOTA)
+            body = self.packing.seal(id, whole, now)
+            engine.write(Document(kind=_CHECKPOINT, id=id, tenant=tenant, body=body, expires=now + _CHECKPOINT_S), None, _NO_QUOTA)
 
         with self._lock:
             self._writing += 1
-            self._written.add(request.checkpoint)
+            self._written.add(id)
         try:
             self._store.submit(write).add_done_callback(lambda done: self._wrote(done.exception()))
         except ServiceError as error:
             self._wrote(error)
+        return replace(whole, tensors=(), logits=None)
 
     def _wrote(self, error: BaseException | None) -> None:
         with self._lock:
@@ -133,11 +123,12 @@ class StateKeeper:
             log.warning("a checkpoint could not be written: %s", error)
 
     async def checkpoint_of(self, request: GenerationRequest, start: int) -> Snapshot | None:
-        """Return the run at its newest checkpoint, or None if there is none that fits this engine and the tokens of the request, which
-        begins at position `start`."""
+        """Return a snapshot of the run at its newest checkpoint, or None without a checkpoint that matches this engine and the request's
+        tokens. The request's prompt begins at position `start`.
+        """
         try:
-            document = await self._store.call(lambda engine: engine.read(request.tenant, _CHECKPOINT, request.checkpoint))
-            state = self._unpacked(document.body)
+            document = await self._store.call(lambda engine: engine.read(_apart(request.tenant), _CHECKPOINT, request.checkpoint))
+            state = self.packing.unseal(document.body)
         except ServiceError:
             return None
         snapshot = Snapshot(request=request, state=state, completion=request.known, start=start)
@@ -145,63 +136,31 @@ class StateKeeper:
         fits = 0 < snapshot.fed == len(fed) and state.recent[-len(fed) :] == fed[-len(state.recent) :]
         return snapshot if fits else None
 
-    def forget(self, request: GenerationRequest) -> None:
-        """Delete the checkpoint of a run that has ended."""
+    def forget(self, request: GenerationRequest, *, erase: bool) -> None:
+        """Note that a run has ended. If `erase` is True, delete its checkpoint. Else the run may continue in another process from its
+        checkpoint, which stays until it expires.
+        """
         with self._lock:
             if request.checkpoint not in self._written:
                 return
             self._written.remove(request.checkpoint)
-        with suppress(ServiceError):
-            self._store.submit(lambda engine: engine.erase(request.tenant, _CHECKPOINT, request.checkpoint, None))
+        if erase:
+            with suppress(ServiceError):
+                self._store.submit(lambda engine: engine.erase(_apart(request.tenant), _CHECKPOINT, request.checkpoint, None))
 
     def _check(self, record: StateRecord, reference: StateReference) -> None:
-        if record.fingerprint != self._fingerprint:
+        if record.fingerprint != self.packing.fingerprint:
             raise InvalidRequest(
                 f"the state {record.id} is of the bundle with fingerprint {record.fingerprint[:12]!r} (model {record.model}), and this "
-                f"model's is {self._fingerprint[:12]!r}: name the model that made it",
+                f"model's is {self.packing.fingerprint[:12]!r}: name the model that made it",
                 param="state",
             )
-        if reference.exact and record.numerics != self._numerics:
+        if reference.exact and record.numerics != self.packing.numerics:
             raise InvalidRequest(
-                f"the state {record.id} was made by other arithmetic ({record.numerics}) than this one's ({self._numerics}), so tokens "
-                'could differ: send exact: "best_effort" to continue it all the same',
+                f"the state {record.id} was made by other arithmetic ({record.numerics}) than this one's ({self.packing.numerics}), so "
+                'tokens could differ: send exact: "best_effort" to continue it all the same',
                 param="exact",
             )
-
-    def _packed(self, record: StateRecord, state: State) -> bytes:
-        assert state.logits is not None
-        assert state.seen is not None
-        blob = Blob(
-            tensors=state.tensors,
-            logits=state.logits,
-            seen=state.seen,
-            recent=state.recent,
-            position=state.position,
-            model=record.model,
-            fingerprint=record.fingerprint,
-            numerics=record.numerics,
-            id=record.id,
-            parent=record.parent,
-            created=record.created,
-        )
-        return pack(blob, [tensor.name for tensor in self._decoder.states])
-
-    def _unpacked(self, packed: bytes) -> State:
-        blob = unpack(packed, self._decoder, self._vocab_size, self._fingerprint)
-        return State(
-            tensors=blob.tensors,
-            position=blob.position,
-            logits=blob.logits,
-            fingerprint=blob.fingerprint,
-            seen=blob.seen,
-            recent=blob.recent,
-        )
-
-    def _seen(self, origin: State | None, fed: Sequence[int]) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-        bits = np.zeros(self._vocab_size, np.bool_)
-        bits[np.array(fed, np.int64)] = True
-        packed = np.packbits(bits, bitorder="little")
-        return packed if origin is None or origin.seen is None else packed | origin.seen
 
     def _hot_state(self, state: str) -> State | None:
         with self._lock:
@@ -210,7 +169,7 @@ class StateKeeper:
             return self._hot.get(state)
 
     def _warm(self, name: str, state: State) -> None:
-        size = sum(tensor.nbytes for tensor in state.tensors) + 4 * self._vocab_size
+        size = self.packing.most_bytes
         with self._lock:
             if name not in self._hot and size <= self._hot_bytes:
                 self._hot[name] = state
@@ -220,8 +179,11 @@ class StateKeeper:
                 self._held -= size  # all states of a decoder have the same size
 
 
-def _recent(origin: State | None, fed: Sequence[int]) -> tuple[int, ...]:
-    return (*(() if origin is None else origin.recent), *fed[-MOST_RECENT:])[-MOST_RECENT:]
+def _apart(tenant: str) -> str:
+    """Return the tenant under which checkpoints are stored. No API key can have this tenant, so checkpoints do not count against the quota
+    of the real tenant's states.
+    """
+    return f"{tenant}/checkpoints"
 
 
 def _told(error: BaseException | None) -> ServiceError | None:

@@ -119,7 +119,7 @@ class FakeSteps:
             self._changed.notify_all()
 
     def wait(self, calls: int) -> None:
-        """Until so many calls have begun."""
+        """Wait until so many calls have begun."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.calls) >= calls, PATIENCE_S)
 

@@ -203,7 +203,7 @@ async def test_slow_masks_hold_up_their_own_runs_alone_and_change_no_token(
         for at in range(3)
     ]
     async with running(steps, tokenizer, slots=5) as engine:
-        monkeypatch.setattr(engine, "_grammars", masks)
+        monkeypatch.setattr(engine._intake, "_grammars", masks)
         masks.gate.set()
         alone = [await tokens_of(engine.submit(request)) for request in asked]
         masks.gate.clear()
@@ -237,7 +237,7 @@ async def test_a_run_whose_grammar_leaves_no_token_is_told_why_and_ends_alone(
     masks = SlowMasks()
     masks.gate.set()
     async with running(steps, tokenizer) as engine:
-        monkeypatch.setattr(engine, "_grammars", masks)
+        monkeypatch.setattr(engine._intake, "_grammars", masks)
         run = engine.submit(ask(1, max_tokens=40, grammar=Grammar(kind="regex", source="a")))
         other = engine.submit(ask(5, 6, max_tokens=40))
         assert await tokens_of(other) == steps.expected((5, 6), 40)

@@ -35,8 +35,8 @@ ROOM = Quota(states=100, size=2**24)
 class Kept:
     """An engine with its keeper and store; a service that is started again has a new engine and keeper on the old store."""
 
-    def __init__(self, engine: GeneratorEngine, store: Store) -> None:
-        self.engine, self.store = engine, store
+    def __init__(self, engine: GeneratorEngine, store: Store, keeper: StateKeeper) -> None:
+        self.engine, self.store, self.keeper = engine, store, keeper
 
     def keep(self, parent: str | None = None, *, quota: Quota = ROOM) -> Keep:
         now = time.time()
@@ -70,21 +70,22 @@ async def keeping(
     steps: StepSession[Any], tokenizer: Path, store: Store | None = None, *, numerics: str = "ab", hot_bytes: int = 0
 ) -> AsyncIterator[Kept]:
     own = store or Store(SqliteEngine(None))
+    keeper = StateKeeper(
+        own, steps.decoder, vocab_size=steps.vocab_size, fingerprint=steps.fingerprint, numerics=numerics, hot_bytes=hot_bytes
+    )
     engine = GeneratorEngine(
         steps,
         Vocabulary(tokenizer),
         eos_token_ids=(EOS,),
         grammars=Grammars(tokenizer, (EOS,)),
-        keeper=StateKeeper(
-            own, steps.decoder, vocab_size=steps.vocab_size, fingerprint=steps.fingerprint, numerics=numerics, hot_bytes=hot_bytes
-        ),
+        keeper=keeper,
         numerics=numerics,
         limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S),
         metrics=GeneratorMetrics(Metrics(), "fake"),
     )
     engine.start()
     try:
-        yield Kept(engine, own)
+        yield Kept(engine, own, keeper)
     finally:
         await engine.stop()
         if store is None:
@@ -154,6 +155,25 @@ async def test_choices_that_continue_one_state_feed_their_prompt_once(steps: Fak
         runs = await asyncio.gather(*map(tokens_of, await kept.engine.open(asked)))
     assert len(set(map(tuple, runs))) > 1
     assert sum(len(row) for call in steps.calls[calls:] for row in call if len(row) > 1) == len(prompt)
+
+
+async def test_short_prompts_that_continue_states_are_fed_together(steps: FakeSteps, tokenizer: Path) -> None:
+    """Each from its own state and position, beside prompts that begin at the empty state."""
+    prompts = [tuple(range(at, at + 1 + at % 5)) for at in range(1, 9)]
+    async with keeping(steps, tokenizer) as kept:
+        begun_at = [tuple(range(at, 3 * at)) for at in range(2, 8)]
+        states = [(await kept.run(*before, max_tokens=0))[1] for before in begun_at]
+        calls = len(steps.calls)
+        steps.hold()
+        runs = await kept.engine.open([ask(250, max_tokens=1)])
+        await begun(steps, calls + 1)
+        for prompt, state in zip(prompts, [*states, None, None], strict=True):
+            runs += await kept.engine.open([ask(*prompt, max_tokens=2, start=None if state is None else StateReference("t", state))])
+        steps.open()
+        answers = await asyncio.gather(*map(tokens_of, runs))
+    whole = [(*before, *prompt) for before, prompt in zip([*begun_at, (), ()], prompts, strict=True)]
+    assert answers[1:] == [steps.expected(text, 2) for text in whole]
+    assert sorted(steps.calls[calls + 1]) == sorted(map(list, prompts)), "all in one call"
 
 
 @pytest.mark.parametrize(
@@ -327,12 +347,12 @@ async def test_a_lost_run_goes_on_from_its_newest_checkpoint(steps: FakeSteps, t
         await begun(here, calls + 32)
         run.cancel()
         here.open()
-        (document,) = await kept.store.call(lambda engine: engine.documents("t", "checkpoint", None, 9))
+        (document,) = await kept.store.call(lambda engine: engine.documents("t/checkpoints", "checkpoint", None, 9))
         async with keeping(steps, tokenizer, kept.store) as there:
             (run,) = await there.engine.open([replace(asked, known=tuple(whole[:36]))])
             assert await tokens_of(run) == whole[36:]
             assert fed(steps) == 40 + 99 - 70, "the tokens before the checkpoint were not fed again"
-            assert not await there.store.call(lambda engine: engine.documents("t", "checkpoint", None, 9)), "the run has ended"
+            assert not await there.store.call(lambda engine: engine.documents("t/checkpoints", "checkpoint", None, 9)), "the run has ended"
         other = FakeSteps()
         async with keeping(other, tokenizer, kept.store) as there:
             await there.store.call(lambda engine: engine.write(replace(document, version=0), None, ROOM))
@@ -352,3 +372,51 @@ async def test_a_store_that_fails_costs_a_run_its_checkpoints_and_nothing_else(
         kept.store.close()
         made = await tokens_of(kept.engine.submit(ask(5, 6, max_tokens=20, checkpoint=new_state_id())))
         assert made == steps.expected((5, 6), 20)
+
+
+async def test_each_of_several_lost_runs_goes_on_from_its_own_checkpoint(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence, "CHECKPOINT_TOKENS", 10)
+    prompts = [(5, 6, 7), (8, 9), (11, 12, 13, 14)]
+    asked = [ask(*prompt, sampling=RANDOM, max_tokens=60, ignore_eos=True, tenant="t", checkpoint=new_state_id()) for prompt in prompts]
+    here = FakeSteps()
+    async with keeping(here, tokenizer) as kept:
+        whole = [await tokens_of(kept.engine.submit(replace(each, checkpoint=""))) for each in asked]
+        runs = await kept.engine.open(asked)
+        for run in runs:
+            async for _ in run:
+                if run.usage.completion_tokens >= 25:
+                    break
+            run.cancel()
+        assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2))), "the engine has ended the runs"
+        async with keeping(steps, tokenizer, kept.store) as there:
+            known = [replace(each, known=tuple(tokens[:25])) for each, tokens in zip(asked, whole, strict=True)]
+            again = [await tokens_of(run) for run in await there.engine.open(known)]
+            assert again == [tokens[25:] for tokens in whole]
+            assert fed(steps) < sum(map(len, prompts)) + 3 * 59, "they did not begin again"
+
+
+async def test_a_checkpoint_whose_bytes_have_changed_is_not_used(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence, "CHECKPOINT_TOKENS", 10)
+    asked = ask(5, 6, 7, sampling=RANDOM, max_tokens=60, ignore_eos=True, tenant="t", checkpoint=new_state_id())
+    async with keeping(FakeSteps(), tokenizer) as kept:
+        whole = await tokens_of(kept.engine.submit(replace(asked, checkpoint="")))
+        run = kept.engine.submit(asked)
+        async for _ in run:
+            if run.usage.completion_tokens >= 25:
+                break
+        run.cancel()
+        assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2))), "the engine has ended the run"
+        assert not kept.keeper._written, "nothing is remembered of a run that was cancelled"
+        (document,) = await kept.store.call(lambda engine: engine.documents("t/checkpoints", "checkpoint", None, 9))
+        assert (await kept.store.call(lambda engine: engine.usage("t"))).size == 0, "it is no part of the tenant's quota"
+        body = bytearray(document.body)
+        body[-200] ^= 1
+        await kept.store.call(lambda engine: engine.write(replace(document, body=bytes(body)), None, ROOM))
+        async with keeping(steps, tokenizer, kept.store) as there:
+            (run,) = await there.engine.open([replace(asked, known=tuple(whole[:25]))])
+            assert await tokens_of(run) == whole[25:]
+            assert fed(steps) == 3 + 59, "all its tokens were fed again"

@@ -3,8 +3,8 @@
 import math
 
 _MEMORY = 0.95  # factor by which the weight of earlier calls decreases at each call
-_CALL_TOKENS = 16.0  # fixed cost in tokens that is assumed until calls of several sizes were measured
-_WEIGHT = 0.05  # weight of the assumed ratio, relative to one measured call
+_CALL_TOKENS = 16.0  # fixed cost of a call, in tokens, assumed until calls of several sizes were measured
+_WEIGHT = 0.05  # weight of the assumed ratio of the two costs, relative to one measured call
 _SPREAD = 0.25  # smallest relative spread of the calls' sizes at which the two costs can be separated
 _OUTLIER = 4.0  # a call that takes more than this many times the expected time counts as delayed by other work
 
@@ -12,7 +12,7 @@ _OUTLIER = 4.0  # a call that takes more than this many times the expected time 
 class Price:
     """The expected time `call_s + tokens * token_s` of a call, fitted by least squares to recent calls. Both are 0 at first.
 
-    Calls of one size cannot separate the two costs, so their ratio is then kept.
+    Calls of one size cannot separate the two costs, so their ratio then stays the same.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Price:
 
     @property
     def call_tokens(self) -> float:
-        """The fixed cost of one call, as the number of tokens that cost the same time."""
+        """Return the fixed cost of one call, as the number of tokens that cost the same time."""
         return self.call_s / self.token_s if self.token_s else 0.0
 
     def paid(self, tokens: int, seconds: float) -> None:
-        """Add a measured call."""
+        """Update the costs with a measured call of `tokens` tokens that took `seconds`."""
         if self.token_s:
             seconds = min(seconds, _OUTLIER * self.of(tokens))
         self._calls = _MEMORY * self._calls + 1
@@ -40,7 +40,7 @@ class Price:
         self._products = _MEMORY * self._products + tokens * seconds
         mean = self._tokens / self._calls
         spread = math.sqrt(max(self._squares / self._calls - mean * mean, 0.0))
-        # minimises sum (call_s + tokens * token_s - seconds)**2 + weight * (call_s - ratio * token_s)**2
+        # the new costs minimise sum (call_s + tokens * token_s - seconds)**2 + weight * (call_s - ratio * token_s)**2
         weight = _WEIGHT * (1 if spread > _SPREAD * mean else 100)
         a, b, d = self._calls + weight, self._tokens - weight * self._ratio, self._squares + weight * self._ratio**2
         determinant = a * d - b * b

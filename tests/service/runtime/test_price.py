@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from service.generation.price import Price
+from service.runtime.price import Price
 
 
 def learned(sizes: list[int], *, call_s: float = 0.0015, token_s: float = 0.0001, stalls: float = 0.0) -> Price:

@@ -1,0 +1,116 @@
+"""Records where each run with a slot is: in prefill, in the decode batch, or late (waiting for the grammar mask of its next token)."""
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+from service.generation.prefill import Prefill
+from service.generation.running import Running
+from service.generation.sequence import Sequence
+from service.generation.session import Logits, StepSession, Tensor, beginning
+from service.generation.snapshot import State
+from service.telemetry.metrics import GeneratorMetrics
+
+
+class Places:
+    """The places of an engine's runs, with the states that are kept when a run leaves the decode batch. Used on the engine's thread."""
+
+    def __init__(self, session: StepSession[Any], slots: int, metrics: GeneratorMetrics) -> None:
+        self.running = Running(session, slots)
+        self.prefill = Prefill(session)
+        self.late: list[Sequence] = []  # runs that skip decode steps until their grammar masks are ready
+        self._session = session
+        self.intervals = TokenIntervals(metrics)
+
+    def __len__(self) -> int:
+        """Return the number of runs that have a slot."""
+        return len(self.running) + len(self.late) + len(self.prefill)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Return the runs that have a slot."""
+        return [*self.running.sequences, *self.late, *self.prefill.sequences]
+
+    def put(self, sequence: Sequence) -> None:
+        """Give a run its slot: in the decode batch if its prompt is done, else in the prefill."""
+        if not sequence.left_of_prompt:
+            self.decode(sequence)
+        elif sequence in self.prefill:
+            self.prefill.back(sequence)
+        else:
+            self.prefill.add(sequence)
+        sequence.placed_at = sequence.position
+
+    def decode(self, sequence: Sequence) -> None:
+        """Add a run whose prompt is done to the decode batch, with the state that was kept."""
+        state, sequence.state = sequence.state, None
+        assert state is not None
+        assert state.logits is not None
+        self.running.join(sequence, state.tensors, state.logits)
+        self.intervals.returned(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Remove a run from the decode batch and keep its state."""
+        sequence.state = self.state(sequence, *self.running.copy(sequence))
+        self.running.remove(sequence)
+        self.intervals.left(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a run that has ended from prefill, decode batch or late runs, if it is in one of them."""
+        if sequence in self.running.sequences:
+            self.running.remove(sequence)
+        elif sequence in self.late:
+            self.late.remove(sequence)
+        elif sequence in self.prefill:
+            self.prefill.remove(sequence)
+        self.intervals.forget(sequence)
+
+    def copy(self, sequence: Sequence) -> tuple[State, Logits | None]:
+        """Return a copy of a run's state, and its last logits (V,) if the log-probabilities of its prompt need them."""
+        if sequence in self.running.sequences:
+            return self.state(sequence, *self.running.copy(sequence)), sequence.before
+        if sequence in self.prefill:
+            tensors, before = self.prefill.copy(sequence)
+            return self.state(sequence, tensors), before
+        return sequence.state or self.state(sequence, beginning(self._session.decoder)), sequence.before
+
+    def state(self, sequence: Sequence, tensors: Several[Tensor], logits: Logits | None = None) -> State:
+        """Return a State of the run at its position, with these state tensors (each without B) and logits (V,)."""
+        return State(tensors=tuple(tensors), position=sequence.position, logits=logits, fingerprint=self._session.fingerprint)
+
+
+class TokenIntervals:
+    """Measures the time between consecutive tokens of each run, even if the run had no slot for a while between them.
+
+    All runs in the decode batch draw at the same time.
+    """
+
+    def __init__(self, metrics: GeneratorMetrics) -> None:
+        self._metrics = metrics
+        self._drew = 0.0  # when the most recent step drew its tokens, in seconds
+        self._back: list[Sequence] = []  # runs that have drawn no token since they returned to the decode batch
+
+    def left(self, sequence: Sequence) -> None:
+        """Note that a run has left the decode batch and will return."""
+        if sequence in self._back:
+            self._back.remove(sequence)
+        elif sequence.run.usage.first_token is not None:
+            sequence.drew = self._drew
+
+    def returned(self, sequence: Sequence) -> None:
+        """Note that a run has joined the decode batch, for the first time or again."""
+        if sequence.drew:
+            self._back.append(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Note that a run has ended."""
+        if sequence in self._back:
+            self._back.remove(sequence)
+
+    def drawn(self, now: float, n_drawn: int, n_first: int) -> None:
+        """Record the intervals that end with a step that drew `n_drawn` tokens, of which `n_first` were the first token of their run."""
+        for sequence in self._back:
+            self._metrics.between_tokens_s.observe(now - sequence.drew, 1)
+        # All other rows drew their previous token at the previous step.
+        self._metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first - len(self._back))
+        self._back.clear()
+        self._drew = now
