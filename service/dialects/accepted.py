@@ -1,5 +1,5 @@
-"""Lists the fields that clients of each dialect may send but this service does not use. Rule 2 of `http/fields.py` applies to
-them.
+"""Lists the fields that clients of each dialect may send but that this service does not use. Rule 2 of `http/fields.py` applies to these
+fields.
 
 Sources: the types of openai-python, cohere-python and huggingface_hub, and the request schemas of vLLM,
 text-embeddings-inference, text-generation-inference, Jina, Cohere and Triton's extensions of the Open Inference Protocol.
@@ -9,7 +9,7 @@ from service.http.fields import Other, Others, ignored
 
 
 def _all(other: Other, *names: str) -> Others:
-    """Map each of the field `names` to the same entry `other`."""
+    """Return a mapping from each of the field `names` to the same entry `other`."""
     return dict.fromkeys(names, other)
 
 
@@ -25,7 +25,7 @@ _NO_MODERATION = "content is not moderated"
 _BY_MODEL_LENGTH = "documents are truncated to the model's limit"
 _NO_PLUGINS = ignored("only plugins read it, and there are none")
 
-# vLLM's extra parameters, on every route of its own --------------------------------------------------------------------------------------
+# vLLM's extra parameters, which each of its routes has ------------------------------------------------------------------------------------
 
 _VLLM: Others = {
     "priority": _LANES,
@@ -101,7 +101,6 @@ RESPONSES: Others = {
     **_SAMPLING,
     **_OPENAI,
     "reasoning": Other(_NO_REASONING, accepts=({"effort": "none"},)),
-    "conversation": Other("there are no conversations here; use `previous_response_id`"),
     "prompt": Other("this service does not store prompts"),
     "max_tool_calls": ignored("this service executes no tools"),
     "context_management": _NO_TRUNCATION,

@@ -1,7 +1,7 @@
 """Computes upper bounds on the size of an answer in bytes, before the answer is generated.
 
-Every token counts as the longest of the vocabulary. The k most likely tokens of a position are all different, so they count as
-the k longest tokens.
+Every token counts as the longest token of the vocabulary. The k most likely tokens of a position are all different, so they count as
+the k longest tokens of the vocabulary.
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from service.generation.request import GenerationRequest
 from service.generation.text import Vocabulary
 from service.settings import Settings
 
-_NUMBER = 26  # bytes of a log-probability and its separator
+_NUMBER = 26  # most bytes of a log-probability in JSON, with its separator
 _CHAT_ENTRY = len('{"token":,"bytes":[],"logprob":,"top_logprobs":[]},') + _NUMBER
 _PROMPT_ENTRY = len('"1234567890":{"decoded_token":,"logprob":,"rank":1234567},') + _NUMBER
 _TGI_ENTRY = len('{"id":1234567,"text":,"logprob":,"special":false},') + _NUMBER
 _OFFSET = 10
-_AROUND = 512  # bytes of a choice without its text
+_AROUND = 512  # most bytes of a choice in JSON, without its text and log-probabilities
 
 
 @dataclass(frozen=True)
 class AnswerSize:
-    """Upper bounds on the bytes of the parts of an answer."""
+    """Computes upper bounds on the bytes of the parts of an answer. `vocabulary`: the tokens that the answer may contain."""
 
     vocabulary: Vocabulary
 
@@ -56,7 +56,7 @@ class AnswerSize:
 
 
 def check_size(size: int, n: int, settings: Settings, *, fields: Mapping[str, object], streamable: bool) -> None:
-    """Raise NeverFits if `n` choices of `size` bytes each exceed `max_answer_bytes`. Its message advises lower values of `fields`."""
+    """Raise NeverFits if `n` choices of `size` bytes each exceed `max_answer_bytes`. The message advises lower values of `fields`."""
     could, most = n * (size + _AROUND), settings.max_answer_bytes
     if could > most:
         names = [name for name, value in fields.items() if value]
@@ -68,7 +68,7 @@ def check_size(size: int, n: int, settings: Settings, *, fields: Mapping[str, ob
 def check_chat_size(
     model: Generator, asked: GenerationRequest, settings: Settings, *, n: int = 1, fields: Mapping[str, object], streamable: bool = False
 ) -> None:
-    """Raise NeverFits if `n` choices in chat's format could exceed `max_answer_bytes`. The prompt's log-probabilities count once."""
+    """Raise NeverFits if `n` choices in chat's format could exceed `max_answer_bytes`. The prompt's log-probabilities are counted once."""
     size, tokens = AnswerSize(model.vocabulary), most_tokens(model, asked.max_tokens, len(asked.prompt))
     once = size.prompt_logprobs(len(asked.prompt), asked.prompt_logprobs)
     each = size.text(tokens) + size.chat_logprobs(tokens, asked.top_logprobs)

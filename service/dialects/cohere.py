@@ -26,7 +26,7 @@ from service.runtime.lanes import Lane
 from service.tokenization.texts import Cut, Cutting, Side
 
 _DOCUMENTS_IN_A_SEARCH_UNIT = 100
-_SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # which end of a long text is discarded
+_SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # Cohere's `truncate` -> the end of a long text that is cut off
 
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]

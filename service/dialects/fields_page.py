@@ -8,6 +8,7 @@ from typing import Any
 
 from service.dialects.jina import JinaRerankRequest
 from service.dialects.oip.schemas import InferRequest
+from service.dialects.openai.conversations import AddItems, ChangeConversation, CreateConversation
 from service.dialects.openai.tokens import TokenizeRequest
 from service.dialects.routers import MODULES
 from service.dialects.states.schemas import ChangeState, CreateState, ForkState, RewindState
@@ -15,11 +16,14 @@ from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.schemas import TeiRerankRequest, TeiTokenizeRequest
 from service.http.fields import Body, Other
 
-# The bodies that a route parses in its handler, so that they are not in the handler's signature.
+# The bodies that a route's handler parses itself. The handler's signature does not contain their classes.
 _READ_INSIDE: dict[str, tuple[type[Body], ...]] = {
     "/tokenize": (TeiTokenizeRequest, TokenizeRequest),
     "/rerank": (TeiRerankRequest, JinaRerankRequest),
     "/v2/models/{model:path}/infer": (InferRequest,),
+    "/v1/conversations": (CreateConversation,),
+    "/v1/conversations/{conversation_id}": (ChangeConversation,),
+    "/v1/conversations/{conversation_id}/items": (AddItems,),
     "/v1/states": (CreateState,),
     "/v1/states/{state}": (ChangeState,),
     "/v1/states/{state}/fork": (ForkState,),

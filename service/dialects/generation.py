@@ -23,7 +23,7 @@ from service.settings import Settings
 
 Result = TypeVar("Result")
 
-_INLINE_CHARACTERS = 4_000  # shorter texts are tokenised faster than a switch to another thread takes
+_INLINE_CHARACTERS = 4_000  # tokenising a shorter text takes less time than switching to another thread
 _TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # estimated bytes of an unsent token, and of each of its log-probabilities
 _SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
@@ -40,7 +40,7 @@ def new_id(prefix: str) -> str:
 
 
 def derived_id(prefix: str, of: str) -> str:
-    """Return an id that is always the same for `of`, a random one with all of its bits."""
+    """Return an id of 128 bits that is derived from `of` by a hash, so that equal `of` give equal ids."""
     return f"{prefix}{blake2b(of.encode(), digest_size=16).hexdigest()}"
 
 
@@ -49,7 +49,7 @@ def now() -> int:
     return int(time.time())
 
 
-# From the body -------------------------------------------------------------------------------------------------------------------------
+# From a body to requests -------------------------------------------------------------------------------------------------------------
 
 
 def requests(
@@ -68,7 +68,7 @@ def requests(
 ) -> list[GenerationRequest]:
     """Create n engine requests for each prompt, in order. The seed of a choice depends only on its index and on its prompt's seed.
 
-    `drawn` has the prompts' seeds. None: they are drawn here, see `seeds`. A prompt's log-probabilities are computed for its first choice
+    `drawn` has one seed for each prompt; if it is None, `seeds` draws them. A prompt's log-probabilities are computed for its first choice
     only.
     """
     if body.min_tokens > max_tokens:
@@ -107,13 +107,13 @@ def requests(
         )
         for prompt, seed in zip(
             map(tuple, prompts), drawn or seeds(body.seed, len(prompts)), strict=True
-        )  # the n choices share one tuple, which the engine checks once
+        )  # the n choices of a prompt share one tuple of ids, which the engine checks once
         for index in range(n)
     ]
 
 
 def seeds(seed: int | None, prompts: int) -> tuple[int, ...]:
-    """Return the seeds of the prompts: the request's own, or a random seed for each."""
+    """Return a seed for each prompt: the request's seed for all of them, or a random seed for each."""
     return tuple(secrets.randbits(63) if seed is None else seed for _ in range(prompts))
 
 
@@ -200,16 +200,16 @@ def check_streaming(stream: bool, options: StreamOptions | None) -> None:
 
 
 async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[], Result]) -> Result:
-    """Run `work`, whose time is proportional to `n_characters`: inline for short texts, on a tokenizer thread for long ones."""
+    """Run `work`, whose time is proportional to `n_characters`, and return its result. Long texts are processed on a tokenizer thread."""
     return work() if n_characters <= _INLINE_CHARACTERS else await catalog.tokenizers.run(work, size=n_characters)
 
 
 async def encode(
     model: Generator, catalog: Catalog, text: str, param: str, *, add_special_tokens: bool = True, rendered: ChatPrompts | None = None
 ) -> list[int]:
-    """Return the ids of a prompt. An empty prompt becomes the token that begins a text; raises EmptyInput if there is none.
+    """Return the token ids of a prompt. For an empty prompt, return the token that begins a text. Raises EmptyInput if there is none.
 
-    `rendered` is given for a conversation, and then encodes its prompt in place of the model.
+    `rendered` is given if the text was rendered from a conversation, and then tokenises the text in place of the model.
     """
     if len(text) > (limit := catalog.settings.max_input_characters):
         raise InputTooLong(f"`{param}` has {len(text)} characters and the most is {limit}: shorten it", param=param)
@@ -262,11 +262,11 @@ def most_tokens(model: Generator, max_tokens: int, prompt_tokens: int) -> int:
     return max_tokens if n_positions is None else max(0, min(max_tokens, n_positions - prompt_tokens + 1))
 
 
-# To the answer -------------------------------------------------------------------------------------------------------------------------
+# For the answer ----------------------------------------------------------------------------------------------------------------------
 
 
 def bound_unread(runs: Runs, top_logprobs: int | None, settings: Settings) -> None:
-    """Limit the memory of a stream's tokens that the client has not read to about `max_answer_bytes`."""
+    """Limit the memory for tokens of a stream that the client has not read yet. The limit is about `max_answer_bytes`."""
     runs.bound_unread(settings.max_answer_bytes / (_TOKEN_BYTES + (0 if top_logprobs is None else 1 + top_logprobs) * _LOGPROB_BYTES))
 
 

@@ -86,7 +86,8 @@ class GenerationRequestBody(SamplingFields, StateFields):
     prompt_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Log-probabilities of the prompt's tokens.")
     durability: Literal["turn", "checkpoint", "none"] = Field(
         "checkpoint",
-        description="Of a stream: checkpoint stores it so that it can be continued; turn stores it before the first byte; none does not.",
+        description="Of a stream: turn stores it before the first byte, so that it can be continued after a crash; checkpoint stores it "
+        "while its prompt is read, within 50 ms or later; none does not store it. docs/states.md has what each crash takes.",
     )
     user: Ignored = None
 
@@ -99,14 +100,14 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """The `response_format` of chat."""
+    """The field `response_format` of a chat request."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class TextFormat(Fields):
-    """The `text.format` of responses. Unlike chat's `response_format`, it has the schema's fields at the top level."""
+    """The field `text.format` of a responses request. Unlike chat's `response_format`, it has the schema's fields at the top level."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(None, min_length=1, max_length=64)
@@ -123,7 +124,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class GenerationUsage(BaseModel):
-    """The token counts of a request. A prompt counts once, however many choices it has."""
+    """The token counts of a request. The tokens of a prompt are counted once for all of its choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -132,7 +133,7 @@ class GenerationUsage(BaseModel):
 
 
 class KeptState(BaseModel):
-    """A state that was stored with a generated text. `GET /v1/states/ID` has the rest."""
+    """A state that was stored with a generated text. `GET /v1/states/ID` returns all of its fields."""
 
     object: Literal["state"]
     id: str

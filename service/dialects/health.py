@@ -17,7 +17,7 @@ async def live() -> Response:
 
 @router.get("/health/ready", responses={503: {"description": "Still warming up, failing, or shutting down"}})
 async def ready(catalog: CatalogDep) -> Response:
-    """Return 200 if every model is ready and its last run succeeded, else 503 with the reason if it is known."""
+    """Return 200 if every model is ready and its most recent run succeeded, else 503, with the reason if it is known."""
     if await catalog.ready():
         return PlainTextResponse("ready")
     return PlainTextResponse(catalog.failure or catalog.sick() or "not ready", 503, {"retry-after": "1"})

@@ -138,7 +138,7 @@ def kind_of(model: Served) -> str:
 
 
 def _page(catalog: Catalog, host: str, *, told: bool, ready: bool) -> str:
-    """Return the page `/` as HTML. `told` is whether it lists the models. Every value that is not a constant is escaped."""
+    """Return the page `/` as HTML. `told` is whether the page lists the models. Every value that is not a constant is escaped."""
     models = _models(catalog) if told else []
     asked = {kind_of(model): name for name, model in reversed(models)} if models else dict.fromkeys(_ASKED)
     address = f"http://{host if _HOST.fullmatch(host) else f'127.0.0.1:{catalog.settings.port}'}"

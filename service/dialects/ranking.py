@@ -43,7 +43,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The answer of a ranking. `results` has only the best `top_n`, best first; the other fields cover all documents."""
+    """The answer of a ranking. `results` has only the `top_n` best documents, best first. The other fields are about all documents."""
 
     model: Model
     results: list[Ranked]
@@ -144,11 +144,11 @@ async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str
 
 
 def _arrays(answer: EncodeAnswer) -> list[Array]:
-    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # errors per item are off, so no row is one
+    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # errors by item are off, so no row is an error
 
 
 async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str], limit: int | None) -> tuple[list[str], list[int]]:
-    """Return the documents cut to at most `limit` tokens each, and the number of tokens that each lost.
+    """Return the documents, each cut to at most `limit` tokens, and for each document the number of tokens that were cut off.
 
     The texts are cut because they are tokenised again, together with the query. A limit above the model's own has no effect.
     """
@@ -156,7 +156,7 @@ async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str
         return list(documents), [0] * len(documents)
 
     def first_tokens(document: str) -> tuple[str, int]:
-        (encoding,) = texts.tokenizer.encode_batch([document], add_special_tokens=False)  # unlike `encode`, it releases the GIL
+        (encoding,) = texts.tokenizer.encode_batch([document], add_special_tokens=False)  # `encode` would hold the GIL
         if len(encoding) <= limit:
             return document, 0
         return document[: encoding.offsets[limit - 1][1]], len(encoding) - limit

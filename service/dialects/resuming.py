@@ -1,7 +1,7 @@
-"""Streams of tokens that a client can continue: what a route does when a stream begins, and when its client comes back.
+"""Begins streams that a client can continue, and continues them when the client connects again.
 
-A route has a function `answer(body, call, catalog, start)`. `start` has what an answer needs so that its continuation is like it: seeds,
-id and time. `resume` calls the same function with the stored body.
+A route has a function `answer(body, call, catalog, start)`. `start` contains the seeds, the id and the time of the answer, so that a
+continued answer has the same. To continue a stream, `resume` calls the same function with the stored body.
 """
 
 import time
@@ -35,11 +35,11 @@ class ResumableScript(sse.Script[tuple[int, Delta]], Protocol):
     sent: Sent | None
 
     async def restore(self, received: Sequence[Received]) -> None:
-        """Go on as if these parts of the choices had been sent by this script."""
+        """Set the script's state as if it had sent these parts of the choices itself."""
 
 
 class Continued(NamedTuple):
-    """A stored run that goes on. `wanted`: what its client has."""
+    """A stored run that is continued. `wanted`: the last id that its client has received."""
 
     lease: Lease
     wanted: EventId
@@ -47,9 +47,9 @@ class Continued(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerStart:
-    """How an answer begins: anew, or where the client of a stream stopped."""
+    """The beginning of an answer: a new answer, or an answer continued at the position at which its client stopped."""
 
-    seeds: tuple[int, ...]  # one for each prompt
+    seeds: tuple[int, ...]  # one seed for each prompt
     id: str
     created: int  # Unix time
     continued: Continued | None = None
@@ -65,15 +65,15 @@ class AnswerStart:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """What the client has of each choice; () for a new answer."""
+        """Return the client's position in each choice; () for a new answer."""
         return () if self.continued is None else self.continued.wanted.places
 
     def of_stream(self, asked: Sequence[GenerationRequest], model: Generator) -> list[GenerationRequest]:
         """Return the requests `asked`, adapted to a stream that can be continued.
 
-        In a continued stream, `known` of each request has the tokens that were drawn before. The last token may be drawn again, so a state
-        that is kept after it has an id derived from the stream's id: it is stored once. Raises Diverged if the model or the arithmetic has
-        changed since the stream began, and the client sent no hash of the tokens that it has.
+        In a continued stream, `known` of each request has the tokens that were drawn before. The last token may be drawn several times, so
+        the state to store after it gets an id derived from the answer's id: the state is stored only once. Raises Diverged if the model or
+        the arithmetic has changed since the stream began, and the client sent no hash of the tokens that it has.
         """
         asked = [
             request if request.keep is None else replace(request, keep=self._once(request.keep, at)) for at, request in enumerate(asked)
@@ -98,9 +98,9 @@ class AnswerStart:
 
 
 def _known(request: GenerationRequest, place: Place, tokens: tuple[int, ...], ended: bool) -> tuple[int, ...]:
-    """Return the first of a choice's stored tokens that the client has, without one that may be the last: it is drawn again, because an
-    ended run cannot be continued."""
-    if request.prompt_logprobs is not None:  # they are computed with the prompt's own logits
+    """Return the stored tokens of a choice that the client has. The last stored token is left out if the choice may end with it: this token
+    is drawn again, because an ended run cannot be continued."""
+    if request.prompt_logprobs is not None:  # only a run without known tokens computes them
         return ()
     if place.tokens < len(tokens):
         return tokens[: place.tokens]
@@ -118,10 +118,11 @@ async def stream(
     path: str,
     durability: Durability,
 ) -> Response:
-    """Return the response that streams the script's runs, from the beginning or from where the client stopped.
+    """Return the response that streams the script's runs, from the beginning or from the position at which the client stopped.
 
-    `body` is what `path` has to be asked for again. With durability `turn` the response waits until it is stored, and the store's errors
-    are raised; otherwise a stream that cannot be stored goes on without the header x-run-id, and without ids.
+    The request is stored as `path` and `body`, so that it can be repeated. With durability `turn` the response waits until the run is
+    stored, and the store's errors are raised. Otherwise a run that cannot be stored is streamed without the header x-run-id and without
+    ids.
     """
     runs, settings = script.runs, catalog.settings
     if start.continued is not None:
@@ -145,7 +146,7 @@ async def stream(
 
 
 def _begun(choices: int, body: BaseModel, start: AnswerStart, model: Generator, call: Call, catalog: Catalog, path: str) -> Lease | None:
-    """Store a new run, without waiting for it. Returns None without a store."""
+    """Return the lease of a new run, without waiting for the write of the run. Return None if there is no store."""
     if (leases := catalog.leases) is None:
         return None
     run = RunStart(
@@ -176,19 +177,21 @@ def _continued(script: ResumableScript, continued: Continued, model: Generator, 
     return sse.EventStream(source, script, (), call, catalog.settings, priming=priming, owner=lease)
 
 
-# When a client comes back --------------------------------------------------------------------------------------------------------------
+# When a client connects again ----------------------------------------------------------------------------------------------------------
 
 
 class Resumable(NamedTuple):
-    """A route whose streams can be continued: the class of its body, and its function."""
+    """A route whose streams can be continued: the class of its body, and its function `answer`."""
 
     body: type[BaseModel]
     answer: Callable[[Any, Call, Catalog, AnswerStart], Awaitable[Any]]
 
 
 async def resume(wanted: EventId, routes: Mapping[str, Resumable], call: Call, catalog: Catalog) -> Any:
-    """Return the rest of a stream, of a run of one of these `routes`, by path. A position with one number and no hash is that of all
-    choices. Raises NotReady while the models are loaded, RunNotFound, InvalidRequest, or what the route raises."""
+    """Return the rest of a stream after the position `wanted`. `routes` maps paths to the routes whose streams can be continued.
+
+    If `wanted` has one number and no hash, this number applies to all choices. Raises NotReady while the models are loaded, RunNotFound,
+    InvalidRequest, or an error of the route."""
     if (leases := catalog.leases) is None:
         catalog.find(None)
         raise RunNotFound(f"there is no run {wanted.run}: no decoder is served here", param="run")

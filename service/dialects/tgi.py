@@ -212,13 +212,13 @@ def _grammar(given: TgiGrammar | None) -> Grammar | None:
 
 
 class _TgiAnswer(sse.Script[tuple[int, Delta]]):
-    """The answer to one request, either as one JSON object (`whole`) or as the events of a stream."""
+    """Builds the answer to one request, either as one JSON object (`whole`) or as the events of a stream."""
 
     def __init__(self, body: TgiRequest, asked: TgiParameters, model: Generator, runs: Runs, seed: int | None) -> None:
         self._asked, self._model, self.runs, self._seed = asked, model, runs, seed
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = body.inputs if asked.return_full_text else ""
-        self._n = 0  # tokens sent
+        self._n = 0  # number of tokens sent so far
 
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer. Each token is serialised when it arrives."""

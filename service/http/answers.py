@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from service.call import NUMBER_BYTES
 
 PIECE_BYTES = 65_536
-SLICE_S = 0.002  # limit on the time that serialising may block the event loop
+SLICE_S = 0.002  # longest time for which serialising may block the event loop, in seconds
 _JSON = "application/json"
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
@@ -189,7 +189,7 @@ class PiecesResponse(Response):
 
 
 async def in_slices(work: Iterable[Made]) -> AsyncIterator[Made]:
-    """Yield the items of `work`. Lets other tasks run whenever `SLICE_S` have passed."""
+    """Yield the items of `work`. Lets other tasks run whenever `SLICE_S` seconds have passed."""
     until = time.perf_counter() + SLICE_S
     for made in work:
         yield made
@@ -199,6 +199,6 @@ async def in_slices(work: Iterable[Made]) -> AsyncIterator[Made]:
 
 
 async def done(work: Iterable[object]) -> None:
-    """Run `work` to its end. Lets other tasks run whenever `SLICE_S` have passed."""
+    """Run `work` to its end, and discard its items. Lets other tasks run whenever `SLICE_S` seconds have passed."""
     async for _ in in_slices(work):
         pass

@@ -1,6 +1,6 @@
-"""Extends uvicorn's HTTP server by limits on connections, which a public port needs.
+"""Adds limits on connections to uvicorn's HTTP server, which a public port needs.
 
-The head of a request must arrive within `_HEAD_S`, the client must read its answer within `stream_stall_s`, the number of
+The head of a request must arrive within `_HEAD_S` seconds, the client must not stop reading for `stream_stall_s` seconds, the number of
 connections is bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers in plain text. If
 many clients connect at the same time, all are accepted at once.
 """
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 _HEAD_S = 10.0
 _HEAD_BYTES = 65_536
 _SWEEP_S = 1.0
-_FILES = 512  # open files of a process other than connections, at most
+_FILES = 512  # limit on the open files of a process that are not connections
 _MOST = 16_384
 _ACCEPTED_AT_ONCE = _FILES // 2  # limit on connections accepted before `most_connections` is checked
 
@@ -35,14 +35,14 @@ class Connection(HttpToolsProtocol):
 
     head_s: ClassVar[float] = _HEAD_S
     stall_s: ClassVar[float] = 60.0
-    most: ClassVar[int] = 0  # 0: `most_connections()`
+    most: ClassVar[int] = 0  # limit on connections; 0: the result of `most_connections()`
     share: ClassVar[float] = 1.0  # share of `most` that one client address may have
     _by_address: ClassVar[Counter[str]] = Counter()
-    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # state of the servers whose connections are checked
+    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # state objects of the servers whose connections are checked
 
-    _head_since: float | None = None  # when the current request's head began; None if the head is complete
-    _head_bytes = 0  # bytes of that head so far
-    _unread = (0, 0.0)  # (bytes that the client has not read, time since then)
+    _head_since: float | None = None  # time at which the current request's head began; None if the head is complete
+    _head_bytes = 0  # bytes of the current request's head so far
+    _unread = (0, 0.0)  # (bytes that the client has not read, time since which this number has not decreased)
     _counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -92,7 +92,8 @@ class Connection(HttpToolsProtocol):
             self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
 
     def refuse(self, status: int, message: str) -> None:
-        """Send an error, and close the connection. The dialect is unknown, so the message is in the two most usual fields."""
+        """Send an error, and close the connection. The dialect is unknown, so the message is in the two most usual fields, `error` and
+        `message`."""
         kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
         error = {"message": message, "type": kind, "param": None, "code": None}
         body = orjson.dumps({"error": error, "message": message})
@@ -103,7 +104,7 @@ class Connection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.is_closing() or not self.transport.get_write_buffer_size():
             super().timeout_keep_alive_handler()
-        else:  # reached while the client is still reading the last answer
+        else:  # reached while the client is still reading the previous answer
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     @classmethod
@@ -137,7 +138,7 @@ class Connection(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """A server that accepts up to `_ACCEPTED_AT_ONCE` waiting connections in each iteration of the event loop.
 
-    uvloop accepts one per iteration, as libuv does since version 1.45. An iteration takes 0.1 s while hundreds of requests are
+    uvloop accepts one connection per iteration, as libuv does since version 1.45. An iteration takes 0.1 s while hundreds of requests are
     computed, so the last of 256 new connections would wait for half a minute.
     """
 
@@ -177,7 +178,8 @@ class Server(uvicorn.Server):
 
 
 def install(*, stall_s: float, behind_proxy: bool) -> None:
-    """Replace uvicorn's classes by these, since Ray starts the server. `behind_proxy`: one address may have all connections."""
+    """Replace uvicorn's classes by the classes of this module, since Ray starts the server. `behind_proxy`: one client address may have all
+    connections."""
     import uvicorn.protocols.http.auto as auto
 
     Connection.stall_s = stall_s

@@ -15,7 +15,8 @@ _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 async def inflate(coding: str, body: bytes) -> AsyncIterator[bytes]:
-    """Yield the content in pieces of up to 1 MiB. This thread decompresses only the first 64 KiB of a short body.
+    """Yield the decompressed content in pieces of up to 1 MiB. If the body has at most 64 KiB, the event loop decompresses the first 64 KiB
+    of the content. Another thread decompresses all other pieces.
 
     Raises UnsupportedEncoding for another coding, MalformedBody for a body that is invalid in its coding or ends early.
     """
@@ -38,7 +39,7 @@ async def inflate(coding: str, body: bytes) -> AsyncIterator[bytes]:
 
 
 class _Inflater:
-    """A decompressor that holds a compressed body and the position in it. Only one thread at a time may use it."""
+    """A decompressor with a compressed body and the position in the body. Only one thread at a time may use it."""
 
     def __init__(self, name: str, body: bytes) -> None:
         self.done = False

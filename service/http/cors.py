@@ -12,7 +12,7 @@ from service.errors import OriginRefused
 from service.http.dialect import Dialect
 from service.http.edge import refusal
 
-# Headers of an answer that scripts of another origin may read.
+# The headers of an answer that scripts of another origin may read.
 EXPOSED = (
     "accept-encoding",
     "accept-ranges",
@@ -49,7 +49,7 @@ EXPOSED = (
 
 
 class Cors(CORSMiddleware):
-    """Starlette's CORS middleware, but a preflight's answer has a request id, and a refusal the dialect's error format."""
+    """Starlette's CORS middleware with two changes: a preflight's answer has a request id, and a refusal has the dialect's error format."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], dialects: tuple[Dialect, ...]) -> None:
         super().__init__(

@@ -12,7 +12,7 @@ from service.errors import ServiceError
 
 @dataclass(frozen=True)
 class Dialect:
-    """A dialect. `render` returns status and body of an error. A path belongs to the dialect with the longest matching prefix."""
+    """A dialect. `render` returns the status and the body for an error. A path belongs to the dialect with the longest matching prefix."""
 
     name: str
     prefixes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Handles the id, key, size and deadline of every request before the route, and metrics, log and trace after it."""
+"""Handles every request around its route: the request's id, key, size and deadline before it, and metrics, log and trace after it."""
 
 import asyncio
 import logging
@@ -47,18 +47,19 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # These paths need no key. They are probes, and pages for browsers that contain nothing specific to this installation.
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
 USAGE_PATH = "/v1/usage"
+_OWNED = re.compile(r"/v1/(?:states|responses|conversations|stream)/")  # paths that continue with a tenant's id or name
 INTERNAL_ERROR = "internal error; the log has it under this request's id"
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
-_MOST_DIGITS = 18  # limit on digits of a content-length: `int` raises another error for thousands
-_LARGE_BODY, _PIECE = 262_144, 65_536  # an answer body of more bytes is sent in pieces, and the bytes of a piece
-_TURN_BYTES = 32_768  # larger bodies are parsed one per iteration of the event loop
+_MOST_DIGITS = 18  # limit on the digits of a content-length: `int` raises another error for thousands of digits
+_LARGE_BODY, _PIECE = 262_144, 65_536  # an answer above the first size, in bytes, is sent in pieces of the second
+_TURN_BYTES = 32_768  # each iteration of the event loop parses at most one larger body
 _LEAST_DELAY_S = 0.05  # a refusal whose delay would be shorter is sent at once
-_UNWATCHED_S = 0.1  # the edge begins to watch for a disconnect after this time
+_UNWATCHED_S = 0.1  # seconds after which the edge begins to watch for a disconnect of the client
 
 
 class ClientGone(Exception):
-    """The client closed the connection before it received its answer."""
+    """Raised if the client closed the connection before it received its answer."""
 
 
 class Edge:
@@ -81,19 +82,19 @@ class Edge:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        # If there is no proxy in front, header values may end in spaces.
+        # If no proxy forwards the request, header values may end in spaces.
         headers = {name.decode("latin-1"): value.decode("latin-1").rstrip() for name, value in scope["headers"]}
         sent_id = headers.get("x-request-id", "")
         request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
         call = Call(request_id, time.monotonic())
         span = None
         if (tracer := self.catalog.tracer) is not None and not scope["path"].startswith(_OPEN):  # probes are not traced
-            span = tracer.request(scope["method"], scope["path"], headers, call.started)
+            span = tracer.request(scope["method"], _shown_path(scope), headers, call.started)
             span.mark(call)
         answer = _TrackedSend(send, request_id, span)
         self.catalog.active += 1
         try:
-            # Read the URL first: this may change the path, and the path's dialect determines the format of errors in headers.
+            # Read the URL first: this may change the path, and the path's dialect determines the format of errors about headers.
             named, by_path = address(scope) if scope["query_string"] or scope["path"].startswith("/models/") else (None, False)
             call = answer.call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
             if named is not None:
@@ -127,7 +128,7 @@ class Edge:
             answer.status = _CLIENT_GONE
             raise
         except Exception:
-            log.exception("unexpected error", extra={**call.identity, "path": scope["path"]})
+            log.exception("unexpected error", extra={**call.identity, "path": _shown_path(scope)})
             await self._refuse(scope, answer, ServiceError(INTERNAL_ERROR))
         finally:
             self.catalog.active -= 1
@@ -221,7 +222,7 @@ class Edge:
                 extra={
                     **call.identity,
                     "method": scope["method"],
-                    "path": scope["path"],
+                    "path": _shown_path(scope),
                     "status": status,
                     "duration_ms": round(elapsed_s * 1000, 2),
                     "model": call.model,
@@ -233,7 +234,7 @@ class Edge:
 
 @contextmanager
 def ended_with(error: Exception) -> Iterator[Callable[[], None]]:
-    """Yields a function that interrupts the block: it cancels the task, and the block raises `error`."""
+    """Return a context whose value is a function. If it is called, it cancels the task in the context, and the context raises `error`."""
     working = asyncio.current_task()
     assert working is not None
     interrupted = False
@@ -254,7 +255,8 @@ def ended_with(error: Exception) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
-    """Raise `error` inside the block when the deadline passes. Cheaper than `asyncio.timeout` for blocks that end in time."""
+    """Return a context that is interrupted with `error` when the deadline passes. It is cheaper than `asyncio.timeout` if the context ends
+    in time."""
     with ended_with(error) as interrupt:
         timer = asyncio.get_running_loop().call_later(max(deadline - time.monotonic(), 0), interrupt)
         try:
@@ -265,7 +267,8 @@ def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
 
 @contextmanager
 def leaving_with(receive: Receive) -> Iterator[None]:
-    """Raise ClientGone in the block when the client disconnects. A watch costs a task, so it begins after `_UNWATCHED_S`."""
+    """Return a context that is interrupted with ClientGone when the client disconnects. Watching costs a task, so it begins only after
+    `_UNWATCHED_S` seconds."""
     watch: asyncio.Task[None] | None = None
     with ended_with(ClientGone()) as interrupt:
 
@@ -288,7 +291,7 @@ def leaving_with(receive: Receive) -> Iterator[None]:
 
 
 class _TrackedSend:
-    """An ASGI `send` that adds headers (request id, trace id, limits of the tenant) and records the status of the answer."""
+    """An ASGI `send` that adds headers (request id, trace id, the tenant's limits) to the answer, and records the answer's status."""
 
     def __init__(self, send: Send, request_id: str, span: "RequestSpan | None") -> None:
         self.status: int | None = None
@@ -303,16 +306,23 @@ class _TrackedSend:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
             if self.call is not None and (tenant := self.call.tenant) is not None:
-                tenant.charge(self.call)  # tokens of a complete answer; a stream is charged at its end
+                tenant.charge(self.call)  # the tokens of a whole answer are known; a stream is charged at its end
                 message["headers"] += tenant.headers()
         body = message.get("body", b"")
         if len(body) <= _LARGE_BODY:
             await self._send(message)
             return
-        for at in range(0, len(body), _PIECE):  # in pieces, because the server would buffer the whole body until the client has read it
+        for at in range(0, len(body), _PIECE):  # the server would buffer a body sent in one call until the client has read all of it
             part = {"type": "http.response.body", "body": body[at : at + _PIECE]}
             await self._send({**part, "more_body": at + _PIECE < len(body) or bool(message.get("more_body"))})
             await asyncio.sleep(0)
+
+
+def _shown_path(scope: Scope) -> str:
+    """Return the path for logs and traces. If it contains ids or names of a tenant's data, return the template of the path instead."""
+    path: str = scope["path"]
+    owned = _OWNED.match(path)
+    return path if owned is None else getattr(scope.get("route"), "path", f"{owned[0]}...")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -340,9 +350,9 @@ def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tu
         headers["retry-after"] = str(max(1, int(error.retry_after_s + 0.999)))
         headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
     if status in (409, 412):
-        headers["x-should-retry"] = "false"  # openai's clients repeat a 409, and the same request would fail again
+        headers["x-should-retry"] = "false"  # without this header, openai's clients repeat a request after a 409
     if isinstance(error, BodyTooSlow):
-        headers["connection"] = "close"  # the rest of the body may never arrive
+        headers["connection"] = "close"  # the connection is closed, since the rest of the request's body may never arrive
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, UnsupportedEncoding):

@@ -23,7 +23,7 @@ NOT_SUPPORTED, UNKNOWN = "not_supported", "extra_forbidden"
 
 @dataclass(frozen=True)
 class Other:
-    """A field that the service does not use. `accepts`: non-empty values without an effect. `because`: why other values are rejected."""
+    """A field that the service does not use. `accepts`: non-empty values that are accepted. `because`: why other values are rejected."""
 
     because: str
     accepts: tuple[Any, ...] = ()
@@ -94,7 +94,7 @@ class Body(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Apply rule 1 to fields whose default is not None: a null is replaced by the default."""
+        """Apply rule 1 to fields whose default is not None: validation replaces a null by the default."""
         changed = False
         for field in cls.model_fields.values():
             if not field.is_required() and (field.default is not None) and _NULL_IS_DEFAULT not in field.metadata:
@@ -122,7 +122,7 @@ class Body(BaseModel):
 
 
 def schema_of(body: type[Body]) -> dict[str, Any]:
-    """Return the JSON schema of a body, without `$ref`s. For routes whose signature does not contain the body's class."""
+    """Return the JSON schema of a body, without `$ref`s, for routes whose signature does not contain the body's class."""
     schema = body.model_json_schema()
     inlined: dict[str, Any] = _inlined(schema, schema.get("$defs", {}))
     return inlined

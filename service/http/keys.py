@@ -31,8 +31,8 @@ from service.telemetry.metrics import Metrics
 log = logging.getLogger("attnserve.keys")
 
 MOST_BYTES = 8 * 1024 * 1024  # limit on the file's size: about 40,000 keys; a Kubernetes Secret has at most 1 MiB
-MOST_LABELLED = 100  # limit on tenants with separate metrics
-OTHERS = "other"  # the label in metrics that all tenants beyond these share
+MOST_LABELLED = 100  # limit on the tenants that have separate metrics
+OTHERS = "other"  # the label in metrics that all other tenants share
 _CHECKED_EVERY_S = 1.0
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
@@ -40,7 +40,7 @@ Most = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class KeyEntry(BaseModel):
-    """One key in the file. The limits are those of the tenant, so all keys of a tenant have the same ones. null: no limit."""
+    """One key in the file. The limits apply to the tenant, so all keys of a tenant must have the same limits. None means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -139,7 +139,7 @@ class Keys:
             digest = hashlib.sha256(key.get_secret_value().encode()).digest()
             name = f"key:{digest.hex()[:16]}"
             tenant = Tenant(name, client=name, clock=clock)
-            tenant.metrics = metrics.tenant(OTHERS)  # not `name`: it has part of the hash, and /metrics needs no key
+            tenant.metrics = metrics.tenant(OTHERS)  # not `name`, which has a part of the hash: /metrics is public
             self._own[digest] = tenant, name
         self._mark: object = None
         self._install(self._read() or [])
@@ -174,7 +174,7 @@ class Keys:
                 log.error("api keys stay as they were", extra={"error": type(error).__name__})
 
     def _read(self) -> list[KeyEntry] | None:
-        """Return the file's entries if the file has changed since the last call, else None. Blocks the thread."""
+        """Return the file's entries if the file has changed since the previous call, else None. Blocks the thread."""
         if self._file is None:
             return None
         mark = _mark(self._file)
@@ -184,7 +184,7 @@ class Keys:
         return read(self._file)
 
     def _install(self, entries: list[KeyEntry]) -> None:
-        """Use these entries from the next request on. Running requests continue even if their key was removed."""
+        """Replace the keys by these entries, from the next request on. Running requests continue even if their key was removed."""
         tenants: dict[str, Tenant] = {}
         found = dict(self._own)
         for entry in entries:
@@ -193,7 +193,7 @@ class Keys:
                 tenant = tenants[entry.tenant] = self._tenants.get(entry.tenant) or Tenant(entry.tenant, clock=self._clock)
                 tenant.limit(entry.limits)
             found[bytes.fromhex(entry.sha256)] = tenant, entry.name
-        # The first tenants in the order of the file, so that all gateways label the same ones.
+        # The first tenants of the file have separate metrics, so that all gateways label the same tenants.
         labelled = set(list(tenants)[:MOST_LABELLED])
         for name in self._labelled - labelled:
             self._metrics.forget_tenant(name)
@@ -203,7 +203,7 @@ class Keys:
 
 
 def _mark(path: Path) -> object:
-    """Return a value that changes whenever the file behind the path changes."""
+    """Return a value that changes whenever the file at the path changes."""
     try:
         found = path.stat()
     except OSError as error:

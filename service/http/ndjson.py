@@ -1,5 +1,5 @@
-"""Answers to bulk requests as NDJSON: one line per input, sent as soon as its row is computed, in any order, and a line of totals
-last.
+"""Streams the answers to bulk requests as NDJSON. Each input has one line, which is sent as soon as its row is computed, in any order. The
+last line has the totals.
 
 A line has the index of its input. The HTTP status is sent before all rows are computed, so if the whole request fails later, the
 last line is the error in the dialect's format. A client must check that the last line has `usage`.
@@ -36,7 +36,7 @@ async def stream(
     """
     call.begin_stream()
     call.item_errors = True
-    rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # bounded, because it has at most one entry per input
+    rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # no limit needed: it has at most one entry per input
     work = asyncio.create_task(model.answer(request, call, lambda index, row: rows.put_nowait((index, row))))
 
     def ended(done: asyncio.Task[EncodeAnswer]) -> None:
@@ -70,7 +70,7 @@ async def stream(
 
 
 class _Lines(StreamingResponse):
-    """A response that sends the lines of a request. When it ends, even before the first line, it cancels the request."""
+    """A response that sends the lines of an answer. When the response ends, even before the first line, it cancels the model's work."""
 
     def __init__(self, lines: AsyncIterator[bytes], work: "asyncio.Task[EncodeAnswer]", call: Call) -> None:
         super().__init__(lines, media_type=NDJSON, headers=call.headers)

@@ -30,6 +30,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": _CODE, "max_tokens": 32, "temperature": 0.5},
     "/v1/responses": {"input": "Write a function that adds two numbers.", "max_output_tokens": 32},
     "/v1/images/generations": {"prompt": "7"},
+    "/v1/conversations": {"items": [{"role": "system", "content": "Answer in one word."}], "metadata": {"topic": "statistics"}},
+    "/v1/conversations/{conversation_id}": {"metadata": {"topic": "means"}},
+    "/v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "What is a median?"}]},
     "/v1/states": {"prompt": _CODE, "ttl_s": 3600, "metadata": {"topic": "statistics"}},
     "/v1/states/{state}": {"metadata": {"topic": "means"}},
     "/v1/states/{state}/fork": {"ttl_s": 3600},
@@ -57,6 +60,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 _PARAMETERS = {
     "model": "all-MiniLM-L6-v2",
     "response_id": "resp_0123456789abcdef",
+    "conversation_id": "conv_0123456789abcdef",
+    "item_id": "msg_0123456789abcdef",
     "run": "run_0123456789abcdef0123456789abcdef",
     "state": "state_0123456789abcdef0123456789abcdef",
 }
@@ -94,7 +99,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 def _name(document: dict[str, Any]) -> None:
     """Give every schema a name of only letters and digits, and use that name as its title."""
     old = document["components"]["schemas"]
-    assert not any("__" in name for name in old), "two schemas have one name"  # if so, FastAPI adds their modules
+    assert not any("__" in name for name in old), "two schemas have one name"  # FastAPI adds the modules to equal names, with "__"
     names = {name: re.sub(r"[^A-Za-z0-9]", "", name) for name in old}
     _refer(document, {f"#/components/schemas/{name}": f"#/components/schemas/{plain}" for name, plain in names.items()})
     document["components"]["schemas"] = {names[name]: {**schema, "title": names[name]} for name, schema in sorted(old.items())}
@@ -118,7 +123,7 @@ def _mend(node: Any) -> None:
     elif isinstance(node, dict):
         for key, value in node.items():
             if key in ("example", "examples", "default", "enum", "const", "mapping"):
-                continue  # their content is values, not schemas
+                continue  # the content of these keys is values, not schemas
             if key == "properties":
                 for schema in value.values():
                     _mend_schema(schema)

@@ -30,23 +30,23 @@ Element = TypeVar("Element")
 
 Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
 
-# A list in a request body. Validation stops at the first invalid element: all errors could be far larger than the body.
+# A list in a request body. Validation stops at the first invalid element, since the list of all errors could be far larger than the body.
 Many = Annotated[list[Element], Field(fail_fast=True)]
 
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # keys of the call and the catalog in the ASGI scope
 METHOD = "attnserve.method"  # scope key: "HEAD" for a request that is handled as GET
 # Parsing JSON blocks the event loop. The time is estimated from the characters outside strings. The constants are in nanoseconds
-# on a CPU core of 2026, for the slowest case of each: a list with only one number, a key that is unknown and costs a Python call.
+# on a CPU core of 2026, each for its slowest case: a list with only one number, and an unknown key, which costs a Python call.
 _VALUE_NS, _LIST_NS, _KEY_NS, _STRING_NS, _BYTE_NS = 125, 850, 900, 120, 1.5
 _LONG_DIGITS, _LONG_NS = 256, 2000  # cost of each run of 256 digits: parse time is quadratic in a number's length
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _MOST_NS = 80e6
-_LARGE_BYTES = 250_000  # shorter bodies are not checked, because they are fast to parse whatever their content
+_LARGE_BYTES = 250_000  # the cost of shorter bodies is not checked, because any such body is parsed fast
 _ASIDE_BYTES = 1_000_000  # the cost of larger bodies is estimated on a thread
-_MOST_ESCAPES = 2_000_000  # with more backslashes in a body, finding the ends of strings is too slow
+_MOST_ESCAPES = 2_000_000  # if a body has more backslashes, finding the ends of its strings is too slow
 _SHORT = reprlib.Repr()  # shortens invalid values in error messages
 _SHORT.maxstring = _SHORT.maxother = 80
-_BRANCHES = ("str", "int", "bool")  # pydantic adds these names to an error's location in a union
+_BRANCHES = ("str", "int", "bool")  # names of union branches, which pydantic adds to an error's location
 
 
 def _from_scope(name: str) -> Callable[[Request], Coroutine[Any, Any, Any]]:
@@ -169,7 +169,7 @@ def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
 
 
 def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
-    """Parse the body. Raises BodyTooLarge, MalformedBody, EmptyInput, or InvalidRequest with the name of the invalid field.
+    """Return the parsed body. Raises BodyTooLarge, MalformedBody, EmptyInput, or InvalidRequest with the name of the invalid field.
 
     `call.wanted`, the model that the URL names, becomes the body's `model` if that is missing, or if the name is in the URL's
     path.
@@ -211,7 +211,7 @@ class _ParsingCost(NamedTuple):
 
     @classmethod
     def of(cls, structure: bytes, quotes: int, size_bytes: int) -> "_ParsingCost":
-        """Estimate the cost for a body of `size_bytes`. `structure`: its characters, without strings if they could be removed."""
+        """Return the estimated cost of a body of `size_bytes`. `structure`: the body, without its strings if they could be removed."""
         lists, values, keys = structure.count(b"["), structure.count(b","), structure.count(b":")
         long = structure.translate(_ZEROS).count(b"0" * _LONG_DIGITS)
         ns = lists * _LIST_NS + values * _VALUE_NS + keys * _KEY_NS + long * _LONG_NS + quotes * _STRING_NS / 2 + size_bytes * _BYTE_NS

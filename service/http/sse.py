@@ -46,30 +46,30 @@ class PieceSource(Protocol[Taken]):
 
     @property
     def done(self) -> bool:
-        """Whether all pieces have been returned by `take`."""
+        """Return whether `take` has returned all pieces."""
 
     async def take(self, timeout_s: float, interval_s: float) -> Sequence[Taken]:
-        """Return the pieces since the last call. Waits up to `timeout_s` for the first piece. Raises the source's error.
+        """Return the pieces since the previous call. Waits up to `timeout_s` for the first piece. Raises the source's error.
 
-        Pieces that arrive less than `interval_s` after the last call may wait that long for further pieces.
+        If less than `interval_s` seconds have passed since the previous call, it may wait for the rest of this interval to gather pieces.
         """
 
     def close(self) -> None:
-        """Cancel the generation. Idempotent."""
+        """Cancel the generation. Further calls have no effect."""
 
 
 class Owner(Protocol):
-    """Who sends a stream that another process may take over."""
+    """The right of this process to send a stream, which another process may take over."""
 
-    on_loss: Callable[[], None]  # called when that has happened
+    on_loss: Callable[[], None]  # called when another process has taken the stream over
 
     async def holds(self) -> bool:
-        """Return whether the stream may still be sent from here."""
+        """Return whether this process may still send the stream."""
         ...
 
 
 class Script(Protocol[Told]):
-    """Converts pieces to the events of a dialect, as bytes, or as an iterator if they are large. Empty bytes send nothing."""
+    """Converts pieces to the events of a dialect. Events are bytes, or an iterator over bytes if they are large. b"" means no event."""
 
     def opening(self) -> bytes:
         return b""
@@ -83,12 +83,12 @@ class Script(Protocol[Told]):
 
 
 def event(content: Any, name: str | None = None) -> bytes:
-    """Return one event with small `content`. `name` is the event's type, in dialects that have several types."""
+    """Return one event with the JSON of `content`, which should be small. `name`: the event's type, if the dialect has several types."""
     return b"".join((_opening(name), whole(content), b"\n\n"))
 
 
 def event_pieces(content: Any, name: str | None = None) -> Iterator[bytes]:
-    """Yield one event in pieces, for large `content`."""
+    """Yield one event with the JSON of `content` in pieces. For large `content`."""
     yield _opening(name)
     yield from pieces(content)
     yield b"\n\n"
@@ -99,12 +99,12 @@ def _opening(name: str | None) -> bytes:
 
 
 async def stream(source: PieceSource[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
-    """Return a response that streams `source`. Waits for the first piece or heartbeat. Raises an error that occurs before."""
+    """Return a response that streams `source`, after the first piece or heartbeat. Raises an error that occurs before that."""
     return EventStream(source, script, await first_pieces(source, settings), call, settings)
 
 
 async def first_pieces(source: PieceSource[Piece], settings: Settings) -> Sequence[Piece]:
-    """Return the first pieces, or none at the first heartbeat. Raises an error that occurs before, and then closes the source."""
+    """Return the first pieces, or no piece if the first heartbeat is due earlier. If an error occurs, close the source and raise it."""
     try:
         return await source.take(settings.stream_heartbeat_s, settings.stream_interval_s)
     except BaseException:  # catches CancelledError too, which is raised if the client disconnects
@@ -183,7 +183,7 @@ class EventStream(Response):
 
 
 async def _joined_chunks(events: Written) -> AsyncGenerator[bytes, None]:
-    """Join bytes to chunks of about `PIECE_BYTES`, and let other tasks run in between."""
+    """Yield the bytes of `events` joined to chunks of about `PIECE_BYTES` bytes. Lets other tasks run between chunks."""
     if isinstance(events, bytes):
         if events:
             yield events

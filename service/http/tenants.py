@@ -1,6 +1,6 @@
-"""Tenants: their limits and their usage.
+"""Limits the requests and tokens of tenants, and counts their usage.
 
-Requests and tokens are limited by token buckets: 600 a minute is a bucket of 600 that fills at 10 a second. The tokens of a request are
+Token buckets limit requests and tokens: 600 a minute is a bucket of size 600 that fills at 10 a second. The tokens of a request are
 charged after its answer, when they are known. A request is admitted if at least one token is left, so a large answer may make the level
 negative, until the bucket has filled again. Limits and counts are those of one process: each gateway of a cluster has its own
 (docs/keys.md).
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from service.telemetry.metrics import TenantMetrics
 
 _ALMOST = 1e-9  # a difference of fewer requests or tokens is a rounding error
-_STREAM_RETRY_S = 1.0  # a guess, since the end of a stream cannot be predicted
+_STREAM_RETRY_S = 1.0  # seconds until a client should retry: a guess, since the end of a stream cannot be predicted
 
 
 class Rate(NamedTuple):
@@ -33,7 +33,7 @@ class Rate(NamedTuple):
 
 
 class TenantLimits(NamedTuple):
-    """The limits of one tenant. None means no limit."""
+    """The limits of one tenant on requests, tokens and simultaneous streams. None means no limit."""
 
     requests: Rate | None = None
     tokens: Rate | None = None
@@ -41,7 +41,7 @@ class TenantLimits(NamedTuple):
 
 
 class Bucket:
-    """A token bucket: full at first, filled at its rate up to its limit. The level may be negative."""
+    """A token bucket. It is full at first, and fills at its rate up to `rate.most`. Its level may be negative."""
 
     def __init__(self, rate: Rate, now: float) -> None:
         self.rate = rate
@@ -57,12 +57,12 @@ class Bucket:
         self._level = self.level(now) - amount
 
     def until_s(self, level: float, now: float) -> float:
-        """Return the seconds until the bucket's level is `level`, or 0 if it is that high now."""
+        """Return the seconds until the bucket's level is at least `level`, or 0 if it is now."""
         missing = level - self.level(now)
         return missing * self.rate.period_s / self.rate.most if missing > _ALMOST else 0.0
 
     def of(self, rate: Rate, now: float) -> "Bucket":
-        """Return a bucket with another rate and this bucket's level, but at most the new limit."""
+        """Return a bucket with another rate and with this bucket's level, reduced to the new rate's limit if it is higher."""
         bucket = Bucket(rate, now)
         bucket._level = min(self.level(now), bucket._level)
         return bucket
@@ -78,11 +78,12 @@ class UsageCounts:
 
 
 class Tenant:
-    """A tenant, with its limits and its usage. Buckets and usage are kept when the file of keys is read again. Event loop only."""
+    """A tenant with its limits and its usage. Its buckets and usage do not change when the file of keys is read again. Use it on the event
+    loop only."""
 
     def __init__(self, name: str, *, client: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
-        self.client = client or f"tenant:{name}"  # the name under which it shares queues, slots and memory
+        self.client = client or f"tenant:{name}"  # clients share queues, slots and memory fairly; this is the tenant's name as a client
         self.since_s = int(time.time())
         self.usage: dict[str, UsageCounts] = {}  # model -> counts
         self.streams = 0
@@ -101,7 +102,8 @@ class Tenant:
             self.limits = limits
 
     def admit(self) -> None:
-        """Count a request. Raises RateLimited, and counts nothing, if a bucket is empty."""
+        """Take one request from the bucket of requests. Raises RateLimited, and takes nothing, if the bucket of requests or of tokens is
+        empty."""
         if self._requests is None and self._tokens is None:
             return
         now = self._clock()
@@ -112,7 +114,7 @@ class Tenant:
             self._requests.take(1, now)
 
     def begin_stream(self, call: "Call") -> None:
-        """Count the answer to `call` as a stream until `settle`. Raises RateLimited if the tenant has too many."""
+        """Count the answer to `call` as an open stream until `settle`. Raises RateLimited if the tenant has too many open streams."""
         if self.limits.streams is not None and self.streams >= self.limits.streams:
             raise self._refused(
                 f"{self.streams} of its streams are open, and its limit is {self.limits.streams}: wait until one has ended", _STREAM_RETRY_S
@@ -127,7 +129,7 @@ class Tenant:
             call.charged = call.tokens
 
     def settle(self, call: "Call", status: int) -> None:
-        """Charge an ended request's tokens, add it to the usage, and stop counting its stream."""
+        """Charge the tokens of an ended request, add the request to the usage, and no longer count its stream as open."""
         self.charge(call)
         self.streams -= call.streaming
         if call.model and (status < 400 or call.tokens):
@@ -140,12 +142,13 @@ class Tenant:
 
     @property
     def total(self) -> UsageCounts:
-        """The usage summed over all models."""
+        """Return the usage summed over all models."""
         each = self.usage.values()
         return UsageCounts(sum(u.requests for u in each), sum(u.prompt_tokens for u in each), sum(u.completion_tokens for u in each))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return OpenAI's rate-limit headers. For each limit that is set: the limit, the rest, and the time until the bucket is full."""
+        """Return OpenAI's rate-limit headers: for each limit that is set, the limit, the remaining amount, and the time until the bucket is
+        full."""
         made: list[tuple[bytes, bytes]] = []
         now = self._clock()
         for bucket, what in ((self._requests, b"requests"), (self._tokens, b"tokens")):
@@ -171,7 +174,7 @@ def _changed(bucket: Bucket | None, rate: Rate | None, now: float) -> Bucket | N
 
 
 def duration(seconds: float) -> str:
-    """Format a duration as OpenAI does: `0s`, `20ms`, `1.5s`, `6m0s`, `1h0m0s`. Rounded up to milliseconds."""
+    """Return a duration in OpenAI's format: `0s`, `20ms`, `1.5s`, `6m0s`, `1h0m0s`. It is rounded up to milliseconds."""
     ms = math.ceil(seconds * 1000 - _ALMOST)
     if 0 < ms < 1000:
         return f"{ms}ms"

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol: `routes.py`, its `schemas.py`, and `tensors.py`, which converts tensors to inputs and back."""
+"""The dialect of the Open Inference Protocol: `routes.py`, `schemas.py`, and `tensors.py`, which converts tensors to inputs and back."""

@@ -75,7 +75,7 @@ async def live() -> Any:
 
 @router.get("/v2/health/ready", response_model=Ready, responses={503: {"model": Ready}})
 async def ready(call: CallDep, catalog: CatalogDep) -> Any:
-    """Return 200 if every model is ready and its last run succeeded, else 503."""
+    """Return 200 if every model is ready and its most recent run succeeded, else 503."""
     is_ready = await catalog.ready()
     return json_response({"ready": is_ready}, call, 200 if is_ready else 503)
 
@@ -84,7 +84,7 @@ async def ready(call: CallDep, catalog: CatalogDep) -> Any:
     "/v2/models/{model:path}/ready", response_model=ModelReady, responses={**errors(404), 503: {"model": ModelReady | OipErrorResponse}}
 )
 async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """Return 200 if this model is ready and its last run succeeded, else 503."""
+    """Return 200 if this model is ready and its most recent run succeeded, else 503."""
     found = find(catalog, model)
     is_ready = await catalog.answers(found)
     return json_response({"name": found.name, "ready": is_ready}, call, 200 if is_ready else 503)
@@ -217,7 +217,7 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
 
 
 def _sent(model: Model, asked: InferRequest, arrays: Iterable[tuple[WantedOutput, Array]], call: Call) -> Response:
-    """Return the arrays as JSON, or as bytes after the JSON if the request asks for that."""
+    """Return a response with the arrays in JSON. Arrays that the request asks for in binary form are sent as bytes after the JSON."""
     outputs: list[dict[str, Any]] = []
     blobs: list[bytes] = []
     for output, array in arrays:

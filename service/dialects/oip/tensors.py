@@ -41,7 +41,7 @@ _BY_IDS = (contract.INPUT_IDS, contract.ATTENTION_MASK)
 
 
 def ways_of(model: Served) -> list[tuple[str, ...]]:
-    """Return the sets of input tensors that this model accepts, or an empty list if it writes text."""
+    """Return the sets of input tensors that this model accepts, or an empty list if the model generates text."""
     ways: list[tuple[str, ...]] = [(TEXT, TEXT_PAIR)[:count] for count in model.manifest.traits.texts]
     if ways and all(tensor.name != contract.TOKEN_TYPE_IDS for tensor in model.manifest.graph.inputs):
         ways.append(_BY_IDS)
@@ -163,7 +163,7 @@ def _elements(tensor: InputTensor) -> list[Any]:
 
 
 def _strings(name: str, blob: bytes) -> Iterator[str]:
-    """Read BYTES elements. Each is its length in four bytes, little-endian, and then that many bytes, which must be UTF-8."""
+    """Return the strings of a BYTES tensor. Each string is its length in bytes (4 bytes, little-endian) and then its UTF-8 bytes."""
     at = 0
     while at < len(blob):
         start = at + 4
@@ -177,7 +177,7 @@ def _strings(name: str, blob: bytes) -> Iterator[str]:
 
 
 def stacked(answer: EncodeAnswer) -> Array:
-    """Stack the rows of an answer to (B, D), or to (B, N, D) with N the longest row, padded with zeros."""
+    """Return the rows of an answer as one array: (B, D), or (B, N, D) padded with zeros to the length N of the longest row."""
     rows = [
         row[: len(item.ids)] if row.ndim == 2 else row
         for row, item in zip(answer.rows, answer.encoded, strict=True)

@@ -6,36 +6,24 @@ itself is returned as text.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import orjson
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
-from pydantic_core import PydanticCustomError
 
 from service.call import LAST_EVENT_HEADER, Call
 from service.catalog import Catalog
-from service.dialects import accepted, generation, resuming
+from service.dialects import generation, resuming
 from service.dialects.answer_size import check_chat_size
 from service.dialects.generation_schemas import (
-    EMPTY_IS_ABSENT,
-    MAX_TOKENS,
     STREAM,
-    ChatLogprob,
-    FinishReason,
-    GenerationRequestBody,
-    GenerationUsage,
-    Ignored,
-    KeptState,
-    PromptLogprobs,
-    ResponseFormat,
-    StopReason,
 )
 from service.dialects.openai import tool_calls
+from service.dialects.openai.chat_schemas import ChatCompletion, ChatMessage, ChatRequest
 from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
-from service.dialects.openai.tool_calls import AllowedTools, Calling, Function, FunctionType, NamedTool, arguments_of, choose
+from service.dialects.openai.tool_calls import AllowedTools, Calling, arguments_of, choose
 from service.dialects.resuming import AnswerStart, Resumable
 from service.dialects.states import turns
 from service.errors import InvalidRequest
@@ -44,119 +32,9 @@ from service.generation.model import Generator
 from service.generation.request import Delta
 from service.generation.runs import Runs
 from service.http.answers import Elements, Text, done, json_answer
-from service.http.fields import WITHOUT_NULLS, Fields
-from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.http.routing import CallDep, CatalogDep, JsonRoute
 from service.streams.position import EventId
 from service.streams.source import Received
-
-Metadata = Annotated[
-    dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored."), WITHOUT_NULLS
-]
-
-_MOST_PARTS = 1024
-
-
-class ContentPart(Fields):
-    type: Literal["text"] = Field(description="Text alone: no model here sees or hears.")
-    text: str
-
-
-class FunctionCall(Fields):
-    name: str = Field(max_length=256)
-    arguments: str
-
-
-class ToolCall(Fields):
-    id: str = Field(max_length=256)
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class ChatMessage(Fields):
-    others = accepted.MESSAGE
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Many[ContentPart] | None = Field(None, description="Only an assistant's message with tool calls may have none.")
-    name: str | None = Field(None, max_length=256)
-    refusal: str | None = None
-    tool_calls: list[ToolCall] = Field([], max_length=128)
-    tool_call_id: str | None = Field(None, max_length=256)
-
-
-class Tool(FunctionType):
-    function: Function
-
-
-class ChatRequest(GenerationRequestBody):
-    others = accepted.CHAT
-
-    messages: Many[ChatMessage] = Field(min_length=1, max_length=4096)
-    max_completion_tokens: StrictInt | None = Field(
-        None, ge=0, le=MAX_TOKENS, description="The service's `default_max_tokens` without it. 0 only with `store_state`."
-    )
-    max_tokens: StrictInt | None = Field(None, ge=0, le=MAX_TOKENS, description="The same under its old name; the other one counts.")
-    logprobs: StrictBool = Field(False, description="The log-probability of each token.")
-    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="And of so many likeliest ones; needs `logprobs`.")
-    response_format: Annotated[ResponseFormat | None, EMPTY_IS_ABSENT] = None
-    tools: list[Tool] = Field([], max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = Field(
-        "auto",
-        description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called; "
-        "allowed_tools is auto or required for some of them.",
-    )
-    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
-    store: Literal[False] = Field(False, description="Nothing is stored.")
-    modalities: list[Literal["text"]] | None = Field(None, max_length=1)
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-
-    @field_validator("messages", mode="before")
-    @classmethod
-    def _not_too_many(cls, messages: Any) -> Any:
-        """Limit the parts and calls of all messages together, since validating them blocks the event loop."""
-        if isinstance(messages, list):
-            inner = (message.get(name) for message in messages if isinstance(message, dict) for name in ("content", "tool_calls"))
-            if (count := sum(len(each) for each in inner if isinstance(each, list))) > _MOST_PARTS:
-                said = f"the messages have {count} parts and tool calls, and the most is {_MOST_PARTS}: send fewer"
-                raise PydanticCustomError("too_long", said)
-        return messages
-
-
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"]
-    content: str | None = Field(description="Null where a tool is called.")
-    refusal: None
-    annotations: list[Any]
-    tool_calls: list[ToolCall] | None = Field(None, description="Only where `tool_choice` demands a call.")
-
-
-class ChatLogprobs(BaseModel):
-    content: list[ChatLogprob]
-    refusal: None
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | Literal["tool_calls"]
-    stop_reason: StopReason
-    state: KeptState | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
-
-
-class ChatCompletion(BaseModel):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: GenerationUsage
-    prompt_logprobs: PromptLogprobs | None = Field(None, description="Only where the request asked for them.")
-    state: KeptState | None = Field(None, description="That of the only choice.")
-
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
@@ -174,7 +52,7 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
 
 
 async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerStart | None = None) -> Any:
-    """Answer a request. `start` None: from the beginning."""
+    """Answer a request. `start` is given if the answer continues a stream, else None."""
     begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
     model = catalog.generator(body.model or (None if begin is None else begin.record.model))
     turns.check_model(model, begin)
@@ -213,6 +91,7 @@ async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerS
     if body.stream:
         asked = start.of_stream(asked, model)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages", stream=body.stream)
+    turns.tell_exactness(call, begin, runs)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
         script = _ChatAnswer(body, model, runs, calling, start)
@@ -229,7 +108,7 @@ def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], Calling | None]:
 
 
 def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
-    """Check constraints between fields, which a schema cannot express. `field` has the limit `max_tokens`."""
+    """Raise InvalidRequest if the fields violate a constraint that a schema cannot express. `field` names the field with `max_tokens`."""
     if not max_tokens and not body.store_state:
         raise InvalidRequest(f"{field}=0 needs store_state: there would be nothing to answer", param=field)
     turns.check_prompt_logprobs(body.prompt_logprobs, body.state)
@@ -241,7 +120,7 @@ def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
 
 
 def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Convert messages for the chat template: content becomes one text, and the arguments of a tool call become an object."""
+    """Return the messages for the chat template: the content becomes one text, and the arguments of a tool call become an object."""
     messages = []
     for at, message in enumerate(given):
         if message.content is None and not (message.role == "assistant" and message.tool_calls):
@@ -250,7 +129,7 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             raise InvalidRequest(f"messages.{at}.tool_calls: only an assistant calls tools", param=f"messages.{at}.tool_calls")
         plain = message.model_dump(exclude_none=True, exclude_defaults=True)
         if isinstance(message.content, list):
-            plain["content"] = "\n".join(part.text for part in message.content)  # vLLM joins parts like this
+            plain["content"] = "\n".join(part.text for part in message.content)  # vLLM joins the parts of a message in the same way
         for called in plain.get("tool_calls", ()):
             called["type"] = "function"
             called["function"]["arguments"] = arguments_of(called["function"]["arguments"])
@@ -262,14 +141,14 @@ class _Choice:
     """The text of a choice while its tokens arrive, or the tool call if the request requires one."""
 
     def __init__(self, calling: Calling | None, name: str) -> None:
-        """`name` is unique, and the same when a stream is continued."""
+        """`name` identifies the choice among all answers. The call's id is derived from it, so a continued stream has the same call id."""
         self.text, self.logprobs, self.last = Text(), Elements(), Delta("")
         self.call = None if calling is None else calling.call(generation.derived_id("call_", name))
-        self.named = False  # whether a chunk with the call's id and name was built
+        self.named = False  # whether a chunk with the tool call's id and name was built
 
 
 class _ChatAnswer(Chunks):
-    """The answer to a chat request, as a whole or as the chunks of a stream."""
+    """Builds the answer to a chat request, as a whole or as the chunks of a stream."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None, start: AnswerStart) -> None:
         object_ = "chat.completion.chunk" if body.stream else "chat.completion"
@@ -334,7 +213,7 @@ class _ChatAnswer(Chunks):
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         choice = self._choices[index]
         new: dict[str, Any] = {"content": delta.text} if delta.text else {}
-        if choice.call is not None:  # its first chunk has its id and name
+        if choice.call is not None:  # the first chunk of a tool call has the call's id and name
             function = {"arguments": choice.call.push(delta.text)}
             new = {"tool_calls": [{"index": 0, "function": function}]} if function["arguments"] else {}
             if choice.call.name is not None and not choice.named:

@@ -23,8 +23,8 @@ class Chunks(sse.Script[tuple[int, Delta]]):
 
     def __init__(self, model: Generator, runs: Runs, options: StreamOptions | None, start: AnswerStart, *, object_: str) -> None:
         self.model, self.runs = model, runs
-        self.sent: Sent | None = None  # set if the stream can be continued
-        self.places = start.places or (Place(),) * len(runs.runs)  # what the client has already
+        self.sent: Sent | None = None  # the position up to which chunks were sent; None if the stream cannot be continued
+        self.places = start.places or (Place(),) * len(runs.runs)  # the client's position in each choice
         self.head = {
             "id": start.id,
             "object": object_,
@@ -37,7 +37,7 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         self.tokens = token_json(model.vocabulary)
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        """Return the part of a choice that a delta adds."""
+        """Return the JSON of a choice in a chunk: the part that a delta adds to the choice."""
         raise NotImplementedError
 
     def answer(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -54,25 +54,25 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         return b"".join([self.piece(index, delta) for index, delta in pieces])
 
     def piece(self, index: int, delta: Delta) -> bytes:
-        """Return the chunk of a delta, or b"" if it has nothing to send: its tokens are counted with the next chunk."""
+        """Return the chunk of a delta, or b"" if the delta has nothing to send. Then the next chunk's id counts the delta's tokens."""
         if self.sent is not None:
             self.sent.add(index, delta.token_ids, ended=delta.finish_reason is not None)
         return self.chunk([self.choice(index, delta)]) if worth_sending(delta) else b""
 
     def begin(self, index: int) -> None:
-        """Note that the next chunk begins a choice, without a token."""
+        """Note that the next chunk begins a choice and contains no token of it."""
         if self.sent is not None:
             self.sent.begin(index)
 
     async def restore(self, received: Sequence[Received]) -> None:
-        """Go on as if these parts of the choices had been sent by this script."""
+        """Set the script's state as if it had sent these parts of the choices itself."""
         for index, part in enumerate(received):
             if self.sent is not None:
                 self.sent.restore(index, part.token_ids, part.place)
             await self.skip(index, part)
 
     async def skip(self, index: int, part: Received) -> None:
-        """Bring a choice to where it was after this part."""
+        """Set the state of a choice as if `part` had been sent. Does nothing here: classes with such a state override it."""
 
     def chunk(self, choices: Sequence[dict[str, Any]]) -> bytes:
         return self._id + sse.event(self._content(choices))
@@ -91,12 +91,12 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         return {**self.head, "choices": choices, **({"usage": None} if self._with_usage else {}), **self._only_state(choices)}
 
     def state(self, index: int, delta: Delta) -> dict[str, Any]:
-        """Return the field `state` of a choice if this is its last delta and its state was kept."""
+        """Return the field `state` of a choice if this is its last delta and its state was stored, else no field."""
         state = None if delta.finish_reason is None else kept(self.runs.runs[index].request)
         return {} if state is None else {"state": state}
 
     def _only_state(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the state of the only choice for the top level."""
+        """Return the field `state` for the top level of the answer, if the answer has only one choice, and this choice has the field."""
         return {"state": choices[0]["state"]} if len(self.runs.runs) == 1 and choices and "state" in choices[0] else {}
 
     def closing(self) -> bytes:
@@ -108,5 +108,5 @@ class Chunks(sse.Script[tuple[int, Delta]]):
 
 
 def worth_sending(delta: Delta) -> bool:
-    """Return whether a delta contains text, log-probabilities or a finish reason. A token's text may come with the next token."""
+    """Return whether a delta contains text, log-probabilities or a finish reason. A delta has none if its token's text is incomplete."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)

@@ -42,7 +42,7 @@ class Columns:
 
 
 class Logprobs:
-    """Log-probabilities of one choice, as its tokens arrive. Offsets count from the first token."""
+    """Adds the log-probabilities of one choice to its columns while tokens arrive. Text offsets count from the choice's first token."""
 
     def __init__(self, model: Generator, *, skip_special_tokens: bool) -> None:
         hidden = model.vocabulary.special if skip_special_tokens else frozenset[int]()
@@ -55,7 +55,7 @@ class Logprobs:
         columns.add(ids, told, map(self._offsets.of, ids))
 
     def prompt(self, columns: Columns, ids: Sequence[int], logprobs: Iterable[TokenLogprob | None]) -> Iterable[bytes]:
-        """Add the log-probabilities of a prompt to `columns`, and yield after each slice. The first token's log-probability is None."""
+        """Add the log-probabilities of a prompt to `columns`, and yield b"" after each slice. The first token's log-probability is None."""
         at = 0
         for some in slices(logprobs):
             these = ids[at : at + len(some)]
@@ -64,7 +64,7 @@ class Logprobs:
             yield b""
 
     def after(self, ids: Sequence[int]) -> Iterable[bytes]:
-        """Advance the text offset by the tokens of a prompt, and yield after every 1,024 tokens."""
+        """Advance the text offset by the text of the tokens `ids`, and yield b"" after every 1,024 tokens."""
         for at in range(0, len(ids), 1024):
             for token_id in ids[at : at + 1024]:
                 self._offsets.of(token_id)
@@ -79,7 +79,7 @@ class _Offsets:
     """Computes each token's position in the text, in characters. Tokens that share a character have that character's position."""
 
     def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
-        """`hidden` contains the tokens that are left out of the text."""
+        """`hidden` contains the ids of tokens that have no text in the answer."""
         self._vocabulary, self._hidden = vocabulary, hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = 0
@@ -96,12 +96,12 @@ class _Offsets:
 
 
 class CompletionChunks(Chunks):
-    """The chunks of a completion, from a decoder or an encoder-decoder."""
+    """Builds the chunks of a completion, for a decoder or an encoder-decoder."""
 
     def __init__(self, body: CompletionRequest, model: Generator, runs: Runs, start: AnswerStart) -> None:
         super().__init__(model, runs, body.stream_options, start, object_="text_completion")
         self.body = body
-        self.logprobs = [self.new_logprobs() for _ in runs.runs]  # one for each choice
+        self.logprobs = [self.new_logprobs() for _ in runs.runs]  # one object for each choice
 
     def new_logprobs(self) -> Logprobs:
         return Logprobs(self.model, skip_special_tokens=self.body.skip_special_tokens)
@@ -111,7 +111,7 @@ class CompletionChunks(Chunks):
             await done(self.logprobs[index].after(part.token_ids))
 
     def choice(self, index: int, delta: Delta, columns: Columns | None = None) -> dict[str, Any]:
-        """Return the part of a choice that a delta adds. `columns` replaces the delta's log-probabilities."""
+        """Return the JSON that a delta adds to a choice. If `columns` is given, it is sent in place of the delta's log-probabilities."""
         if columns is None and self.body.logprobs is not None:
             self.logprobs[index].add_to(columns := Columns(self.tokens), delta.logprobs)
         return {

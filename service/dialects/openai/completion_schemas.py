@@ -1,4 +1,4 @@
-"""Bodies of `/v1/completions`."""
+"""The bodies of requests to `/v1/completions`, and the answers to them."""
 
 from typing import Annotated, Literal
 

@@ -14,7 +14,7 @@ from service.catalog import Catalog
 from service.dialects import generation, resuming
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.generation_schemas import STREAM
-from service.dialects.openai import writings
+from service.dialects.openai import seq2seq_completions
 from service.dialects.openai.completion_logprobs import Columns, CompletionChunks, Logprobs
 from service.dialects.openai.completion_schemas import Completion, CompletionRequest
 from service.dialects.openai.embeddings import ERRORS
@@ -43,7 +43,7 @@ PATH = "/v1/completions"
 
 @router.post(PATH, response_model=Completion, responses=STREAM)
 async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """Continue each prompt n times. With `stream`, each chunk contains a choice's text since its last chunk."""
+    """Continue each prompt n times. With `stream`, each chunk contains the new text of a choice since the choice's previous chunk."""
     if body.stream and call.last_event_id is not None:
         wanted = EventId.parse(call.last_event_id, LAST_EVENT_HEADER)
         return await resuming.resume(wanted, {PATH: Resumable(CompletionRequest, answer)}, call, catalog)
@@ -51,12 +51,12 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
 
 
 async def answer(body: CompletionRequest, call: Call, catalog: Catalog, start: AnswerStart | None = None) -> Any:
-    """Answer a request. `start` None: from the beginning."""
+    """Answer a request. `start` is given if the answer continues a stream, else None."""
     begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
     name = body.model or (None if begin is None else begin.record.model)
     if (writer := catalog.writer(name)) is not None:
         sources = [ids for _, ids in await _prompts(body, writer, catalog)]
-        return await writings.complete(body, sources, writer, call, catalog, most_runs=MOST_RUNS)
+        return await seq2seq_completions.complete(body, sources, writer, call, catalog, most_runs=MOST_RUNS)
     model = catalog.generator(name)
     _check(body)
     turns.check_model(model, begin)
@@ -84,6 +84,7 @@ async def answer(body: CompletionRequest, call: Call, catalog: Catalog, start: A
     if body.stream:
         asked = start.of_stream(asked, model)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
+    turns.tell_exactness(call, begin, runs)
     if body.stream:
         generation.bound_unread(runs, body.logprobs, catalog.settings)
         script = _CompletionAnswer(body, model, prompts, runs, start)
@@ -93,7 +94,7 @@ async def answer(body: CompletionRequest, call: Call, catalog: Catalog, start: A
 
 
 def _check_size(body: CompletionRequest, prompts: Sequence[tuple[str, list[int]]], model: Generator, settings: Settings) -> None:
-    """Check the size of the whole answer, or of the echoed prompts at the beginning of a stream."""
+    """Raise NeverFits if the whole answer, or the echoed prompts at the beginning of a stream, could exceed `max_answer_bytes`."""
     size, total = AnswerSize(model.vocabulary), 0
     tokens = 0 if body.stream else generation.most_tokens(model, body.max_tokens, min(len(ids) for _, ids in prompts))
     for text, ids in prompts:
@@ -105,7 +106,7 @@ def _check_size(body: CompletionRequest, prompts: Sequence[tuple[str, list[int]]
 
 
 def _check(body: CompletionRequest) -> None:
-    """Check constraints between fields, which a schema cannot express."""
+    """Raise InvalidRequest if the fields violate a constraint that a schema cannot express."""
     for name in ("num_beams", "attention"):
         if getattr(body, name):
             raise InvalidRequest(f"{name} is for encoder-decoders, and this model is a decoder: leave it out", param=name)
@@ -126,7 +127,7 @@ def _check(body: CompletionRequest) -> None:
 async def _prompts(
     body: CompletionRequest, model: Generator, catalog: Catalog, begin: turns.Beginning | None = None
 ) -> list[tuple[str, list[int]]]:
-    """Return each prompt's text and ids; after the state `begin`, those of the new part.
+    """Return the text and the token ids of each prompt. If the prompt continues the state `begin`, the state's own tokens are not included.
 
     The text of a prompt that was sent as ids is empty unless the request echoes prompts.
     """
@@ -147,7 +148,7 @@ async def _prompts(
 
 
 class _CompletionAnswer(CompletionChunks):
-    """The answer of a decoder. An echoed prompt is serialised once for all choices, with the first choice's log-probabilities."""
+    """Builds the answer of a decoder. An echoed prompt is serialised once for all choices, with the first choice's log-probabilities."""
 
     def __init__(
         self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs, start: AnswerStart
@@ -155,12 +156,12 @@ class _CompletionAnswer(CompletionChunks):
         super().__init__(body, model, runs, start)
         self._prompts = prompts
         self._echoed_logprobs = body.echo and body.logprobs is not None
-        # Choices of a stream whose echoed prompt was sent.
+        # Indices of the choices of a stream for which the echoed prompt was sent.
         self._begun = {index for index, place in enumerate(self.places) if not place.untouched}
-        self._rendered: dict[int, tuple[Columns, Logprobs]] = {}  # echoed prompts by index, until all their choices have begun
-        self._held: dict[int, list[tuple[int, Delta]]] = {}  # deltas by prompt, until the prompt's log-probabilities arrive
+        self._rendered: dict[int, tuple[Columns, Logprobs]] = {}  # prompt index -> its echo, until all choices of the prompt have begun
+        self._held: dict[int, list[tuple[int, Delta]]] = {}  # prompt index -> deltas that wait for the prompt's log-probabilities
 
-    # In one piece ----------------------------------------------------------------------------------------------------------------------
+    # As a whole ----------------------------------------------------------------------------------------------------------------------
 
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer. Its parts are serialised while the tokens arrive."""
@@ -221,7 +222,7 @@ class _CompletionAnswer(CompletionChunks):
         await super().skip(index, part)
 
     def _after_echo(self, pieces: Sequence[tuple[int, Delta]]) -> Iterator[bytes]:
-        """Yield the chunks of these deltas, with the echoed prompt before the first chunk of each choice."""
+        """Yield the chunks of the deltas `pieces`, with the echoed prompt before the first chunk of each choice."""
         n = self.body.n
         for piece in pieces:
             number = piece[0] // n

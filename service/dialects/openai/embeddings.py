@@ -165,7 +165,7 @@ def _model(name: str, model: Served) -> dict[str, Any]:
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:
-    """Return the list of inputs in `value`. A text or a list of ids is one input; any other list contains several inputs."""
+    """Return the list of inputs in `value`. A text or a list of token ids is one input; any other list contains several inputs."""
     if isinstance(value, str):
         return [value]
     return [value] if value and isinstance(value[0], int) else value

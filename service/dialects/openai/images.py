@@ -109,7 +109,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
 
 
 def _that_draws(catalog: Catalog, name: str | None) -> tuple[Generator, contract.Image]:
-    """Return the decoder with this name and the properties of its pictures. Without a name, choose the first decoder of pictures."""
+    """Return the decoder with this name, or without a name the first decoder that draws pictures, and the properties of its pictures."""
     if not name:
         name = next((model.name for model in catalog.models.values() if _image(model.manifest) is not None), None)
     model = catalog.generator(name)
@@ -124,7 +124,7 @@ def _image(manifest: contract.Manifest) -> contract.Image | None:
 
 
 def _check(body: ImageRequest, image: contract.Image) -> None:
-    """Check constraints that a schema cannot express."""
+    """Raise InvalidRequest if the fields violate a constraint that a schema cannot express."""
     if body.response_format == "url":
         raise InvalidRequest("response_format=url is not supported: nothing is stored here; send b64_json", param="response_format")
     if body.prompt not in image.prompts:
@@ -144,10 +144,10 @@ def _sampling(body: ImageRequest, image: contract.Image) -> SamplingFields:
 
 @dataclass(frozen=True)
 class Sheet:
-    """The size of the returned pictures: each of the model's pixels is enlarged to a square."""
+    """The format of the returned pictures: each pixel that the model draws is enlarged to a square."""
 
     image: contract.Image
-    enlarged: int  # the side of the square that each pixel becomes
+    enlarged: int  # side of this square, in pixels of the returned picture
 
     @classmethod
     def of(cls, image: contract.Image, size: str) -> "Sheet":
@@ -191,7 +191,7 @@ def _usage(runs: Runs) -> dict[str, Any]:
 
 
 class _ImageStream(sse.Script[tuple[int, Delta]]):
-    """Builds the events of one picture: partial pictures after equal numbers of pixels, then the whole picture."""
+    """Builds the events of one picture: partial pictures at equal intervals of pixels, then the whole picture."""
 
     def __init__(self, sheet: Sheet, runs: Runs, partial_images: int) -> None:
         self._sheet, self._runs = sheet, runs

@@ -1,7 +1,8 @@
 """The route `/v1/stream/{run}`, which continues a stream by the id of its run.
 
 A client can also continue a stream by sending its original request again with the header `Last-Event-ID`. This route needs no body, and
-its first event has an id and no data, as browsers expect. The parameter `from` is that of llama.cpp's resumable streams.
+its first event has an id and no data, as browsers expect. The parameter `from` has the meaning that it has in llama.cpp's resumable
+streams.
 """
 
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from service.call import LAST_EVENT_HEADER
 from service.dialects.openai import chat, completions
-from service.dialects.openai.chat import ChatRequest
+from service.dialects.openai.chat_schemas import ChatRequest
 from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.resuming import Resumable, resume
@@ -39,8 +40,8 @@ async def stream(
     from_: Annotated[Tokens, Query(alias="from")] = None,
     starting_after: Tokens = None,
 ) -> Any:
-    """Continue a stream after the event with the id of the header `Last-Event-ID`, or after so many tokens; without these, from its
-    beginning."""
+    """Continue a stream. It begins after the event whose id is in the header `Last-Event-ID`, or else after `from` or `starting_after`
+    tokens of each choice. Without any of these, it begins at the first token."""
     if RUN.fullmatch(run) is None:
         raise RunNotFound(f"there is no run {run}: the header x-run-id of a stream has its id", param="run")
     if call.last_event_id is not None:

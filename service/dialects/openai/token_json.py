@@ -13,7 +13,7 @@ import orjson
 from service.generation.request import TokenLogprob
 from service.generation.text import Vocabulary
 
-LEAST_LOGPROB = -9999.0  # sent by OpenAI for minus infinity, which JSON does not have
+LEAST_LOGPROB = -9999.0  # the number that OpenAI sends in place of minus infinity, which JSON does not have
 _MOST_KEPT = 65_536  # maximum number of tokens in each cache
 
 
@@ -49,7 +49,8 @@ class TokenJson:
         return ",".join(entries).encode()
 
     def prompt(self, logprobs: Iterable[TokenLogprob | None]) -> bytes:
-        """Serialise a prompt's log-probabilities as in vLLM: per position the actual and the likeliest tokens, by id; null for None."""
+        """Serialise a prompt's log-probabilities as vLLM does: for each position an object with the actual and the likeliest tokens by id.
+        A position without log-probabilities (None) is null."""
         by_id = self._by_id
         entries = []
         for each in logprobs:
@@ -74,7 +75,8 @@ class TokenJson:
         return ",".join(["null" if each is None else repr(finite(each.logprob)) for each in logprobs]).encode()
 
     def tops(self, logprobs: Iterable[TokenLogprob | None]) -> bytes:
-        """Serialise the likeliest tokens and the actual one by text, as in completions. Of tokens with the same text, the last is used."""
+        """Serialise the likeliest tokens and the actual token by their text, as in completions. If several tokens
+        have the same text, the last token's log-probability is used."""
         return ",".join(["null" if each is None else self._top(each) for each in logprobs]).encode()
 
     def _top(self, each: TokenLogprob) -> str:
@@ -99,7 +101,7 @@ def token_json(vocabulary: Vocabulary) -> TokenJson:
 
 
 def slices(logprobs: Iterable[TokenLogprob | None], size: int = 64) -> Iterable[list[TokenLogprob | None]]:
-    """Yield the log-probabilities in lists of `size`."""
+    """Yield the log-probabilities in lists of at most `size` elements."""
     rest = iter(logprobs)
     while some := list(islice(rest, size)):
         yield some

@@ -15,7 +15,8 @@ from service.catalog import Catalog
 from service.dialects import accepted, generation
 from service.dialects.generation_schemas import TokenId
 from service.dialects.openai import embeddings as openai
-from service.dialects.openai.chat import ChatMessage, messages_of
+from service.dialects.openai.chat import messages_of
+from service.dialects.openai.chat_schemas import ChatMessage
 from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.schemas import TeiError, TeiToken, TeiTokenizeRequest
 from service.errors import InvalidRequest, ServiceError
@@ -83,7 +84,7 @@ async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> A
     """Return the tokens of a prompt or a conversation (vLLM's body), or of each text (text-embeddings-inference's body)."""
     glance = read(_TokensKind, content, call)
     await asyncio.sleep(0)  # let other tasks run before a large body is parsed again
-    empty = not (glance.prompt or glance.messages)  # clients of text-embeddings-inference may send them empty
+    empty = not (glance.prompt or glance.messages)  # text-embeddings-inference's clients may send these two fields empty
     if empty and (glance.inputs is not None or (glance.prompt is None and glance.messages is None)):
         return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, content, call), call, catalog), call)
     try:

@@ -1,4 +1,4 @@
-"""Tool calls that a request requires with `tool_choice` (any tool, one by name, or one of those allowed).
+"""Tool calls that a request requires with `tool_choice`: a call of any tool, of a named tool, or of one of the allowed tools.
 
 A grammar forces the text to be a call, and `CallBuilder` parses the text. An answer has one call. If only one tool may be
 called, the text is its arguments; otherwise it is `{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema.
@@ -125,9 +125,9 @@ class CallBuilder:
     """Builds one tool call from its text while the text arrives."""
 
     def __init__(self, name: str | None, id: str | None = None) -> None:
-        """`name` is the only tool that may be called, and then the text is its arguments. It is None if there are several tools.
+        """`name` is the only tool that may be called, and then the text has only its arguments. It is None if there are several tools.
 
-        `id` None: a random one.
+        If `id` is None, the call gets a random id.
         """
         self.id = id or generation.new_id("call_")
         self.name = name
@@ -149,7 +149,7 @@ class CallBuilder:
         return new
 
     def _within(self, text: str) -> str:
-        """Return the part of `text` that belongs to the arguments, which end at the brace that closes the first one."""
+        """Return the part of `text` that belongs to the arguments. The arguments end at the brace that closes their first brace."""
         if self._depth < 0:
             return ""
         for at, letter in enumerate(text):
@@ -207,7 +207,7 @@ def _moved(schema: dict[str, Any], to: str) -> Any:
 
 
 def _each(value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Apply `change` to every object in `value`, innermost first. Raises InvalidRequest if a schema is nested too deeply."""
+    """Return `value` with `change` applied to every object in it, innermost first. Raises InvalidRequest if it is nested too deeply."""
     try:
         if isinstance(value, dict):
             return change({key: _each(inner, change) for key, inner in value.items()})

@@ -44,7 +44,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=_ERRORS)
 
 @router.get(USAGE_PATH, response_model=TenantUsage)
 async def usage(call: CallDep, catalog: CatalogDep) -> Any:
-    """Return the usage of the tenant that owns the request's API key, by model. This request counts towards no limit."""
+    """Return the usage of the tenant that owns the request's API key, by model. Requests to this route do not count towards any limit."""
     tenant = call.tenant
     if not isinstance(tenant, Tenant):
         raise RouteNotFound("there is no usage here: it is counted by API key, and this service has none; see the setting api_keys_file")

@@ -1,1 +1,1 @@
-"""text-embeddings-inference: `routes.py`, its `schemas.py`, `info.py` and `tokens.py`."""
+"""The dialect of text-embeddings-inference: `routes.py` with `schemas.py`, `info.py` and `tokens.py`."""

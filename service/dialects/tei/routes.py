@@ -291,7 +291,7 @@ async def health(catalog: CatalogDep) -> Any:
     raise NotReady(f"unhealthy: {catalog.failure}" if catalog.failure else "unhealthy")
 
 
-router.include_router(tei_tokens.router)  # last, since routes are matched in order and these are called less often
+router.include_router(tei_tokens.router)  # added last: routes are matched in order, and these routes are called less often
 
 
 # The route for any model ----------------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class _BodyKind(BaseModel):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of model that the body is valid for, the most likely first. Only decoders accept `stream` and generation
+        """Return the kinds of model that the body is valid for, the most likely first. Only decoders accept `stream` and generation
         parameters. huggingface_hub sends `parameters`, even if empty, with texts to continue or classify, never with texts to
         embed. A field that is null counts as absent.
         """
@@ -351,7 +351,7 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
 
 
 async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
-    """Answer `POST /` as text-generation-inference does, with errors in its format."""
+    """Answer `POST /` as text-generation-inference does, with errors in the format of text-generation-inference."""
     try:
         body = read(tgi.TgiRequest, content, call)
         if body.stream:
@@ -392,7 +392,7 @@ def settle(answer: EncodeAnswer, call: Call, model: Model, form: Callable[[Array
 
 
 def measures(call: Call, model: Model, size: int) -> dict[str, str]:
-    """Return TEI's headers: sizes, and times in ms. Tokenisation, queue and inference times are means over the inputs."""
+    """Return TEI's headers with sizes, and with times in ms. The times of tokenisation, queue and inference are means over the inputs."""
     total_ms = str(int((time.monotonic() - call.started) * 1e3))
     return {
         "x-compute-type": "cpu+optimized" if model.provider == "CPUExecutionProvider" else "gpu+optimized",

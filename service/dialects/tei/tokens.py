@@ -58,7 +58,7 @@ async def decode(body: TeiDecodeRequest, call: CallDep, catalog: CatalogDep) -> 
 
 
 def tokens_of(tokenizer: Tokenizer, encoding: Encoding, text: str) -> Iterator[dict[str, Any]]:
-    """Yield the tokens with their offsets in `text`, in UTF-8 bytes. The tokenizer's own offsets are in characters."""
+    """Yield the JSON objects of the tokens, with their offsets in `text` in UTF-8 bytes. The tokenizer's own offsets are in characters."""
     at: Sequence[int] = range(len(text) + 1) if text.isascii() else _places(text)
     for index, (id_, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
         # One token per call: reading the offsets of a million tokens in one call would hold the GIL for a third of a second.
@@ -70,7 +70,7 @@ def tokens_of(tokenizer: Tokenizer, encoding: Encoding, text: str) -> Iterator[d
 
 
 def _places(text: str) -> Any:
-    """Return the UTF-8 byte offset of each character of `text`, followed by the number of bytes of the text."""
+    """Return the offset of each character of `text` in UTF-8 bytes, followed by the length of the text in bytes."""
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
     sizes = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
     return np.concatenate([[0], np.cumsum(sizes)])

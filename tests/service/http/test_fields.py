@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from service.dialects import cohere, fields_page, generation_schemas, jina, ranking, routers, tgi
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
+from service.dialects.openai import conversations, images, tokens, tool_calls
 from service.dialects.openai import embeddings as openai
-from service.dialects.openai import images, tokens, tool_calls
-from service.dialects.openai.chat import ChatMessage, ChatRequest, ContentPart, FunctionCall, Tool, ToolCall
+from service.dialects.openai.chat_schemas import ChatMessage, ChatRequest, ContentPart, FunctionCall, Tool, ToolCall
 from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.openai.responses import schemas as responses
 from service.dialects.states import options
@@ -148,6 +148,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
             "stream_options": {},
             "store": False,
             "previous_response_id": "resp_1",
+            "conversation": {"id": "conv_1"},
             "background": False,
             "truncation": "auto",
             "tools": [],
@@ -231,6 +232,10 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
             "exact": "best_effort",
         },
     ),
+    responses.ConversationReference: ({"id": "conv_1"}, {}),
+    conversations.CreateConversation: ({}, {"items": [SAYS], "metadata": {"a": "b"}}),
+    conversations.ChangeConversation: ({"metadata": {"a": "b"}}, {}),
+    conversations.AddItems: ({"items": [SAYS]}, {}),
     states.ForkState: ({}, {**KEEPING, "n": 2, "ttl_s": "never"}),
     states.RewindState: ({}, {**KEEPING, "to": 1, "tokens": 1, "to_state": "doc", "exact": "strict"}),
     states.ChangeState: ({}, KEEPING),
@@ -320,6 +325,7 @@ ROUTES: dict[str, type[Body]] = {
     "/v2/models/encoder/infer": oip_schemas.InferRequest,
     "/tokenize": tokens.TokenizeRequest,
     "/v1/states": states.CreateState,
+    "/v1/conversations": conversations.CreateConversation,
 }
 _OF_DECODERS = (
     "/generate",
@@ -329,6 +335,7 @@ _OF_DECODERS = (
     "/v1/responses",
     "/v1/images/generations",
     "/v1/states",
+    "/v1/conversations",
     "/detokenize",
     "/tokenize",
 )
@@ -380,6 +387,7 @@ def test_every_route_with_a_body_has_its_row() -> None:
     elsewhere = {"/", "/invocations", "/embed_sparse", "/v1/attention"}  # the same bodies, or none that is answered here
     elsewhere |= {"/v1/states/{state}/fork", "/v1/states/{state}/rewind"}  # below, with a state
     elsewhere |= {"/v1/responses/{response_id}/cancel"}  # without a body
+    elsewhere |= {"/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"}  # below, with a conversation
     assert routes == tested | elsewhere
 
 
@@ -511,9 +519,12 @@ async def test_neutral_values_of_fields_that_have_a_use(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_routes_of_a_state_keep_the_rules(decoders: httpx.AsyncClient) -> None:
+async def test_routes_of_a_state_and_of_a_conversation_keep_the_rules(decoders: httpx.AsyncClient) -> None:
     await decoders.post("/v1/states", json={"prompt": "Hello", "name": "doc"})
+    talk = f"/v1/conversations/{(await decoders.post('/v1/conversations')).json()['id']}"
     for method, path, body, least in (
+        ("POST", talk, conversations.ChangeConversation, {"metadata": {}}),
+        ("POST", f"{talk}/items", conversations.AddItems, {"items": [SAYS]}),
         ("POST", "/v1/states/doc/fork", states.ForkState, {}),
         ("POST", "/v1/states/doc/rewind", states.RewindState, {"tokens": 1}),
         ("PATCH", "/v1/states/doc", states.ChangeState, {}),

@@ -141,9 +141,11 @@ def test_every_example_is_answered(service: LiveService) -> None:
     with httpx.Client(base_url=service.url, timeout=60) as http:
         document = http.get("/openapi.json").json()
         state = http.post("/v1/states", json={"prompt": "def"}).json()["id"]
+        conversation = http.post("/v1/conversations").json()["id"]
         for path, method, operation in operations(document):
             if body := operation.get("requestBody", {}).get("content", {}).get("application/json"):
-                answer = http.request(method, path.format(model="all-MiniLM-L6-v2", state=state), json=body["example"])
+                url = path.format(model="all-MiniLM-L6-v2", state=state, conversation_id=conversation)
+                answer = http.request(method, url, json=body["example"])
                 expected = [int(status) for status in operation["responses"] if status.startswith("2")] or [424]
                 assert answer.status_code in expected, (path, answer.text)
 
@@ -218,6 +220,14 @@ def test_a_typescript_client_that_is_generated_calls_the_service(service: LiveSe
         "completion": "length",
         "chat": "assistant",
         "response": "output_text",
+        "more": True,
+        "items": ["system", "user", "assistant"],
+        "forks": ["fork", "fork"],
+        "back": 1,
+        "lineage": 1,
+        "cached": True,
+        "deleted": True,
+        "gone": "state_not_found",
         "models": "all-MiniLM-L6-v2",
         "model": "all-MiniLM-L6-v2",
         "tensors": [1, 384],

@@ -1,10 +1,12 @@
-"""The routes `/v1/responses` of OpenAI, with a store.
+"""The routes `/v1/responses` of OpenAI. Responses can be stored, read again and continued.
 
-A response is a document of the store. It is written before the first token, and again when the response has ended. Meanwhile one process
-owns it: every write names the version that the writer has read, so a process that was paused while another one took over writes nothing.
+With `store` a response is a document of the store. The document is written before the first token, and again when the response has ended.
+Meanwhile one process owns the response. Every write names the version of the document that the writer knows. So a process that was paused
+while another process took over cannot write.
 
-In reading order: `schemas.py` (bodies and answers), `items.py` (the input as messages, and as a list), `said.py` (what a response has said,
-token by token), `answer.py` (a response as JSON), `events.py` (the events of a stream and their numbers), `preparing.py` (a body becomes a
-request to the engine), `rows.py` (responses in the store), `live.py` (one response while it is generated here), `running.py` (all of these
-of one process, and those taken over from others), `following.py` (the source of a stream), `routes.py`.
+Read in this order: `schemas.py` (bodies and answers), `items.py` (the input as messages, and as a list), `generated_text.py` (the text,
+token by token), `answer.py` (a response as JSON), `events.py` (the events of a stream and their numbers), `preparing.py` (converts a body
+to a request to the engine), `conversations.py` (conversations in the store), `stored.py` (responses in the store), `live.py` (one response
+while this process generates it), `running.py` (all responses that this process generates, including those taken over from other
+processes), `stream_source.py` (the source of a stream), `routes.py`. The routes of conversations are in `../conversations.py`.
 """

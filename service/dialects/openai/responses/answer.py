@@ -1,10 +1,10 @@
-"""A response as JSON, from its fields and what it has said so far."""
+"""Builds the JSON of a response from its fields and the text that was generated so far."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from service.dialects import generation
-from service.dialects.openai.responses.said import Said
+from service.dialects.openai.responses.generated_text import Said
 from service.dialects.openai.responses.schemas import ResponseRequest
 from service.dialects.openai.tool_calls import CallBuilder
 from service.errors import ServiceError
@@ -14,28 +14,28 @@ Json = dict[str, Any]
 
 
 class Answer:
-    """A response. `head`: its fields whatever it says. `call`: None for a text; otherwise the text is a call of the tool `call["name"]`,
-    or of the one that it names if that is None."""
+    """A response. `head` has the fields that do not depend on the generated text `said`. If `call` is None, the output is a message with
+    this text. Otherwise the text is a tool call: of the tool `call["name"]`, or if that is None, of the tool that the text names."""
 
     def __init__(self, head: Json, said: Said, call: Mapping[str, str | None] | None) -> None:
         self.head, self.said, self.call = head, said, call
         self.status: str = head["status"]
         self.hex = head["id"].removeprefix("resp_")
-        self.item_id = f"{'msg' if call is None else 'fc'}_{self.hex}"  # follows from the response's id: every process gives the same
+        self.item_id = f"{'msg' if call is None else 'fc'}_{self.hex}"  # derived from the response's id: the same in every process
 
     def begun(self, status: str) -> Json:
-        """Return the response as it was at first."""
+        """Return the response with this status and without output, for the first events of a stream."""
         return {**self.head, "status": status}
 
     def building(self) -> CallBuilder:
-        """Return the empty tool call. Only of a response with `call`."""
+        """Return an empty builder for the response's tool call. Requires that `call` is not None."""
         assert self.call is not None
         call = CallBuilder(self.call["name"])
         call.id = f"call_{self.hex}"
         return call
 
     def item(self, status: str) -> Json:
-        """Return the output's item."""
+        """Return the only item of the output: a message or a tool call."""
         if self.call is None:
             content = [] if status == "in_progress" and not self.said.text else [self.part()]
             return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
@@ -52,7 +52,7 @@ class Answer:
         return {"type": "output_text", "text": written["text"], "annotations": [], "logprobs": written["logprobs"]}
 
     def response(self) -> Json:
-        """Return the response as it is now."""
+        """Return the JSON of the response, with the text that was generated so far."""
         status = self.status
         if not self.said.text and status not in ("completed", "incomplete"):
             return {**self.head, "status": status}
@@ -61,7 +61,7 @@ class Answer:
 
 
 def head_of(body: ResponseRequest, response: str, model: str, *, previous: str | None) -> Json:
-    """Return the fields of a new response."""
+    """Return the fields of a new response, before any text is generated."""
     return {
         "id": response,
         "object": "response",
@@ -77,6 +77,7 @@ def head_of(body: ResponseRequest, response: str, model: str, *, previous: str |
         "output": [],
         "parallel_tool_calls": False,
         "previous_response_id": previous,
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "store": body.store,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -101,6 +102,6 @@ def usage_of(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> 
 
 
 def error_of(error: ServiceError) -> Json:
-    """Return the `error` of a response that failed."""
+    """Return the field `error` of a response that failed with this error."""
     code = "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
     return {"code": code, "message": error.message}

@@ -1,43 +1,43 @@
-"""The events of a streamed response, and their numbers.
+"""Builds the events of a streamed response, and numbers them.
 
-`sequence_number` grows, with gaps. It follows from the number of tokens that the client has after the event, not from the events before
-it, because events gather the tokens of a moment. So a number means the same in every process, and `starting_after` can continue a stream
-anywhere:
+`sequence_number` grows, with gaps. It depends only on the number of tokens that the client has after the event. It does not count the
+earlier events, because an event contains as many tokens as are ready when it is sent, and this differs between two streams of one
+response. So a number means the same in every process, and a client can continue a stream after any event with `starting_after`:
 
     0 to 4              created, queued, in_progress, output_item.added, content_part.added
-    10 + 2 n            a delta that ends with token n
-    10 + 2 n + 1        the item of a tool call, added after token n
-    12 + 2 N to 17 + 2N all that follows the last token N
+    10 + 2 n            a delta that ends with token n (counted from 1)
+    10 + 2 n + 1        output_item.added of a tool call whose first delta begins after token n
+    12 + 2 N to 17 + 2N all events after the last token N
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from service.dialects.openai.responses.answer import Answer
-from service.dialects.openai.responses.said import joined
+from service.dialects.openai.responses.generated_text import joined
 from service.errors import ServiceError
 from service.http import sse
 
 _FIRST = 10
-NEVER = -1  # before every number
+NEVER = -1  # lower than the number of every event: the client has no event yet
 
 
 def tokens_before(number: int) -> int:
-    """Return how many tokens a client has whose last event has this number."""
+    """Return how many tokens the client has, if the last event that it received has this number."""
     return max(0, (number - _FIRST) // 2)
 
 
 class Events(sse.Script[Answer]):
-    """The events after number `after` of one response. A piece is the response as it is at that time."""
+    """Builds the events of one response whose numbers are greater than `after`. Each piece is the response at the time of the piece."""
 
     def __init__(self, answer: Answer, after: int = NEVER) -> None:
         self._answer = answer
         self._after = after
-        self._sent = min(tokens_before(after), answer.said.count)  # tokens
+        self._sent = min(tokens_before(after), answer.said.count)  # number of tokens that the client has
         self._call = None if answer.call is None else answer.building()
         if self._call is not None:
             self._call.push(answer.said.text[: answer.said.end(self._sent)])
-        self._added = self._call is not None and bool(self._call.arguments)  # the event that begins the call was sent
+        self._added = self._call is not None and bool(self._call.arguments)  # whether the event that begins the call was sent
 
     def opening(self) -> bytes:
         answer, background = self._answer, self._answer.head["background"]
@@ -45,7 +45,7 @@ class Events(sse.Script[Answer]):
         if background:
             said += self._event(1, "queued", response=answer.begun("queued"))
         said += self._event(2, "in_progress", response=answer.begun("in_progress"))
-        if answer.call is None:  # the item of a call is sent when its name is known
+        if answer.call is None:  # the item of a tool call is sent later, when the tool's name is known
             item = {"id": answer.item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             said += self._event(3, "output_item.added", output_index=0, item=item)
@@ -55,7 +55,7 @@ class Events(sse.Script[Answer]):
     def pieces(self, pieces: Sequence[Answer]) -> bytes:
         self._answer = pieces[-1]
         said, before = self._answer.said, self._sent
-        if said.count <= before:  # the run was restarted, and computes tokens again that the client already has
+        if said.count <= before:  # the run was restarted, and computes tokens again that the client has
             return b""
         self._sent = said.count
         text = said.text[said.end(before) : said.end(self._sent)]
@@ -78,7 +78,7 @@ class Events(sse.Script[Answer]):
         return self._event(number, "output_item.added", output_index=0, item=item)
 
     def closing(self) -> Iterator[bytes]:
-        """Yield what follows the last token: the text that was held back until then, and the whole response."""
+        """Yield the events after the last token: the text that was held back until the end, and the whole response."""
         answer, said = self._answer, self._answer.said
         number = _FIRST + 2 + 2 * said.count
         status = answer.status
@@ -104,7 +104,7 @@ class Events(sse.Script[Answer]):
         yield from self._event_pieces(number + 5, status, response=response)
 
     def failure(self, error: ServiceError) -> bytes:
-        """Return the event of a stream that ends without its response: the response itself may go on."""
+        """Return the last event of a stream that fails. The response itself may still be generated to its end."""
         content = {"code": error.code, "message": error.message, "param": error.param}
         number = _FIRST + 2 * self._sent + 1
         return sse.event({"type": "error", "sequence_number": number, **content}, "error")

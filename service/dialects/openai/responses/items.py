@@ -1,9 +1,11 @@
-"""The input of a response: as messages for the chat template, and as the items that clients can list."""
+"""Converts the input of a response to messages for the chat template, and to the items that clients can list."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from service.dialects.openai.responses.schemas import CallItem, CallOutputItem, InputItem, InputPart, ResponseRequest
 from service.dialects.openai.tool_calls import arguments_of
+from service.errors import InvalidRequest
 
 Item = InputItem | CallItem | CallOutputItem
 
@@ -30,12 +32,13 @@ def _text(content: str | list[InputPart]) -> str:
 
 
 def listed(body: ResponseRequest, response: str) -> list[dict[str, Any]]:
-    """Return the input as items with ids, which depend on the response's id and the item's place only."""
+    """Return the input as items with ids. An item's id depends only on the response's id and on the item's index in the input."""
     items: list[Item] = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else list(body.input)
-    return [_listed(item, f"{response.removeprefix('resp_')}_{at}") for at, item in enumerate(items)]
+    return [listed_item(item, f"{response.removeprefix('resp_')}_{at}") for at, item in enumerate(items)]
 
 
-def _listed(item: Item, place: str) -> dict[str, Any]:
+def listed_item(item: Item, place: str) -> dict[str, Any]:
+    """Return the JSON of an item, as clients can list it. Its id is a prefix for the item's type and then `place`."""
     if isinstance(item, CallItem):
         said = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         return {"id": f"fc_{place}", "type": "function_call", "status": "completed", **said}
@@ -48,3 +51,14 @@ def _listed(item: Item, place: str) -> dict[str, Any]:
     else:
         content = [{"type": "input_text", "text": text} for text in texts]
     return {"id": f"msg_{place}", "type": "message", "status": "completed", "role": item.role, "content": content}
+
+
+def page_of(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+    """Return a page of listed items. Raises InvalidRequest if there is no item `after`."""
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise InvalidRequest(f"there is no item {after[:100]!r}: begin with the first page", param="after")
+    begin = 0 if after is None else ids.index(after) + 1
+    page = items[begin : begin + limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": begin + limit < len(items)}

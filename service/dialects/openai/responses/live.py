@@ -1,4 +1,4 @@
-"""One response while this process generates it."""
+"""Generates one response in this process, and writes its progress and its end to the store."""
 
 import asyncio
 import logging
@@ -11,9 +11,9 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects import generation
 from service.dialects.openai.responses.answer import Answer, error_of, usage_of
+from service.dialects.openai.responses.generated_text import Said, Saying
 from service.dialects.openai.responses.preparing import Prepared
-from service.dialects.openai.responses.rows import LEASE_S, ResponseNotFound, Row, drop_state, ended, find
-from service.dialects.openai.responses.said import Said, Saying
+from service.dialects.openai.responses.stored import ResponseNotFound, Row, drop_state, ended, find, write
 from service.dialects.states import turns
 from service.dialects.states.finding import store_of
 from service.dialects.states.keeping import quota_of
@@ -21,32 +21,33 @@ from service.errors import DocumentMoved, NotReady, Overloaded, ServiceError, St
 from service.generation.runs import Runs
 from service.http.edge import INTERNAL_ERROR
 from service.states.store import GroupingEngine
+from service.streams.lease import LEASE_S
 
 log = logging.getLogger("attnserve")
 
-_PROGRESS_S = 1.0  # between two writes of what a background response has said,
-_BYTES_PER_S = 100_000.0  # and so many bytes of that a second at most
-_UNHURRIED_S = 0.25  # seconds between two reads of a response without a stream
-_LARGE_TOKENS = 20_000  # a row with more is serialised on a thread
+_PROGRESS_S = 1.0  # shortest time between two writes of a background response's progress, in seconds
+_BYTES_PER_S = 100_000.0  # limit on the bytes that these writes of one response have per second
+_UNHURRIED_S = 0.25  # seconds for which new tokens are gathered if no client streams the response
+_LARGE_TOKENS = 20_000  # a row with more tokens is serialised on a thread
 _LONGEST_RETRY_S = 30.0
 
 Why = Literal["cancelled", "released"]
 
 
 class Live:
-    """A response, its run and its row. Used on the event loop.
+    """A response that this process generates, with its run in the engine and its row in the store. Use it on the event loop.
 
-    It ends when its row is written for the last time. It is `lost` when the store knows more than this process: another one owns the
-    response, it was deleted, or it waits for an owner.
+    `ended` is set when this process no longer generates the response. `lost` is set when the row in the store is newer than this object:
+    another process owns the response, the response was deleted, or it waits for a new owner.
     """
 
     def __init__(
         self, catalog: Catalog, prepared: Prepared, answer: Answer, call: Call, *, row: Row | None, streamed: bool, said: Said | None = None
     ) -> None:
-        """`row`: the stored response, None if it is not stored. `said`: what was said by an owner before."""
+        """`row`: the stored response, None if it is not stored. `said`: the text that an earlier owner has generated, if any."""
         self.answer = answer
         self.ended = self.lost = False
-        self.heard = False  # a client has read some of its stream
+        self.heard = False  # whether a client has read a part of the stream
         self.error: ServiceError | None = None
         self.row = row
         self.background: bool = answer.head["background"]
@@ -56,10 +57,10 @@ class Live:
         self._streamed = streamed
         self._cached = 0
         self._numerics = "" if row is None else row.numerics
-        self._written = 0.0  # when the row was written, by the monotonic clock
+        self._written = 0.0  # time of the row's last write, by the monotonic clock
         self._next_write = 0.0
         self._written_count = 0
-        self._why: Why = "cancelled"
+        self._why: Why | None = None  # why the generation was stopped; None if it was not stopped
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._begin_saying(said)
@@ -71,13 +72,18 @@ class Live:
         return self._task
 
     def stop(self, why: Why = "cancelled") -> None:
-        """End the generation. A response that is `released` waits for another owner, and a cancelled one has ended."""
-        if self._task is not None and not self.ended:
+        """Stop the generation. A `released` response waits in the store for another owner. A cancelled response has ended."""
+        if self._task is not None and not self.ended and self._why is None:
             self._why = why
-            asyncio.get_running_loop().call_soon(self._task.cancel)  # a task that is cancelled before its first step writes nothing
+            asyncio.get_running_loop().call_soon(self._task.cancel)  # later: a task cancelled before its first step writes nothing
+
+    async def over(self) -> None:
+        """Wait until this process no longer generates the response."""
+        while not self.ended:
+            await self.wait(LEASE_S)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for something new."""
+        """Wait for new tokens or the end of the response, at most `timeout_s` seconds."""
         news = self._news
         with suppress(TimeoutError):
             await asyncio.wait_for(news.wait(), timeout_s)
@@ -89,6 +95,8 @@ class Live:
             try:
                 await self._generate()
             except asyncio.CancelledError:
+                if self.row is not None and self.row.ended:  # the store has the ended response, and clients may have read it
+                    return
                 if self._why == "released":
                     await self._release(0.0)
                 else:
@@ -96,14 +104,14 @@ class Live:
             except (Overloaded, NotReady) as error:
                 if not self.background:
                     raise
-                lost = isinstance(error, NotReady)  # perhaps with this response
+                lost = isinstance(error, NotReady)  # the engine was lost, perhaps because of this response
                 await self._release(LEASE_S if lost else min(error.retry_after_s, _LONGEST_RETRY_S), to_blame=lost)
         except _Lost:
             await self._forget()
         except StoreFailed as error:
             if not self.background:
                 await self._fail(error)
-            self.lost = self.background  # when its lease has ended, a process goes on from what is in the store
+            self.lost = self.background  # when the lease has ended, some process continues from the stored row
         except Exception as error:
             await self._fail(error)
 
@@ -125,20 +133,21 @@ class Live:
         )
 
     async def _run(self) -> None:
-        """Generate up to the last token."""
+        """Generate all tokens. A background response also writes its progress to the store."""
         settings = self._catalog.settings
         known = tuple(self._saying.ids)
-        # The tokens after known ones may be with clients already, so they are drawn by the same arithmetic.
+        # Clients may have received more tokens than the known ones. Only the same arithmetic draws the same tokens again.
         numerics = self.row.numerics if self.row is not None and known else ""
         asked = replace(self._prepared.request, known=known, numerics=numerics)
         runs = await Runs.submit(self._prepared.model, [asked], self.call, n=1, prompt_field="input", stream=False)
-        self._numerics = runs.runs[0].numerics or self._prepared.model.engine.numerics
+        self._numerics = runs.runs[0].numerics
+        turns.tell_exactness(self.call, self._prepared.begin, runs)
         interval_s = settings.stream_interval_s if self._streamed or self.background else _UNHURRIED_S
         try:
             while not runs.done:
                 taken = await runs.take(LEASE_S / 3 if self.background else None, interval_s)
                 if self.background and time.monotonic() - self._written > LEASE_S:
-                    await self._progress()  # this process may have been paused: it says nothing before it knows that it is the owner
+                    await self._progress()  # after a pause, check that this process still owns the response before showing tokens
                 for _, delta in taken:
                     self._saying.add(delta)
                 self._cached = runs.cached_tokens
@@ -160,20 +169,25 @@ class Live:
         self._news.set()
         self._news = asyncio.Event()
 
-    # Ends --------------------------------------------------------------------------------------------------------------------------------
+    # The end of the response -------------------------------------------------------------------------------------------------------------
 
     async def _end(self, status: str, **fields: Any) -> None:
-        """Write the response for the last time, then show that it has ended."""
-        position = self._prepared.position
-        usage = usage_of(position + len(self._prepared.request.prompt), position + self._cached, self._saying.count)
+        """Write the ended response to the store, then set its last status for readers in this process."""
+        request = self._prepared.request
+        before = 0 if request.start is None else request.start.position
+        usage = usage_of(before + len(request.prompt), max(before, self._cached), self._saying.count)
         answer = Answer({**self.answer.head, "usage": usage, **fields}, self._saying, self.answer.call)
         answer.status = status
-        if self.row is not None:
-            await self._write(replace(self._now(answer), ids=[], work=None, due=None))
-        self.answer.head, self.answer.status = answer.head, status
+        try:
+            if self.row is not None:
+                await self._write(replace(self._now(answer), ids=[], work=None, due=None))
+        finally:
+            if self.row is None or self.row.ended:  # the row has ended too if this task was cancelled during the write
+                self.answer.head, self.answer.status = answer.head, status
 
     async def _fail(self, error: Exception) -> None:
-        """End with an error. If the client has not received the response's id yet, delete the row: the client gets the error."""
+        """End the response with an error. If the client has not received the response's id yet, delete the row, since the answer to the
+        client's request is the error."""
         if isinstance(error, ServiceError):
             self.error = error
         else:
@@ -188,14 +202,15 @@ class Live:
                 await self._end("failed", error=told)
         except _Lost:
             await self._forget()
-        except ServiceError as failure:  # a sweep ends the row later
+        except ServiceError as failure:  # a later sweep marks the row as failed
             log.warning("a failed response could not be stored", extra={**self.call.identity, "error": failure.code})
         self.answer.head, self.answer.status = {**self.answer.head, "error": told}, "failed"
 
     async def _release(self, retry_s: float, *, to_blame: bool = False) -> None:
-        """Give the response up: another process, or this one later, goes on with it from what was said so far.
+        """Give up the ownership of the response. Another process, or this process later, continues it after the tokens generated so far.
 
-        `to_blame`: the response may be the reason why it could not be generated.
+        The response can be continued after `retry_s` seconds. `to_blame`: the response may have caused the failure, so this process counts
+        as one of the owners that were lost with it.
         """
         assert self.row is not None
         self.lost = True
@@ -203,7 +218,7 @@ class Live:
         await self._write(replace(row, owners=row.owners - (not to_blame), due=time.time() + retry_s))
 
     async def _forget(self) -> None:
-        """Note that another process owns the response. If it was deleted, its state has no owner."""
+        """Note that this process does not own the response any more. If the response was deleted, delete its state too."""
         self.lost = True
         assert self.row is not None
         row = self.row
@@ -217,7 +232,7 @@ class Live:
         with suppress(ServiceError):
             await store_of(self._catalog).call(clear)
 
-    # The row -----------------------------------------------------------------------------------------------------------------------------
+    # The row in the store ----------------------------------------------------------------------------------------------------------------
 
     async def _progress_if_due(self) -> None:
         now = time.monotonic()
@@ -225,11 +240,11 @@ class Live:
         if (grown and now >= self._next_write) or now - self._written >= LEASE_S / 3:
             try:
                 await self._progress()
-            except StoreFailed:  # without a renewal, another process takes over; until then this one goes on
+            except StoreFailed:  # the generation goes on until another process takes over, after the lease ends
                 self._next_write = now + _PROGRESS_S
 
     async def _progress(self) -> None:
-        """Write what was said so far, and renew the lease."""
+        """Write the tokens generated so far, and renew the lease."""
         count = self._saying.count
         size = await self._write(replace(self._now(self.answer), due=time.time() + LEASE_S))
         self._written_count = count
@@ -242,10 +257,11 @@ class Live:
         return replace(self.row, response=answer.response(), ids=said.ids.copy(), ends=said.ends.copy(), raw=raw, numerics=self._numerics)
 
     async def _write(self, row: Row) -> int:
-        """Write the row if it has not changed since the last time. Returns its bytes. Raises _Lost if it has, or is gone."""
+        """Write the row, and return its size in bytes. Raises _Lost if another process has written or deleted the row meanwhile."""
         document = await asyncio.to_thread(row.document) if len(row.ends) > _LARGE_TOKENS else row.document()
-        quota, began = quota_of(self._catalog.settings), time.monotonic()
-        writing = asyncio.ensure_future(store_of(self._catalog).call(lambda engine: engine.write(document, row.version, quota)))
+        settings, began = self._catalog.settings, time.monotonic()
+        quota, ttl_s = quota_of(settings), settings.state_ttl_s
+        writing = asyncio.ensure_future(store_of(self._catalog).call(lambda engine: write(engine, row, document, quota, ttl_s)))
         try:
             version = await _whatever_happens(writing)
         except DocumentMoved:
@@ -270,11 +286,11 @@ class Live:
 
 
 class _Lost(Exception):
-    """The row was written by another process, or deleted."""
+    """Raised if another process has written or deleted the row."""
 
 
 async def _whatever_happens(writing: "asyncio.Future[int]") -> int:
-    """Wait for a write, also if this task is cancelled meanwhile: otherwise the version of the row would be unknown."""
+    """Return the result of a write. If this task is cancelled, wait for the write's end first, so that the row's version is known."""
     try:
         return await asyncio.shield(writing)
     except asyncio.CancelledError:
@@ -283,5 +299,5 @@ async def _whatever_happens(writing: "asyncio.Future[int]") -> int:
 
 
 def failed(row: Row, error: ServiceError) -> Row:
-    """Return the row of a response that cannot be generated."""
+    """Return the row with status `failed` and this error."""
     return ended(row, "failed", error=error_of(error))

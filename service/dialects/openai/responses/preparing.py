@@ -1,9 +1,12 @@
-"""A body becomes a request to the engine. The work of a background response is stored in the form of its body."""
+"""Converts a body to a request to the engine. A background response's body is stored too, so that another process can generate it."""
 
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import orjson
+from pydantic import BaseModel
 
 from service.call import Call
 from service.catalog import Catalog
@@ -21,35 +24,47 @@ from service.states.record import IdempotencyKey
 
 
 class Prepared(NamedTuple):
-    """A response that can be generated."""
+    """A checked request for a response: the model, and the request to its engine."""
 
     model: DecoderModel
     request: GenerationRequest
-    call: Mapping[str, str | None] | None  # see `Answer`
-    position: int  # tokens before the request's prompt, which the state has seen
+    call: Mapping[str, str | None] | None  # the required tool call; see `Answer`
+    begin: Beginning | None  # the state that the request's prompt continues
 
     @property
     def state(self) -> str | None:
-        """Return the id of the state that will be kept."""
+        """Return the id of the state that will be stored after the last token, or None."""
         return None if self.request.keep is None else self.request.keep.record.id
 
 
 def check(body: ResponseRequest) -> None:
-    """Check constraints that a schema cannot express."""
+    """Raise InvalidRequest or EmptyInput if the body violates a constraint that a schema cannot express."""
     if body.top_logprobs and LOGPROBS not in body.include:
         raise InvalidRequest(f'top_logprobs needs include=["{LOGPROBS}"]', param="top_logprobs")
     if body.input == "":
         raise EmptyInput("`input` cannot be empty", param="input")
+    for name in ("tools", "text", "guided_json", "structured_outputs"):  # these are serialised again, for the store or the answer
+        try:
+            orjson.dumps(getattr(body, name), default=BaseModel.model_dump)
+        except TypeError:
+            raise InvalidRequest(f"`{name}` has an integer of more than 64 bits: send a shorter one, or a text", param=name) from None
     if body.background and not body.store:
         raise InvalidRequest("background=true needs store=true: otherwise nobody could read the response", param="background")
     if body.previous_response_id and body.state:
         raise InvalidRequest("previous_response_id and state cannot be combined: a response continues one of them", param="state")
+    if body.conversation is not None:
+        for name in ("previous_response_id", "state"):
+            if getattr(body, name):
+                raise InvalidRequest(f"conversation and {name} cannot be combined: a response continues one of them", param=name)
+        if not body.store:
+            raise InvalidRequest("conversation needs store=true: the response becomes part of it", param="store")
 
 
 async def beginning(body: ResponseRequest, previous: str | None, catalog: Catalog, call: Call) -> Beginning | None:
-    """Return where the response begins: at the state `previous` of another response, at the body's state, or at none.
+    """Return the state that the response continues: `previous`, the state after another response, or else the body's state. None: no state.
 
-    A state that is gone is never computed again silently. Raises StateGone, also for one that was deleted, or StateNotFound for the body's.
+    Raises StateGone if the state is gone; it is not computed again. For a deleted state, raises StateGone if it is `previous`, and
+    StateNotFound if it is the body's.
     """
     if previous is None:
         return await turns.beginning_of(catalog, call, body.state, body.exact, "state")
@@ -66,9 +81,10 @@ async def beginning(body: ResponseRequest, previous: str | None, catalog: Catalo
 
 
 async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catalog, call: Call, *, again: bool = False) -> Prepared:
-    """Return what the engine is asked for. Fills in the body's model and seed, so that the same body asks for the same tokens again.
+    """Return the request to the engine. Sets the body's model and seed, so that the same body generates the same tokens in another process.
 
-    `again`: another process may have generated the response before, and may have moved the name that the body expects.
+    `again`: another process may have generated the response before. It may then have moved the name in `store_state` already, so the
+    name's version is not checked.
     """
     model = catalog.generator(body.model or (None if begin is None else begin.record.model))
     turns.check_model(model, begin)
@@ -97,22 +113,22 @@ async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catal
     # Streams are checked too, since their last event contains the whole answer.
     check_chat_size(model, request, catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
     only = None if calling is None else {"name": next(iter(calling.tools)) if len(calling.tools) == 1 else None}
-    return Prepared(model, request, only, 0 if begin is None else begin.record.position)
+    return Prepared(model, request, only, begin)
 
 
 def keeping(prepared: Prepared, response: str, state: str | None = None) -> Prepared:
-    """Return the same, with a state that is kept once only, however many processes generate the response. `state`: its id, if it has
-    one already."""
+    """Return `prepared` with an idempotency key for the state after the last token. So the state is stored only once, even if several
+    processes generate the response. `state`: the id of this state if another process has chosen it before."""
     if (keep := prepared.request.keep) is None:
         return prepared
     record = keep.record if state is None else replace(keep.record, id=state)
-    # No client can send a key with a space.
+    # The key cannot equal a client's key, since a client's key has no spaces.
     keep = replace(keep, record=record, key=IdempotencyKey(f"response {response}", ""))
     return prepared._replace(request=replace(prepared.request, keep=keep))
 
 
 def work_of(body: ResponseRequest, begin: Beginning | None, prepared: Prepared, call: Call) -> dict[str, Any]:
-    """Return what another process needs to generate the response: the same tokens, since the seed is part of it."""
+    """Return the data that another process needs to generate the response. They include the seed, so it draws the same tokens."""
     again = body.model_copy(update={"state": None if begin is None else begin.record.id, "max_output_tokens": prepared.request.max_tokens})
     again.previous_response_id = None
     lane = None if call.lane is None else call.lane.name

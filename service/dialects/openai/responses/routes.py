@@ -1,4 +1,4 @@
-"""The routes `/v1/responses` of OpenAI: make, read, continue, cancel and delete responses.
+"""The routes `/v1/responses` of OpenAI, which create, read, continue, cancel and delete responses.
 
 Additions: the sampling fields of `SamplingFields`, and `state` and `store_state`. Streamed events have OpenAI's order, and end with
 `response.completed`, `response.incomplete`, `response.failed` or `response.cancelled`. There is no `[DONE]`.
@@ -6,7 +6,6 @@ Additions: the sampling fields of `SamplingFields`, and `state` and `store_state
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -18,28 +17,39 @@ from service.catalog import Catalog
 from service.dialects import generation
 from service.dialects.generation_schemas import STREAM
 from service.dialects.openai.embeddings import OpenAIErrorResponse
-from service.dialects.openai.responses import rows
+from service.dialects.openai.responses import conversations, stored
 from service.dialects.openai.responses.answer import Answer, head_of
 from service.dialects.openai.responses.events import NEVER, Events, tokens_before
-from service.dialects.openai.responses.following import Follower, StoredView, settled
-from service.dialects.openai.responses.items import listed
+from service.dialects.openai.responses.generated_text import Said
+from service.dialects.openai.responses.items import listed, page_of
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.preparing import Prepared, beginning, check, keeping, prepare, work_of
-from service.dialects.openai.responses.rows import LEASE_S, Row
 from service.dialects.openai.responses.running import Running, call_of, running_of
-from service.dialects.openai.responses.said import Said
-from service.dialects.openai.responses.schemas import Include, InputItemList, ResponseDeleted, ResponseObject, ResponseRequest
+from service.dialects.openai.responses.schemas import (
+    AfterItem,
+    Include,
+    Included,
+    ItemLimit,
+    ItemList,
+    ItemOrder,
+    ResponseDeleted,
+    ResponseObject,
+    ResponseRequest,
+)
+from service.dialects.openai.responses.stored import Row
+from service.dialects.openai.responses.stream_source import Follower, StoredView, settled
 from service.dialects.states.finding import key_of, store_of, tenant_of
 from service.dialects.states.keeping import quota_of
 from service.dialects.states.schemas import ERRORS
-from service.errors import DocumentMoved, InvalidRequest
+from service.errors import DocumentMoved, InvalidRequest, MalformedBody
 from service.http import sse
 from service.http.answers import json_answer
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute
+from service.streams.lease import LEASE_S
 
-_GRACE_S = 30.0  # after its deadline, a response that is still in progress has lost its process
+_GRACE_S = 30.0  # seconds after a response's deadline: if it is still in progress then, its process is considered lost
 _MOST_S = 86_400.0
-_TRIES = 5  # of a change that a process overtakes
+_TRIES = 5  # attempts to write a cancellation, if other processes write the row at the same time
 
 ResponsePath = Annotated[str, Path(description="Id of a response.")]
 _KEY_HEADER = {
@@ -59,21 +69,26 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses={**ERRORS, 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=STREAM, openapi_extra=_KEY_HEADER)
 async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, content: ContentDep) -> Any:
-    """Return the model's answer, with `stream` as events while it is generated.
+    """Return the model's answer. With `stream`, the answer is sent as events while it is generated.
 
     With `store` the response is stored before its first token, and can be read, continued with `previous_response_id`, and deleted.
-    With `background` it is generated whatever the client does: read it until it has ended, or follow its stream.
+    With `background` the generation continues if the client disconnects. The client reads the response again until it has ended, or follows
+    its stream.
     """
     check(body)
     if call.idempotency_key is not None and not body.store:
         raise InvalidRequest("Idempotency-Key needs store=true: the response is found again in the store", param="Idempotency-Key")
     tenant, running = tenant_of(call), running_of(catalog)
-    key = None if call.idempotency_key is None else key_of(call.idempotency_key, "/v1/responses", orjson.loads(content))
+    key = None if call.idempotency_key is None else key_of(call.idempotency_key, "/v1/responses", _strict_json(content))
     previous = None
     if asked := body.previous_response_id:
-        previous = await store_of(catalog).call(lambda engine: rows.previous(engine, tenant, asked))
-    begin = await beginning(body, previous, catalog, call)
-    prepared = await prepare(body, begin, catalog, call)
+        previous = await store_of(catalog).call(lambda engine: stored.previous(engine, tenant, asked))
+    asked_for, before = body, 0
+    if body.conversation is None:
+        begin = await beginning(body, previous, catalog, call)
+    else:
+        asked_for, begin, before = await conversations.continued(body, catalog, call)
+    prepared = await prepare(asked_for, begin, catalog, call)
     if body.background:
         running.check_room(tenant)
     response_id = generation.new_id("resp_")
@@ -81,9 +96,9 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     head = head_of(body, response_id, prepared.model.name, previous=body.previous_response_id or None)
     row = None
     if body.store:
-        work = work_of(body, begin, prepared, call) if body.background else None
-        new, quota = _new_row(body, head, prepared, work, call, catalog), quota_of(catalog.settings)
-        made = await store_of(catalog).call(lambda engine: rows.create(engine, new, quota, key))
+        work = work_of(asked_for, begin, prepared, call) if body.background else None
+        new, quota = _new_row(body, head, prepared, work, before, call, catalog), quota_of(catalog.settings)
+        made = await store_of(catalog).call(lambda engine: stored.create(engine, new, quota, key))
         if isinstance(made, str):
             return await _again(made, tenant, body.stream, call, catalog)
         row = replace(new, version=made)
@@ -92,10 +107,19 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     return await _begun(running, prepared, head, row, body, call, catalog)
 
 
+def _strict_json(content: bytes) -> Any:
+    """Return the parsed body. Raises MalformedBody if it is not JSON. NaN and Infinity are not JSON, but Pydantic accepts them in ignored
+    fields."""
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise MalformedBody(f"the body is not JSON, which an Idempotency-Key needs: {error}") from None
+
+
 async def _begun(
     running: Running, prepared: Prepared, head: dict[str, Any], row: Row | None, body: ResponseRequest, call: Call, catalog: Catalog
 ) -> Response:
-    """Generate a new response, and answer with it, its stream, or its beginning."""
+    """Start a new response. Return the whole response, its stream, or in the background the response without output."""
     its_call = call if row is None or not body.background else call_of(row, call.tenant)
     answer = Answer(head, Said(), prepared.call)
     live = Live(catalog, prepared, answer, its_call, row=row, streamed=body.stream)
@@ -110,7 +134,7 @@ async def _begun(
 
 
 def _new_row(
-    body: ResponseRequest, head: dict[str, Any], prepared: Prepared, work: dict[str, Any] | None, call: Call, catalog: Catalog
+    body: ResponseRequest, head: dict[str, Any], prepared: Prepared, work: dict[str, Any] | None, before: int, call: Call, catalog: Catalog
 ) -> Row:
     now = time.time()
     left_s = call.deadline - time.monotonic()
@@ -121,6 +145,8 @@ def _new_row(
         call=prepared.call,
         state=prepared.state,
         work=work,
+        conversation=body.conversation_id,
+        before=before,
         owners=1,
         due=now + (LEASE_S if body.background else _GRACE_S + (_MOST_S if math.isinf(left_s) else max(left_s, 0.0))),
         expires=now + catalog.settings.state_ttl_s,
@@ -128,7 +154,7 @@ def _new_row(
 
 
 async def _again(response: str, tenant: str, stream: bool, call: Call, catalog: Catalog) -> Response:
-    """Answer a request whose idempotency key was used before."""
+    """Answer a request whose idempotency key was used before. `response` is the id of the response to the earlier request."""
     call.headers["idempotent-replayed"] = "true"
     follower = await _follower(response, tenant, catalog, NEVER)
     if stream:
@@ -140,8 +166,8 @@ async def _again(response: str, tenant: str, stream: bool, call: Call, catalog: 
 
 
 async def _follower(response: str, tenant: str, catalog: Catalog, after: int) -> Follower:
-    """Return a reader of a response after event `after`. Raises ResponseNotFound."""
-    row = await store_of(catalog).call(lambda engine: rows.find(engine, tenant, response))
+    """Return a reader of the response's part after the event with number `after`. Raises ResponseNotFound."""
+    row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response))
     live = running_of(catalog).live(tenant, response)
     return Follower(catalog, StoredView(catalog, row) if live is None else live, seen=tokens_before(after))
 
@@ -158,7 +184,7 @@ async def response(
     include: Annotated[list[Include], Query(alias="include[]", description="Accepted and ignored.")] = [],  # noqa: B006
     include_obfuscation: Annotated[Literal["false", "False", "0"] | None, Query(description="Nothing is padded here.")] = None,
 ) -> Any:
-    """Return a stored response as it is now."""
+    """Return a stored response in its current state. With `stream`, return its events, and follow it until it has ended."""
     if starting_after is not None and not stream:
         raise InvalidRequest("starting_after needs stream=true", param="starting_after")
     tenant = tenant_of(call)
@@ -167,17 +193,17 @@ async def response(
         follower = await _follower(response_id, tenant, catalog, after)
         call.begin_stream()
         return await sse.stream(follower, Events(follower.answer, after), call, catalog.settings)
-    row = await store_of(catalog).call(lambda engine: rows.find(engine, tenant, response_id))
+    row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response_id))
     live = running_of(catalog).live(tenant, response_id)
-    newer = live is not None and not live.lost and not row.ended  # than what was written
+    newer = live is not None and not live.lost and not row.ended  # whether this process has more of the response than the store
     return json_answer(live.answer.response() if live is not None and newer else row.response, call.headers)
 
 
 @router.delete("/v1/responses/{response_id}", response_model=ResponseDeleted)
 async def delete(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) -> Any:
-    """Delete a response, and its state unless that is pinned or has a name. Responses that continue it stay."""
+    """Delete a response, and its state unless the state is pinned or has a name. Responses that continue it are not deleted."""
     tenant = tenant_of(call)
-    await store_of(catalog).call(lambda engine: rows.erase(engine, tenant, response_id))
+    await store_of(catalog).call(lambda engine: stored.erase(engine, tenant, response_id))
     live = running_of(catalog).live(tenant, response_id)
     if live is not None:
         live.stop()
@@ -186,16 +212,16 @@ async def delete(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) 
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
 async def cancel(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) -> Any:
-    """Cancel a background response. One that has ended stays as it is."""
+    """Cancel a background response, and return it. A response that has ended does not change."""
     tenant = tenant_of(call)
     live = running_of(catalog).live(tenant, response_id)
     if live is not None:
         live.stop()
-        await Follower(catalog, live).whole()
+        await live.over()
     quota = quota_of(catalog.settings)
     for attempt in range(_TRIES):
         try:
-            row = await store_of(catalog).call(lambda engine: rows.cancel(engine, tenant, response_id, quota))
+            row = await store_of(catalog).call(lambda engine: stored.cancel(engine, tenant, response_id, quota))
             break
         except DocumentMoved:
             if attempt == _TRIES - 1:
@@ -203,27 +229,17 @@ async def cancel(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) 
     return json_answer(row.response, call.headers)
 
 
-@router.get("/v1/responses/{response_id}/input_items", response_model=InputItemList)
+@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
 async def input_items(
     response_id: ResponsePath,
     call: CallDep,
     catalog: CatalogDep,
-    limit: Annotated[int, Query(ge=1, le=100, description="Most items of a page.")] = 20,
-    order: Annotated[Literal["asc", "desc"], Query(description="desc: the last item first.")] = "desc",
-    after: Annotated[str | None, Query(description="The `last_id` of the page before.")] = None,
-    include: Annotated[list[Include], Query(alias="include[]", description="Accepted and ignored.")] = [],  # noqa: B006
+    limit: ItemLimit = 20,
+    order: ItemOrder = "desc",
+    after: AfterItem = None,
+    include: Included = [],  # noqa: B006
 ) -> Any:
-    """List the response's own input. Earlier responses, which it continues, have theirs."""
+    """List the input of this response. The input of earlier responses, which this one continues, is not included."""
     tenant = tenant_of(call)
-    row = await store_of(catalog).call(lambda engine: rows.find(engine, tenant, response_id))
-    return json_answer(_page(row.input if order == "asc" else row.input[::-1], after, limit), call.headers)
-
-
-def _page(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
-    ids = [item["id"] for item in items]
-    if after is not None and after not in ids:
-        raise InvalidRequest(f"there is no item {after[:100]!r}: begin with the first page", param="after")
-    begin = 0 if after is None else ids.index(after) + 1
-    page = items[begin : begin + limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": begin + limit < len(items)}
+    row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response_id))
+    return json_answer(page_of(row.input if order == "asc" else row.input[::-1], after, limit), call.headers)

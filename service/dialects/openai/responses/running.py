@@ -1,4 +1,4 @@
-"""The responses that this process generates, and those that it takes over from processes that were lost."""
+"""Manages the responses that this process generates, and takes over responses from processes that were lost."""
 
 import asyncio
 import logging
@@ -14,24 +14,25 @@ from service.dialects import generation
 from service.dialects.openai.responses.answer import Answer
 from service.dialects.openai.responses.live import Live, failed
 from service.dialects.openai.responses.preparing import beginning, keeping, prepare
-from service.dialects.openai.responses.rows import KIND, LEASE_S, Row
 from service.dialects.openai.responses.schemas import ResponseRequest
+from service.dialects.openai.responses.stored import KIND, Row
 from service.dialects.states.finding import store_of
 from service.dialects.states.keeping import quota_of
 from service.errors import DocumentMoved, NotReady, Overloaded, RateLimited, RuntimeFailed, ServiceError
 from service.runtime.lanes import Lane
+from service.streams.lease import LEASE_S
 
 log = logging.getLogger("attnserve")
 
-_SWEEP_S = 2.0  # between two looks for responses without an owner
-_AT_ONCE = 64  # responses of one sweep
-_MOST_OWNERS = 5  # a response that so many processes were lost with is given up
-_MOST = 1024  # background responses of this process, of all tenants
+_SWEEP_S = 2.0  # seconds between two searches for responses without an owner
+_AT_ONCE = 64  # limit on the responses that one search returns
+_MOST_OWNERS = 5  # a response fails after so many owners, because it may have crashed their processes
+_MOST = 1024  # limit on the background responses of this process, for all tenants together
 _RETRY_S = 5.0
 
 
 class Running:
-    """The responses that this process generates in the background. Used on the event loop."""
+    """The responses that this process generates. Only background responses can be found by id. Use it on the event loop."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.tenant_named: Callable[[str], CallTenant | None] = lambda name: None
@@ -41,7 +42,7 @@ class Running:
         self._closed = False
 
     def check_room(self, tenant: str) -> None:
-        """Raise RateLimited if the tenant, or the process, generates as many responses in the background as it may."""
+        """Raise RateLimited if the tenant or this process has reached its limit on responses in the background."""
         most = self._catalog.settings.max_background
         own = sum(key[0] == tenant for key in self._lives)
         if own >= most or len(self._lives) >= _MOST:
@@ -52,7 +53,7 @@ class Running:
             )
 
     def begin(self, live: Live) -> None:
-        """Generate a response. One in the background goes on whatever its client does."""
+        """Start to generate a response."""
         task = live.start()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -62,11 +63,11 @@ class Running:
             task.add_done_callback(lambda _: self._lives.pop(key, None))
 
     def live(self, tenant: str, response: str) -> Live | None:
-        """Return a background response if this process generates it."""
+        """Return the background response with this id if this process generates it, else None."""
         return self._lives.get((tenant, response))
 
     async def close(self) -> None:
-        """Release the background responses, so that other processes go on with them. Call this before the engines stop."""
+        """Release the background responses, so that other processes continue them. Call this before the engines stop."""
         self._closed = True
         for live in list(self._lives.values()):
             live.stop("released")
@@ -88,11 +89,12 @@ class Running:
             await asyncio.sleep(_SWEEP_S * random.uniform(0.8, 1.2))
 
     async def sweep(self) -> None:
-        """Take over the responses that are due now, as many as there is room for. Repeating it changes nothing."""
+        """Take over responses whose owner is lost or has released them, up to the limits of the tenant and this process. Responses that
+        cannot be taken over are marked as failed."""
         store, now = store_of(self._catalog), time.time()
         for document in await store.call(lambda engine: engine.due(KIND, now, _AT_ONCE)):
             row = Row.of(document)
-            if self._closed or (row.tenant, row.id) in self._lives:  # if it is generated here, its renewal is late
+            if self._closed or (row.tenant, row.id) in self._lives:  # if this process generates the response, its renewal is late
                 continue
             try:
                 await self._take_over(row)
@@ -113,7 +115,7 @@ class Running:
         body = ResponseRequest.model_validate(row.work["body"] if row.work else {})
         try:
             prepared = await prepare(body, await beginning(body, None, self._catalog, call), self._catalog, call, again=True)
-        except (NotReady, Overloaded):  # it is due again when the lease has ended
+        except (NotReady, Overloaded):  # the response can be taken over again when the lease has ended
             return
         except ServiceError as error:
             await self._write(failed(row, error))
@@ -129,7 +131,7 @@ class Running:
 
 
 def call_of(row: Row, tenant: CallTenant | None) -> Call:
-    """Return the call of a response whose client is not waiting for it."""
+    """Return a call, without a deadline, for a background response: no request waits for its result."""
     work = row.work or {}
     lane = Lane.BULK if work.get("lane") is None else Lane[work["lane"]]
     client = work.get("client", "")
@@ -139,7 +141,7 @@ def call_of(row: Row, tenant: CallTenant | None) -> Call:
 
 
 def running_of(catalog: Catalog) -> Running:
-    """Return the responses that the catalog's process generates."""
+    """Return the catalog's `Running`, which is created at the first call."""
     found = catalog.companions.setdefault(Running, Running(catalog))
     assert isinstance(found, Running)
     return found

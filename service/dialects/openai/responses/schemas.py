@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
+from fastapi import Query
+from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag, TypeAdapter
 
 from service.dialects import accepted
 from service.dialects.generation_schemas import EMPTY_IS_ABSENT, MAX_TOKENS, ChatLogprob, Ignored, KeptState, SamplingFields, TextFormat
@@ -22,6 +23,12 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
+
+# The query of a page of items.
+ItemLimit = Annotated[int, Query(ge=1, le=100, description="Most items of a page.")]
+ItemOrder = Annotated[Literal["asc", "desc"], Query(description="desc: the last item first.")]
+AfterItem = Annotated[str | None, Query(description="The `last_id` of the page before.")]
+Included = Annotated[list[Include], Query(alias="include[]", description="Accepted and ignored.")]
 
 
 class InputPart(Fields):
@@ -66,7 +73,7 @@ class CallOutputItem(Fields):
 
 
 def _kind(item: Any) -> str:
-    """Return Pydantic's union tag of an item. Tags contain a hyphen, so that error messages can leave them out of field names."""
+    """Return the tag by which Pydantic chooses an item's class. Tags contain a hyphen, so that errors can omit them from field names."""
     type_ = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return {"function_call": "a-call", "function_call_output": "an-output"}.get(type_ if isinstance(type_, str) else "", "a-message")
 
@@ -75,6 +82,13 @@ Item = Annotated[
     Annotated[InputItem, Tag("a-message")] | Annotated[CallItem, Tag("a-call")] | Annotated[CallOutputItem, Tag("an-output")],
     Discriminator(_kind),
 ]
+
+
+ITEMS: TypeAdapter[list[InputItem | CallItem | CallOutputItem]] = TypeAdapter(list[Item])
+
+
+class ConversationReference(Fields):
+    id: str = Field(min_length=1, max_length=256)
 
 
 class FunctionTool(Function, FunctionType): ...
@@ -117,6 +131,9 @@ class ResponseRequest(SamplingFields, StateFields):
     previous_response_id: str | None = Field(
         None, max_length=256, description="The response that `input` continues. What it has seen is not computed again."
     )
+    conversation: Annotated[str, Field(min_length=1, max_length=256)] | ConversationReference | None = Field(
+        None, description="The conversation that `input` continues. Input and output are added to it when the response has ended."
+    )
     background: StrictBool = Field(False, description="Answer at once, and generate on without the client. Needs `store`.")
     truncation: Literal["disabled", "auto"] = Field("disabled", description="Nothing is cut, with auto neither.")
     tools: list[FunctionTool] = Field([], max_length=128)
@@ -130,6 +147,10 @@ class ResponseRequest(SamplingFields, StateFields):
     user: Ignored = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
 
 class OutputText(BaseModel):
@@ -200,6 +221,7 @@ class ResponseObject(BaseModel):
     output: list[OutputMessage | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: str | None
+    conversation: ConversationReference | None
     store: bool
     temperature: float
     top_p: float
@@ -217,14 +239,15 @@ class InputItemContent(BaseModel):
     type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = Field(None, description="Only of output_text.")
+    logprobs: list[Any] | None = Field(None, description="Only of output_text; they are kept with the response alone.")
 
 
 class ListedItem(BaseModel):
-    """An item of the input. It has the fields of its type."""
+    """An item of an input or a conversation. It has the fields of its type."""
 
     id: str
     type: Literal["message", "function_call", "function_call_output"]
-    status: Literal["completed"]
+    status: Literal["completed", "incomplete"]
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: list[InputItemContent] | None = None
     call_id: str | None = None
@@ -233,7 +256,7 @@ class ListedItem(BaseModel):
     output: str | None = None
 
 
-class InputItemList(BaseModel):
+class ItemList(BaseModel):
     object: Literal["list"]
     data: list[ListedItem]
     first_id: str | None

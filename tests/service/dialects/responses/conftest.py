@@ -118,5 +118,5 @@ async def keyed() -> AsyncIterator[tuple[Responses, Responses]]:
 @pytest.fixture
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that another process writes are looked at often."""
-    monkeypatch.setattr("service.dialects.openai.responses.following._POLL_S", 0.01)
+    monkeypatch.setattr("service.dialects.openai.responses.stream_source._POLL_S", 0.01)
     monkeypatch.setattr("service.dialects.openai.responses.live._PROGRESS_S", 0.0)

@@ -4,13 +4,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
-from service.dialects.openai.responses import rows
+from service.dialects.openai.responses import stored
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.running import running_of
 from service.errors import Overloaded, RuntimeFailed, StoreFailed
 from tests.service.dialects.responses.conftest import Responses, service, so
+from tests.service.fakes import PATIENCE_S
 from tests.service.generation_fakes import SAID, FakeGenerator, events
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
@@ -80,6 +82,46 @@ async def test_cancelling_ends_a_background_response_once(responses: Responses) 
     done = await responses.make(background=True)
     completed = await responses.ended(done["id"])
     assert (await responses.ask("POST", f"/{done['id']}/cancel")).json() == completed
+
+
+@pytest.mark.parametrize("why", ["cancelled", "released"])
+async def test_a_response_whose_end_is_being_written_stays_as_it_ended(responses: Responses, why: Any) -> None:
+    """It is stopped between the write and the news of it: clients may have read the end already."""
+    made = await begun(responses)
+    live = live_of(responses, made["id"])
+    write = live._write
+
+    async def stopped_meanwhile(row: stored.Row) -> int:
+        if row.ended:
+            live.stop(why)
+        return await write(row)
+
+    live._write = stopped_meanwhile  # type: ignore[method-assign]
+    responses.engine.release()
+    completed = await responses.ended(made["id"])
+    await so(lambda: live.ended)
+    assert (completed["status"], text_of(completed)) == ("completed", SAID)
+    assert (await responses.ask("POST", f"/{made['id']}/cancel")).json() == completed == await responses.read(made["id"])
+    assert (live.answer.status, live.answer.head["usage"]) == ("completed", completed["usage"])
+
+
+async def test_a_response_is_cancelled_once_by_several_clients(responses: Responses) -> None:
+    made = await begun(responses)
+    answers = await asyncio.gather(*(responses.ask("POST", f"/{made['id']}/cancel") for _ in range(8)))
+    (cancelled,) = {answer.text for answer in answers}
+    assert orjson.loads(cancelled)["status"] == "cancelled"
+
+
+async def test_a_response_that_another_process_goes_on_with_is_cancelled_at_once(responses: Responses, quick_polls: None) -> None:
+    """The process that is asked has lost the response and does not know it yet."""
+    made = await begun(responses)
+    zombie = live_of(responses, made["id"])
+    await paused(responses, zombie)
+    await responses.running.sweep()
+    responses.running._lives["", made["id"]] = zombie
+    async with asyncio.timeout(PATIENCE_S):
+        cancelled = (await responses.ask("POST", f"/{made['id']}/cancel")).json()
+    assert (cancelled["status"], zombie.lost) == ("cancelled", True)
 
 
 async def test_a_deleted_response_is_not_generated_on(responses: Responses) -> None:
@@ -161,9 +203,9 @@ async def test_a_reader_that_leaves_does_not_end_a_background_response(responses
 # Other processes -------------------------------------------------------------------------------------------------------------------------
 
 
-async def row_of(responses: Responses, response: str) -> rows.Row:
+async def row_of(responses: Responses, response: str) -> stored.Row:
     store: Any = responses.engine.states
-    row: rows.Row = await store.call(lambda engine: rows.find(engine, "", response))
+    row: stored.Row = await store.call(lambda engine: stored.find(engine, "", response))
     return row
 
 
@@ -217,6 +259,7 @@ async def test_a_response_that_continues_another_one_is_taken_over_too(tmp_path:
         assert await responses.words(whole["state"]["id"]) == await responses.words(plain["state"]["id"])
 
 
+@pytest.mark.slow
 async def test_a_paused_owner_writes_and_sends_nothing(responses: Responses, quick_polls: None) -> None:
     made = await begun(responses)
     zombie = live_of(responses, made["id"])
@@ -261,9 +304,9 @@ async def test_a_response_whose_stream_died_with_its_process_has_failed(tmp_path
     async with service(states=str(tmp_path)) as responses:
         made = await responses.make()
         row = await row_of(responses, made["id"])
-        lost = rows.replace(row, response={**row.response, "status": "in_progress", "output": []}, due=1.0)
+        lost = stored.replace(row, response={**row.response, "status": "in_progress", "output": []}, due=1.0)
         store: Any = responses.engine.states
-        await store.call(lambda engine: engine.write(lost.document(), row.version, rows.Quota(100, 2**20)))
+        await store.call(lambda engine: engine.write(lost.document(), row.version, stored.Quota(100, 2**20)))
         await responses.running.sweep()
         failed = await responses.read(made["id"])
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")

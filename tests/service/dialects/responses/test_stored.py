@@ -76,7 +76,7 @@ async def test_a_response_continues_the_one_before_at_the_cost_of_what_is_new(re
     second = await responses.make(input="More", previous_response_id=first["id"], instructions=None)
     request = responses.engine.requests[-1]
     assert responses.model.decode(request.prompt) == NEXT
-    assert (request.start, second["previous_response_id"]) == (("", first["state"]["id"], True), first["id"])
+    assert (request.start[:3], second["previous_response_id"]) == (("", first["state"]["id"], True), first["id"])
     usage = second["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] == N_FED + n_first
     assert usage["input_tokens"] == N_FED + n_first + len(NEXT)
@@ -274,3 +274,24 @@ async def test_a_client_that_leaves_cancels_its_response(quick_polls: None) -> N
         assert responses.engine.runs[0].cancelled
         error: httpx.Response = await responses.ask("POST", f"/{row.id}/cancel")
         assert (error.status_code, error.json()["error"]["message"]) == (400, "Cannot cancel a synchronous response.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"maximum": 10**30}}]}, "tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "f", "schema": {"maximum": 10**30}}}}, "text"),
+        ({"guided_json": {"maximum": 10**30}, "background": True}, "guided_json"),
+    ],
+)
+async def test_numbers_that_cannot_be_stored_are_refused(responses: Responses, fields: dict[str, Any], param: str) -> None:
+    error = await responses.refused(400, "POST", json={"input": "Hi", **fields})
+    assert (error["param"], "more than 64 bits" in error["message"]) == (param, True)
+
+
+async def test_a_key_needs_a_body_that_is_json(responses: Responses) -> None:
+    part = b'{"type": "input_text", "text": "Hi", "logprobs": [NaN]}'
+    body = b'{"input": [{"role": "user", "content": [%b]}]}' % part
+    for headers, status in (({}, 200), ({"idempotency-key": "k"}, 400)):
+        answer = await responses.http.post("/v1/responses", content=body, headers=headers)
+        assert (answer.status_code, status == 200 or "NaN" in answer.text or "not JSON" in answer.text) == (status, True)

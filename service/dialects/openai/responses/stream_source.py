@@ -1,4 +1,4 @@
-"""The source of a response's stream: the response as this process generates it, or its row in the store."""
+"""Reads a response for a stream: while this process generates it, or else from its row in the store."""
 
 import asyncio
 import time
@@ -7,16 +7,16 @@ from contextlib import suppress
 from service.catalog import Catalog
 from service.dialects.openai.responses.answer import Answer
 from service.dialects.openai.responses.live import Live
-from service.dialects.openai.responses.rows import Row, find
+from service.dialects.openai.responses.stored import Row, find
 from service.dialects.states.finding import store_of
 from service.errors import ServiceError
 
-_POLL_S = 0.5  # between two looks at a row that another process writes
+_POLL_S = 0.5  # seconds between two reads of a row that another process writes
 _PATIENCE_S = 60.0
 
 
 class StoredView:
-    """A response that another process generates, or that has ended."""
+    """A response read from the store: another process generates it, or it has ended. It can be used in place of a `Live`."""
 
     lost = False
     error: ServiceError | None = None
@@ -29,7 +29,7 @@ class StoredView:
         self._row, self.answer, self.ended = row, row.answer(), row.ended
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until the row has another version. Raises ResponseNotFound if it was deleted."""
+        """Wait until the stored row has changed, at most `timeout_s` seconds. Raises ResponseNotFound if the response was deleted."""
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0:
             await asyncio.sleep(min(_POLL_S, left_s))
@@ -40,10 +40,10 @@ class StoredView:
 
 
 class Follower:
-    """Reads a response up to its end. `owner`: the response ends with this reader, and its errors are raised before the first token."""
+    """Reads a response up to its end. Closing the `owner` stops the response. The owner also raises an error before the first token."""
 
     def __init__(self, catalog: Catalog, view: Live | StoredView, *, owner: bool = False, streamed: bool = True, seen: int = 0) -> None:
-        """`seen`: how many tokens the reader has."""
+        """`seen`: the number of tokens that the client has."""
         self.done = False
         self._catalog = catalog
         self._view = view
@@ -57,7 +57,7 @@ class Follower:
         return self._view.answer
 
     async def take(self, timeout_s: float = _PATIENCE_S, interval_s: float = 0.0) -> list[Answer]:
-        """Wait for new tokens or the end, and return the response; nothing after `timeout_s`."""
+        """Wait for new tokens or the end of the response. Return a list of the response, or an empty list after `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         while True:
             view, now = self._view, time.monotonic()
@@ -73,7 +73,7 @@ class Follower:
                 await view.wait(min(until, self._not_before if gathering else until) - now)
 
     async def whole(self) -> Answer:
-        """Wait for the end, and return the response. Raises its error."""
+        """Wait for the end of the response, and return it. The owner raises the error of a response that failed."""
         while not self.done:
             await self.take()
         if self._owner and self._view.error is not None:
@@ -81,7 +81,7 @@ class Follower:
         return self.answer
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading. The owner also stops the response."""
         if self._owner and isinstance(self._view, Live):
             self._view.stop()
 
@@ -107,7 +107,7 @@ class Follower:
 
 
 async def settled(follower: Follower) -> Answer:
-    """Return the whole response for an answer that is not streamed. If the client leaves, so does the follower."""
+    """Wait for the end of the response, and return it. If the client disconnects, close the follower."""
     try:
         return await follower.whole()
     except BaseException:

@@ -1,6 +1,7 @@
-"""Responses in the store: one document each, and one for each idempotency key.
+"""Stores responses. Each response is one document of the store, and so is each idempotency key.
 
-Every write names the version that was read. So of two processes one writes, and the other one learns that it does not own the response.
+Every write names the version of the document that the process knows. So if two processes write, the first succeeds, and the second fails
+and learns that it does not own the response.
 """
 
 import time
@@ -10,27 +11,28 @@ from typing import Any, Self
 
 import orjson
 
+from service.dialects.openai.responses import conversations
 from service.dialects.openai.responses.answer import ENDED, Answer
-from service.dialects.openai.responses.said import Said
+from service.dialects.openai.responses.generated_text import Said
 from service.errors import InvalidRequest, KeyReused, ServiceError, StateNotFound
 from service.http.answers import whole
 from service.states.record import Document, IdempotencyKey, Quota
 from service.states.store import GroupingEngine
 
 KIND, KEY_KIND = "response", "response_key"
-LEASE_S = 15.0  # an owner that has not written for so long is taken to be lost
-_KEY_S = 86_400.0  # how long an idempotency key is remembered
+CONTINUABLE = ("completed", "incomplete")
+_KEY_S = 86_400.0  # seconds for which an idempotency key is stored
 
 
 class ResponseNotFound(ServiceError):
-    """There is no such response, or it is another tenant's."""
+    """The tenant has no response with this id."""
 
     status = 404
     code = "response_not_found"
 
 
 class PreviousResponseNotFound(ServiceError):
-    """There is no response with the `previous_response_id`, or it is another tenant's."""
+    """The tenant has no response with the id `previous_response_id`."""
 
     status = 404
     code = "previous_response_not_found"
@@ -38,20 +40,22 @@ class PreviousResponseNotFound(ServiceError):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A stored response."""
+    """A stored response, with the data that another process needs to continue it."""
 
     tenant: str
-    response: dict[str, Any]  # as clients get it
+    response: dict[str, Any]  # the JSON that clients get
     expires: float
-    input: list[dict[str, Any]] = field(default_factory=list)  # as clients can list it
-    call: Mapping[str, str | None] | None = None  # see `Answer`
-    ids: list[int] = field(default_factory=list)  # of the tokens, empty after the end
+    input: list[dict[str, Any]] = field(default_factory=list)  # the JSON items that clients can list
+    call: Mapping[str, str | None] | None = None  # the required tool call; see `Answer`
+    ids: list[int] = field(default_factory=list)  # ids of the generated tokens; empty after the end
     ends: list[int] = field(default_factory=list)  # see `Said`
-    raw: str | None = None  # the text that a tool call was read from
-    state: str | None = None  # id of the state after the last token; it is there after the end
-    work: dict[str, Any] | None = None  # what a process needs to generate it; None: only its first owner can
-    numerics: str = ""  # of the arithmetic that has drawn `ids`
-    owners: int = 0  # processes that have generated it
+    raw: str | None = None  # the generated text of a tool call; None for a message
+    state: str | None = None  # id of the state after the last token; the state exists only after the response has ended
+    work: dict[str, Any] | None = None  # result of `work_of`; None: no other process can generate the response
+    numerics: str = ""  # fingerprint of the arithmetic that has drawn `ids`
+    owners: int = 0  # number of processes that have begun to generate the response
+    conversation: str | None = None  # id of the conversation to which the response is added at its end
+    before: int = 0  # the conversation's version at the beginning of the response
     version: int = 0
     due: float | None = None
 
@@ -70,7 +74,7 @@ class Row:
         return self.status in ENDED
 
     def document(self) -> Document:
-        names = ("response", "input", "call", "ids", "ends", "raw", "state", "work", "numerics", "owners")
+        names = ("response", "input", "call", "ids", "ends", "raw", "state", "work", "numerics", "owners", "conversation", "before")
         body = whole({name: getattr(self, name) for name in names})
         return Document(kind=KIND, id=self.id, tenant=self.tenant, body=body, due=self.due, expires=self.expires)
 
@@ -95,7 +99,7 @@ class Row:
 
 
 class StoredAnswer(Answer):
-    """A response as it is in the store."""
+    """A response whose JSON comes from the store."""
 
     def __init__(self, row: Row) -> None:
         super().__init__({**row.response, "output": []}, row.said(), row.call)
@@ -111,13 +115,13 @@ class StoredAnswer(Answer):
         return self._row.response
 
 
-# What callers ask of the store's thread --------------------------------------------------------------------------------------------------
+# Functions that run on the store's thread ------------------------------------------------------------------------------------------------
 
 
 def create(engine: GroupingEngine, row: Row, quota: Quota, key: IdempotencyKey | None) -> str | int:
-    """Write a new response, and return its version; or the id of the response that an earlier request with this key has made.
+    """Write a new response, and return its version. If an earlier request had the same key, write nothing and return its response's id.
 
-    Raises KeyReused if that was another request.
+    Raises KeyReused if the earlier request had other content.
     """
     with engine.group():
         if key is not None:
@@ -130,7 +134,7 @@ def create(engine: GroupingEngine, row: Row, quota: Quota, key: IdempotencyKey |
 
 
 def _answered(engine: GroupingEngine, tenant: str, key: IdempotencyKey) -> str | None:
-    """Return the response that an earlier request with this key has made, or None if there is none any more."""
+    """Return the id of the response to an earlier request with this key, or None if there is no such request or response."""
     try:
         known = orjson.loads(engine.read(tenant, KEY_KIND, key.key).body)
     except StateNotFound:
@@ -139,12 +143,28 @@ def _answered(engine: GroupingEngine, tenant: str, key: IdempotencyKey) -> str |
         raise KeyReused(f"the Idempotency-Key {key.key!r} was used for another request: use a new key")
     try:
         return find(engine, tenant, known["response"]).id
-    except ResponseNotFound:  # it failed before its first token, or was deleted
+    except ResponseNotFound:  # the response failed before its first token, or was deleted
         return None
 
 
+def write(engine: GroupingEngine, row: Row, document: Document, quota: Quota, ttl_s: float) -> int:
+    """Write the row, which `document` contains, and return its new version. If the response is completed or incomplete, also add its input
+    and output to its conversation. Raises DocumentMoved if the row was written by others since it was read."""
+    if row.conversation is None or row.status not in CONTINUABLE:
+        return engine.write(document, row.version, quota)
+    with engine.group():
+        version = engine.write(document, row.version, quota)
+        output = [_without_logprobs(item) for item in orjson.loads(document.body)["response"]["output"]]
+        conversations.append(engine, row.tenant, row.conversation, row.before, [*row.input, *output], row.state, quota, ttl_s)
+        return version
+
+
+def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]} if item["type"] == "message" else item
+
+
 def find(engine: GroupingEngine, tenant: str, response: str) -> Row:
-    """Raises ResponseNotFound with the same text whatever the reason."""
+    """Return a response of the tenant. Raises ResponseNotFound, with the same text if the id is another tenant's."""
     try:
         return Row.of(engine.read(tenant, KIND, response))
     except StateNotFound:
@@ -153,13 +173,14 @@ def find(engine: GroupingEngine, tenant: str, response: str) -> Row:
 
 
 def previous(engine: GroupingEngine, tenant: str, response: str) -> str:
-    """Return the state after a response that a new one continues. Raises PreviousResponseNotFound, or InvalidRequest by its status."""
+    """Return the id of the state after `response`, which a new response continues. Raises PreviousResponseNotFound, or InvalidRequest if
+    the response's status does not allow it."""
     try:
         row = find(engine, tenant, response)
     except ResponseNotFound as error:
         message = f"Previous r{error.message.removeprefix('R')}"
         raise PreviousResponseNotFound(message, param="previous_response_id") from None
-    if row.status not in ("completed", "incomplete") or row.state is None:
+    if row.status not in CONTINUABLE or row.state is None:
         why = "wait until it is completed" if not row.ended else "continue the response before it"
         raise InvalidRequest(
             f"the response {row.id} is {row.status}, and only a completed or incomplete one can be continued: {why}",
@@ -169,7 +190,7 @@ def previous(engine: GroupingEngine, tenant: str, response: str) -> str:
 
 
 def erase(engine: GroupingEngine, tenant: str, response: str) -> None:
-    """Forget a response, and its state unless that is pinned or has a name. Raises ResponseNotFound."""
+    """Delete a response, and its state unless the state is pinned or has a name. Raises ResponseNotFound."""
     with engine.group():
         row = find(engine, tenant, response)
         engine.erase(tenant, KIND, response, None)
@@ -177,19 +198,19 @@ def erase(engine: GroupingEngine, tenant: str, response: str) -> None:
 
 
 def drop_state(engine: GroupingEngine, row: Row) -> None:
-    """Delete the state of a response that is gone, unless it is pinned or has a name."""
+    """Delete the state of a deleted response, unless the state is pinned or has a name."""
     if row.state is None:
         return
     try:
         if not engine.get(row.tenant, row.state).pinned and not engine.names(row.tenant, row.state):
             engine.delete(row.tenant, row.state)
-    except ServiceError:  # it is gone already, or was never made
+    except ServiceError:  # the state is gone, or was never stored
         return
 
 
 def cancel(engine: GroupingEngine, tenant: str, response: str, quota: Quota) -> Row:
-    """End a background response that has not ended. Its owner learns of it at its next write. Raises ResponseNotFound,
-    InvalidRequest or DocumentMoved."""
+    """Mark a background response as cancelled unless it has ended, and return its row. The process that generates it stops at its next
+    write. Raises ResponseNotFound, InvalidRequest if the response is not in the background, or DocumentMoved."""
     row = find(engine, tenant, response)
     if not row.response["background"]:
         raise InvalidRequest("Cannot cancel a synchronous response.", param="response_id")
@@ -201,7 +222,7 @@ def cancel(engine: GroupingEngine, tenant: str, response: str, quota: Quota) -> 
 
 
 def ended(row: Row, status: str, **fields: Any) -> Row:
-    """Return the row of a response that no process generates any more."""
+    """Return the row with this status, and without the data that another process would need to continue the response."""
     output = [{**item, "status": "incomplete"} for item in row.response["output"]]
     response = {**row.response, "status": status, "output": output, **fields}
     return replace(row, response=response, ids=[], work=None, due=None)

@@ -33,7 +33,7 @@ from service.settings import Settings
 
 MOST_WEIGHTS = 2**20  # maximum number of attention weights in an answer
 _TAKEN = {"model", "prompt", "max_tokens", "n", "num_beams", "stream", "stream_options", "user", "seed", "skip_special_tokens"}
-_TAKEN |= {"logprobs", "attention"}  # these add details and do not change the output
+_TAKEN |= {"logprobs", "attention"}  # these two fields add details and do not change the output
 
 
 async def complete(
@@ -106,10 +106,10 @@ def _check(body: CompletionRequest, model: Generator) -> None:
 
 
 class _BeamAnswer(CompletionChunks):
-    """The answer of an encoder-decoder, as a whole or as a stream, with attention weights if requested."""
+    """Builds the answer of an encoder-decoder, as a whole or as a stream, with attention weights if requested."""
 
     def choice(self, index: int, delta: Delta, columns: Columns | None = None) -> dict[str, Any]:
-        """Return the part of a choice that a delta adds. The last delta adds the attention weights."""
+        """Return the JSON that a delta adds to a choice. With the last delta, it includes the attention weights."""
         choice = super().choice(index, delta, columns)
         if self.body.attention and delta.finish_reason is not None:
             choice["attention"] = self._matrix(self.runs.runs[index])

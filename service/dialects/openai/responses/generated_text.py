@@ -1,7 +1,8 @@
-"""What a response has said, token by token.
+"""Decodes the generated text of a response token by token.
 
-A client that lost its stream names the last event that it has, and events are numbered by tokens. So the text is decoded token by token
-here: how much of it a token completes follows from the tokens alone, not from how they were gathered into deltas.
+A client that lost its stream names the last event that it received, and the number of an event is derived from a number of tokens. So this
+module must know how many characters of the text each token completes. It decodes the tokens one at a time, so that these numbers depend
+only on the tokens, and not on which tokens arrive together in a delta.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,29 +16,29 @@ from service.generation.request import Delta, FinishReason, GenerationRequest
 from service.generation.text import TextStream
 from service.http.answers import Elements, Text
 
-_CHUNK = 16_384  # characters that are serialised at a time
+_CHUNK = 16_384  # number of characters that are serialised in one call
 
 
 class Said:
-    """A text, its tokens and their log-probabilities."""
+    """A generated text with its tokens and their log-probabilities."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.ends: list[int] = []  # the characters of `text` that each token has completed
-        self.text = ""  # after the end, also what was held back until then
-        self.logprobs: list[bytes] = []  # of each token as JSON, or none at all
+        self.ends: list[int] = []  # for each token, the length in characters of the text completed up to it
+        self.text = ""  # after the end, it includes text that was held back until the end
+        self.logprobs: list[bytes] = []  # JSON for each token; empty if no log-probabilities were requested
 
     @property
     def count(self) -> int:
-        """Return how many tokens there are."""
+        """Return the number of generated tokens."""
         return len(self.ends)
 
     def end(self, count: int) -> int:
-        """Return how many characters the first `count` tokens have completed."""
+        """Return the length, in characters, of the text that the first `count` tokens have completed."""
         return self.ends[count - 1] if count else 0
 
     def written(self) -> dict[str, Any]:
-        """Return text and log-probabilities as JSON values that can be written in pieces."""
+        """Return the text and the log-probabilities as JSON values that `http/answers.py` can write in pieces."""
         text, logprobs = Text(), Elements()
         for at in range(0, len(self.text), _CHUNK):
             text.add(self.text[at : at + _CHUNK])
@@ -47,7 +48,7 @@ class Said:
 
     @classmethod
     def stored(cls, row: dict[str, Any]) -> Self:
-        """Return what a row of the store has, see `rows.py`."""
+        """Create the object from the fields of a stored response; see `Row.said` in `stored.py`."""
         said = cls()
         said.ids, said.ends, said.text = row["ids"], row["ends"], row["text"]
         said.logprobs = [orjson.dumps(each) for each in row["logprobs"]]
@@ -55,7 +56,7 @@ class Said:
 
 
 class Saying(Said):
-    """The same while it grows."""
+    """A generated text that grows while tokens arrive."""
 
     def __init__(self, model: DecoderModel, request: GenerationRequest) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class Saying(Said):
         )
 
     def add(self, delta: Delta) -> None:
-        """Append new tokens, whose text is decoded here: that of the delta may be cut elsewhere."""
+        """Append the tokens of `delta`. Their text is decoded here. The delta's own text is not used, as it need not end with a token."""
         self._push(delta.token_ids)
         self.logprobs += [self._tokens.chat((each,)) for each in delta.logprobs]
         if delta.finish_reason is not None:
@@ -76,7 +77,8 @@ class Saying(Said):
             self.text += self._stream.finish()
 
     def resume(self, said: Said) -> None:
-        """Append all tokens but the last that were said elsewhere. The last one is drawn again, and with it the reason to end, if any."""
+        """Append the tokens that another process has generated, without the last of them. This process draws the last token again, so that
+        it also learns the finish reason if the text ends there."""
         kept = max(0, said.count - 1)
         self._push(said.ids[:kept])
         self.logprobs += said.logprobs[:kept]
@@ -84,11 +86,11 @@ class Saying(Said):
     def _push(self, ids: Iterable[int]) -> None:
         for token_id in ids:
             self.ids.append(token_id)
-            if token_id not in self._ending:  # a token that ends the text is no part of it
+            if token_id not in self._ending:  # a token that ends the generation has no text
                 self.text += self._stream.push(token_id, may_stop=len(self.ids) > self._min_tokens)
             self.ends.append(len(self.text))
 
 
 def joined(elements: Sequence[bytes]) -> orjson.Fragment:
-    """Return JSON elements as a list."""
+    """Return the serialised elements as one JSON list."""
     return orjson.Fragment(b"[%b]" % b",".join(elements))

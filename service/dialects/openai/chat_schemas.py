@@ -1,0 +1,132 @@
+"""The bodies of requests to `/v1/chat/completions`, and the answers to them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
+from pydantic_core import PydanticCustomError
+
+from service.dialects import accepted
+from service.dialects.generation_schemas import (
+    EMPTY_IS_ABSENT,
+    MAX_TOKENS,
+    ChatLogprob,
+    FinishReason,
+    GenerationRequestBody,
+    GenerationUsage,
+    Ignored,
+    KeptState,
+    PromptLogprobs,
+    ResponseFormat,
+    StopReason,
+)
+from service.dialects.openai.tool_calls import AllowedTools, Function, FunctionType, NamedTool
+from service.http.fields import WITHOUT_NULLS, Fields
+from service.http.routing import Many
+
+Metadata = Annotated[
+    dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored."), WITHOUT_NULLS
+]
+
+_MOST_PARTS = 1024
+
+
+class ContentPart(Fields):
+    type: Literal["text"] = Field(description="Text alone: no model here sees or hears.")
+    text: str
+
+
+class FunctionCall(Fields):
+    name: str = Field(max_length=256)
+    arguments: str
+
+
+class ToolCall(Fields):
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Fields):
+    others = accepted.MESSAGE
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Many[ContentPart] | None = Field(None, description="Only an assistant's message with tool calls may have none.")
+    name: str | None = Field(None, max_length=256)
+    refusal: str | None = None
+    tool_calls: list[ToolCall] = Field([], max_length=128)
+    tool_call_id: str | None = Field(None, max_length=256)
+
+
+class Tool(FunctionType):
+    function: Function
+
+
+class ChatRequest(GenerationRequestBody):
+    others = accepted.CHAT
+
+    messages: Many[ChatMessage] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: StrictInt | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="The service's `default_max_tokens` without it. 0 only with `store_state`."
+    )
+    max_tokens: StrictInt | None = Field(None, ge=0, le=MAX_TOKENS, description="The same under its old name; the other one counts.")
+    logprobs: StrictBool = Field(False, description="The log-probability of each token.")
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="And of so many likeliest ones; needs `logprobs`.")
+    response_format: Annotated[ResponseFormat | None, EMPTY_IS_ABSENT] = None
+    tools: list[Tool] = Field([], max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = Field(
+        "auto",
+        description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called; "
+        "allowed_tools is auto or required for some of them.",
+    )
+    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
+    store: Literal[False] = Field(False, description="Nothing is stored.")
+    modalities: list[Literal["text"]] | None = Field(None, max_length=1)
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _not_too_many(cls, messages: Any) -> Any:
+        """Raise an error if all messages together have too many parts and tool calls, since validating them blocks the event loop."""
+        if isinstance(messages, list):
+            inner = (message.get(name) for message in messages if isinstance(message, dict) for name in ("content", "tool_calls"))
+            if (count := sum(len(each) for each in inner if isinstance(each, list))) > _MOST_PARTS:
+                said = f"the messages have {count} parts and tool calls, and the most is {_MOST_PARTS}: send fewer"
+                raise PydanticCustomError("too_long", said)
+        return messages
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None = Field(description="Null where a tool is called.")
+    refusal: None
+    annotations: list[Any]
+    tool_calls: list[ToolCall] | None = Field(None, description="Only where `tool_choice` demands a call.")
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | Literal["tool_calls"]
+    stop_reason: StopReason
+    state: KeptState | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: GenerationUsage
+    prompt_logprobs: PromptLogprobs | None = Field(None, description="Only where the request asked for them.")
+    state: KeptState | None = Field(None, description="That of the only choice.")

@@ -1,0 +1,153 @@
+"""The routes `/v1/conversations` of OpenAI. A conversation is a list of items, which a response with the field `conversation` continues."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, Field, StrictBool
+
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects import generation
+from service.dialects.openai.responses import conversations as stored
+from service.dialects.openai.responses.conversations import Conversation, new_items
+from service.dialects.openai.responses.items import page_of
+from service.dialects.openai.responses.schemas import AfterItem, Included, Item, ItemLimit, ItemList, ItemOrder, ListedItem
+from service.dialects.states.finding import store_of, tenant_of
+from service.dialects.states.keeping import quota_of
+from service.dialects.states.options import Metadata
+from service.dialects.states.schemas import ERRORS, json_body
+from service.errors import DocumentMoved
+from service.http.fields import Fields
+from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
+from service.states.store import GroupingEngine
+
+_TRIES = 5  # attempts to write a change, if other processes write the conversation at the same time
+
+ConversationPath = Annotated[str, Path(description="Id of a conversation.")]
+ItemPath = Annotated[str, Path(description="Id of an item.")]
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+
+class CreateConversation(Fields):
+    items: Many[Item] = Field([], max_length=20, description="Up to 20 messages, tool calls and their outputs.")
+    metadata: Metadata = Field({})
+
+
+class ChangeConversation(Fields):
+    metadata: Metadata = Field(description="Replaces all metadata.")
+
+
+class AddItems(Fields):
+    items: Many[Item] = Field(min_length=1, max_length=20)
+
+
+class ConversationObject(BaseModel):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class ConversationDeleted(BaseModel):
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: StrictBool
+
+
+@router.post("/v1/conversations", response_model=ConversationObject, openapi_extra=json_body(CreateConversation))
+async def create(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
+    """Create a conversation. The body may contain its first items."""
+    body = read(CreateConversation, content or b"{}")
+    new = Conversation(
+        tenant=tenant_of(call),
+        id=generation.new_id("conv_"),
+        created_at=int(time.time()),
+        metadata=body.metadata,
+        items=new_items(body.items),
+    )
+    quota, ttl_s = quota_of(catalog.settings), catalog.settings.state_ttl_s
+    made = await store_of(catalog).call(lambda engine: stored.write(engine, new, quota, ttl_s))
+    return json_response(made.json(), call)
+
+
+@router.get("/v1/conversations/{conversation_id}", response_model=ConversationObject)
+async def conversation(conversation_id: ConversationPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """Return a conversation without its items."""
+    return json_response((await _found(conversation_id, call, catalog)).json(), call)
+
+
+@router.post("/v1/conversations/{conversation_id}", response_model=ConversationObject, openapi_extra=json_body(ChangeConversation))
+async def change(conversation_id: ConversationPath, content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
+    """Replace the metadata of a conversation."""
+    body = read(ChangeConversation, content)
+    changed = await _changed(conversation_id, lambda found: replace(found, metadata=body.metadata), call, catalog)
+    return json_response(changed.json(), call)
+
+
+@router.delete("/v1/conversations/{conversation_id}", response_model=ConversationDeleted)
+async def delete(conversation_id: ConversationPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """Delete a conversation and its items. Its responses and their states are not deleted."""
+    tenant = tenant_of(call)
+    await store_of(catalog).call(lambda engine: stored.erase(engine, tenant, conversation_id))
+    return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True}, call)
+
+
+@router.get("/v1/conversations/{conversation_id}/items", response_model=ItemList)
+async def items(
+    conversation_id: ConversationPath,
+    call: CallDep,
+    catalog: CatalogDep,
+    limit: ItemLimit = 20,
+    order: ItemOrder = "desc",
+    after: AfterItem = None,
+    include: Included = [],  # noqa: B006
+) -> Any:
+    """List the items of a conversation."""
+    found = (await _found(conversation_id, call, catalog)).items
+    return json_response(page_of(found if order == "asc" else found[::-1], after, limit), call)
+
+
+@router.post("/v1/conversations/{conversation_id}/items", response_model=ItemList, openapi_extra=json_body(AddItems))
+async def add(conversation_id: ConversationPath, content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
+    """Append items to a conversation, and return them. The next response reads these items before its own input."""
+    new = new_items(read(AddItems, content).items)
+    await _changed(conversation_id, lambda found: found.after(new), call, catalog)
+    return json_response(page_of(new, None, len(new)), call)
+
+
+@router.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ListedItem)
+async def item(conversation_id: ConversationPath, item_id: ItemPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """Return one item of a conversation."""
+    return json_response((await _found(conversation_id, call, catalog)).item(item_id), call)
+
+
+@router.delete("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ConversationObject)
+async def delete_item(conversation_id: ConversationPath, item_id: ItemPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """Delete an item of a conversation. The next response reads all remaining items again, since the conversation's state has seen the
+    deleted item."""
+    changed = await _changed(conversation_id, lambda found: found.without(item_id), call, catalog)
+    return json_response(changed.json(), call)
+
+
+async def _found(conversation: str, call: Call, catalog: Catalog) -> Conversation:
+    tenant = tenant_of(call)
+    return await store_of(catalog).call(lambda engine: stored.find(engine, tenant, conversation))
+
+
+async def _changed(conversation: str, change: Callable[[Conversation], Conversation], call: Call, catalog: Catalog) -> Conversation:
+    """Apply `change` to the stored conversation, write the result, and return it."""
+    tenant, quota, ttl_s = tenant_of(call), quota_of(catalog.settings), catalog.settings.state_ttl_s
+
+    def changed(engine: GroupingEngine) -> Conversation:
+        return stored.write(engine, change(stored.find(engine, tenant, conversation)), quota, ttl_s)
+
+    for _ in range(_TRIES - 1):
+        try:
+            return await store_of(catalog).call(changed)
+        except DocumentMoved:
+            continue
+    return await store_of(catalog).call(changed)

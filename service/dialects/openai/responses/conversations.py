@@ -1,0 +1,157 @@
+"""Stores conversations. A conversation has a list of items, and the state after its latest response, which has seen the first items.
+
+A response in a conversation begins at this state. It reads the items that the state has not seen, and then its own input. If the state is
+gone, or has seen other tokens than the items, the response reads all items again.
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import orjson
+
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects.openai.responses.items import Item, listed_item
+from service.dialects.openai.responses.schemas import ITEMS, InputItem, ResponseRequest
+from service.dialects.states import turns
+from service.dialects.states.finding import store_of, tenant_of
+from service.dialects.states.turns import Beginning
+from service.errors import DocumentMoved, InvalidRequest, ServiceError, StateGone, StateNotFound, StoreFailed
+from service.states.record import Document, Quota
+from service.states.store import GroupingEngine
+
+MOST_ITEMS = 4096
+_KIND = "conversation"
+_TRIES = 5  # attempts to append items, if other processes write the conversation at the same time
+
+
+class ConversationNotFound(ServiceError):
+    """The tenant has no conversation with this id, or the conversation has no such item."""
+
+    status = 404
+    code = "conversation_not_found"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """A stored conversation, with its items and the state that has seen them."""
+
+    tenant: str
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    items: list[dict[str, Any]] = field(default_factory=list)  # the JSON items that clients can list
+    state: str | None = None  # id of the state after the first `seen` items
+    seen: int = 0
+    version: int = 0
+
+    @classmethod
+    def of(cls, document: Document) -> Self:
+        return cls(tenant=document.tenant, id=document.id, version=document.version, **orjson.loads(document.body))
+
+    def json(self) -> dict[str, Any]:
+        return {"id": self.id, "object": "conversation", "created_at": self.created_at, "metadata": self.metadata}
+
+    def after(self, new: Sequence[dict[str, Any]]) -> Self:
+        """Return the conversation with the items `new` appended. Raises InvalidRequest if it would have too many items."""
+        if (count := len(self.items) + len(new)) > MOST_ITEMS:
+            raise InvalidRequest(
+                f"the conversation would have {count} items, and the most is {MOST_ITEMS}: begin another one",
+                param="items",
+            )
+        return replace(self, items=[*self.items, *new])
+
+    def without(self, item: str) -> Self:
+        """Return the conversation without an item, and without its state, which has seen the item. Raises ConversationNotFound."""
+        self.item(item)
+        return replace(self, items=[each for each in self.items if each["id"] != item], state=None, seen=0)
+
+    def item(self, item: str) -> dict[str, Any]:
+        """Return the item with this id. Raises ConversationNotFound."""
+        for each in self.items:
+            if each["id"] == item:
+                return each
+        raise ConversationNotFound(f"Item with id '{item[:100]}' not found in the conversation.", param="item_id")
+
+
+def new_items(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Return the JSON of the items, with new random ids, as clients can list them."""
+    return [listed_item(item, secrets.token_hex(24)) for item in items]
+
+
+# Functions that run on the store's thread ------------------------------------------------------------------------------------------------
+
+
+def find(engine: GroupingEngine, tenant: str, conversation: str, param: str = "conversation_id") -> Conversation:
+    """Return a conversation of the tenant. Raises ConversationNotFound, with the same text if the id is another tenant's."""
+    try:
+        return Conversation.of(engine.read(tenant, _KIND, conversation))
+    except StateNotFound:
+        raise ConversationNotFound(f"Conversation with id '{conversation[:100]}' not found.", param=param) from None
+
+
+def write(engine: GroupingEngine, conversation: Conversation, quota: Quota, ttl_s: float) -> Conversation:
+    """Write a conversation, and return it with its new version. Raises DocumentMoved if it was written by others since it was read."""
+    names = ("created_at", "metadata", "items", "state", "seen")
+    body = orjson.dumps({name: getattr(conversation, name) for name in names})
+    document = Document(kind=_KIND, id=conversation.id, tenant=conversation.tenant, body=body, expires=time.time() + ttl_s)
+    return replace(conversation, version=engine.write(document, conversation.version, quota))
+
+
+def erase(engine: GroupingEngine, tenant: str, conversation: str) -> None:
+    """Delete a conversation. Raises ConversationNotFound."""
+    find(engine, tenant, conversation)
+    engine.erase(tenant, _KIND, conversation, None)
+
+
+def append(
+    engine: GroupingEngine,
+    tenant: str,
+    conversation: str,
+    before: int,
+    items: Sequence[dict[str, Any]],
+    state: str | None,
+    quota: Quota,
+    ttl_s: float,
+) -> None:
+    """Append `items`, the input and output of a response, to a conversation. Does nothing if the conversation was deleted.
+
+    `state` is the state after the response. It becomes the conversation's state if the conversation still has the version `before`, with
+    which the response began. Otherwise other items were added meanwhile, and the conversation has no state.
+    """
+    for _ in range(_TRIES):
+        try:
+            found = find(engine, tenant, conversation)
+            grown = found.after(items)
+            alone = found.version == before
+            write(engine, replace(grown, state=state if alone else None, seen=len(grown.items) if alone else 0), quota, ttl_s)
+            return
+        except ConversationNotFound:
+            return
+        except DocumentMoved:  # another process has written it meanwhile
+            continue
+    raise StoreFailed("the conversation changes all the time: send the request again")
+
+
+# The beginning of a response --------------------------------------------------------------------------------------------------------------
+
+
+async def continued(body: ResponseRequest, catalog: Catalog, call: Call) -> tuple[ResponseRequest, Beginning | None, int]:
+    """Return the request with the conversation's unseen items before its own input, the state at which the response begins, and the
+    conversation's version. Raises ConversationNotFound, or InvalidRequest if the conversation would have too many items."""
+    tenant, id_ = tenant_of(call), body.conversation_id or ""
+    found = await store_of(catalog).call(lambda engine: find(engine, tenant, id_, "conversation"))
+    own = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    found.after([{}] * (len(own) + 1))
+    begin = None
+    if found.state is not None:
+        try:
+            begin = await turns.beginning_of(catalog, call, found.state, body.exact, "conversation")
+            turns.check_model(catalog.generator(body.model or (begin and begin.record.model)), begin)
+        except (StateNotFound, StateGone, InvalidRequest):  # InvalidRequest: the state is of another model
+            begin = None
+    unseen = ITEMS.validate_python(found.items[found.seen if begin else 0 :])
+    return body.model_copy(update={"input": [*unseen, *own], "conversation": None}), begin, found.version
