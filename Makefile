@@ -10,6 +10,9 @@ DEFAULT := $(ENCODER)/manifest.json bundles/$(LINEAR)/manifest.json bundles/$(DE
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
+# Bytecode is kept, or pytest would compile all tests in every worker, and each process that they start all of the service.
+unexport PYTHONDONTWRITEBYTECODE
+
 QUICK := not (alone or cluster or export or gpu or pool or prometheus or service or slow)
 
 KIND_IMAGE := attnserve:0.1.0-cpu

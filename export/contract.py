@@ -66,13 +66,13 @@ Pool = Literal["encoder", "generator"]
 Precision = Literal["fp32", "fp16", "int8"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # allowed model names
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # cannot leave the bundle
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # names no file outside the bundle
 
 # Upper limits, larger than any real model, so that a damaged or malicious bundle cannot cause huge allocations.
 MOST_JSON_BYTES = 16 * 2**20  # limit for each of manifest.json and golden.json
 MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_TEMPLATE_BYTES = 2**20
-MOST_STATE_BYTES = 2**30  # largest state of one sequence
+MOST_STATE_BYTES = 2**30  # largest state of one sequence, in bytes
 MOST_PIXELS = 1024  # largest width or height of an image
 Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
 Count = Annotated[int, Field(ge=0, le=2**62)]  # e.g. of parameters, bytes, documents
@@ -96,15 +96,15 @@ Moment = Annotated[str, Field(max_length=64), AfterValidator(_moment)]
 class Traits:
     """The properties that a kind of model has; `KINDS` contains them for each kind."""
 
-    pool: Pool  # the pool of replicas, in profile split, that runs it
+    pool: Pool  # the pool of replicas that runs this kind in the deployment profile split
     texts: tuple[int, ...] = ()  # allowed numbers of texts per input; () if inputs are prompts
     output: str = LOGITS  # the graph output that is returned by default
     per_token: bool = False  # the output has a row for each token of an input
     has_labels: bool = False  # `Manifest.id2label` names the columns of the output
-    ranks: bool = False  # the output is one score: how well a document matches a query
-    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # which limit the golden examples must keep at a server's start
+    ranks: bool = False  # the output is one score, which says how well a document matches a query
+    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # the limit that a server checks at start
     part: Literal["decoder", "encoder_decoder"] | None = None  # the manifest field that only this kind has
-    uses_gpu: bool = True  # False: it runs on the CPU even if the service has a GPU
+    uses_gpu: bool = True  # False: models of this kind run on the CPU even if the service has a GPU
 
 
 KINDS: dict[Kind, Traits] = {
@@ -128,7 +128,7 @@ def attention_output(layer: int) -> str:
 
 
 class BundleError(AttnserveError, ValueError):
-    """The bundle must not be served. The message names the file and the problem."""
+    """The error for a bundle that must not be served. The message names the file and the problem."""
 
 
 class ManifestPart(BaseModel):
@@ -192,7 +192,7 @@ class RecipeTrial(ManifestPart):
 
 
 class CheckpointSource(ManifestPart):
-    """Where the weights come from."""
+    """The checkpoint from which the weights were loaded."""
 
     architecture: str
     checkpoint: str = Field(description="name of the checkpoint folder")
@@ -479,7 +479,7 @@ class EncoderDecoderGolden(ManifestPart):
 
 
 def no_attention_graph(manifest: Manifest) -> str:
-    """Return the end of an error message: the bundle has no attention graph, and which command adds it."""
+    """Return the end of an error message. It says that the bundle has no attention graph and names the command that adds one."""
     command = f"`attnserve export --checkpoint {manifest.source.checkpoint} --out BUNDLE --name {manifest.name} --maps`"
     return f"was exported without its attention graph, which gives what layers attend to: {command} adds it"
 
@@ -495,7 +495,7 @@ def verify(bundle: Path) -> Manifest:
             raise BundleError(
                 f"{path} was changed after export: sha256 {digest[:12]}…, expected {file.sha256[:12]}…. Export the bundle again."
             )
-    # An ONNX graph could refer to any file in the folder as its weights.
+    # Unlisted files are an error, because an ONNX graph could read any file in the folder as its weights.
     if unknown := sorted(set(os.listdir(bundle)) - {file.name for file in manifest.files} - {MANIFEST}):
         raise BundleError(f"{bundle} has {unknown[0]!r}, which its manifest does not list: remove it, or export the bundle again.")
     return manifest

@@ -28,5 +28,5 @@ _mount("bench-split", "loadtest.bench.split", "Measure profile split beside sing
 _mount("bench-long", "loadtest.bench.long", "Measure an encoder of linear cost beside its teacher on long texts.")
 _mount("bench-faults", "loadtest.faults.changes", "Update, scale and kill a cluster of three nodes on this machine under load.")
 _mount("bench-states", "loadtest.bench.states", "Measure restoring, forking and storing states beside feeding their prompts again.")
-_mount("bench-streams", "loadtest.faults.streams", "Kill generators while eight clients stream, and compare every stream.")
+_mount("bench-streams", "loadtest.faults.streams", "Kill processes while eight clients stream, and compare every stream.")
 _mount("demo", "loadtest.faults.demo", "Kill the generators of a text while it streams: `attnserve demo crash`.")

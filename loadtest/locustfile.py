@@ -2,7 +2,7 @@
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000                     # the web UI
     locust -f loadtest/locustfile.py --headless --users 20 --run-time 1m Embed Rerank  # these classes alone
-    locust -f loadtest/locustfile.py --tags stream                                    # those with this tag
+    locust -f loadtest/locustfile.py --tags stream                                    # only the classes with this tag
 
 `attnserve load` can send at a fixed rate, and judges the figures. A class that no model of the service can answer is not spawned.
 """

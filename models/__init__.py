@@ -1,7 +1,7 @@
 """Attention layers in torch, and the models that are built from them. No file here imports ONNX or HTTP libraries.
 
 A folder imports only those before it: `parts/`, `attention/` (the layers of the table below), `folders/`, `encoder/`, `decoder/`,
-`reformer/`, `checkpoints/` (folders become models), `encoder_decoder/`, `maps/`, `training/`, `distillation/`. `configs/` and
+`reformer/`, `checkpoints/` (loads folders as models), `encoder_decoder/`, `maps/`, `training/`, `distillation/`. `configs/` and
 `pretrained/` are data.
 
 Letters: B batch, H heads, H_k heads of keys where they are fewer, N length in tokens (N_q, N_k when they differ, N_max the largest), C

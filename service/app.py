@@ -54,7 +54,7 @@ class Application(FastAPI):
 
 
 def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None) -> Application:
-    """Build the application. It loads the catalog in the background, and answers 503 until every bundle has passed its self-test.
+    """Return the application. It loads the catalog in the background, and answers 503 until every bundle has passed its self-test.
 
     If a bundle fails, it sets `catalog.failure` to the reason and calls `on_failure`.
     """
@@ -84,12 +84,12 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     )
     app.keys = keys
     app.needs_key = keys.needed
-    for router in ROUTERS:
-        app.include_router(router)
+    # Routes are added directly, because `include_router` would build each route again when the first request arrives.
+    app.router.routes += [route for router in ROUTERS for route in router.routes]
     for kind in (ServiceError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _refuse)
     app.edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, keys=keys, dialects=DIALECTS)
-    if catalog.settings.cors_origins:  # runs before the edge, since preflight requests of browsers carry no key
+    if catalog.settings.cors_origins:  # CORS runs before the edge, since preflight requests of browsers carry no API key
         app.edge = Cors(app.edge, catalog.settings.cors_origins, DIALECTS)
     return app
 

@@ -1,4 +1,4 @@
-"""The data of one request apart from its body: client, deadline, lane, accounting, and the headers of its answer."""
+"""The data of one request except its body: client, deadline, lane, accounting, and the headers of its answer."""
 
 import math
 import re
@@ -26,7 +26,7 @@ NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOMENT = re.compile(r"[0-9]{1,15}")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
-LARGE_BYTES = 262_144  # an answer that is estimated to have more bytes is sent in pieces
+LARGE_BYTES = 262_144  # an answer whose estimated size in bytes is larger than this is sent in pieces
 NUMBER_BYTES = 12  # estimated bytes of a float32 and its comma in JSON
 _MOST_REPORTED = 3_500  # largest length of the header x-truncated-inputs in characters, because clients accept response heads of 8 KB
 
@@ -57,20 +57,20 @@ class Call:
     wanted: str | None = None  # the model named by the URL or a header; a model in the body has precedence
     by_path: bool = False  # whether the URL's path names `wanted`. If so, the `model` of the body is ignored
     session: str = ""  # requests of one session go to the same replica of a pool; "" if the request has no session
-    client: str = ""  # name by which queues and slots are shared: the tenant, or the connection if no API keys are set
-    host: str = ""  # name by which memory is shared: the tenant, or the client's address if no API keys are set
+    client: str = ""  # queues and slots are shared fairly between these names: the tenant, or the connection if no API keys are set
+    host: str = ""  # memory is shared fairly between these names: the tenant, or the client's address if no API keys are set
     tenant: "CallTenant | None" = None  # owner of the request's API key; None if no API keys are set
     key: str = ""  # name of the request's API key
-    idempotency_key: str | None = None  # the header of that name, for the routes that take it
-    last_event_id: str | None = None  # the last event that the client has of a stream that it continues
-    priming: bool = False  # whether the first id of a stream is an event by itself
+    idempotency_key: str | None = None  # value of the header Idempotency-Key, on routes that read this header
+    last_event_id: str | None = None  # id of the last event that the client received, if it continues a stream
+    priming: bool = False  # whether a stream begins with an event that contains nothing but its id
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""
     tokens: int = 0
-    completion_tokens: int = 0  # the part of `tokens` that was generated
+    completion_tokens: int = 0  # number of generated tokens; `tokens` includes them
     charged: int = 0  # tokens that were charged to the tenant's limit so far
-    streaming: bool = False  # whether the answer counts as one of the tenant's streams
+    streaming: bool = False  # whether the answer counts towards the tenant's limit of concurrent streams
     characters: int = 0
     body_bytes: int = 0
     body_checked: bool = False  # whether the body is known to parse without blocking the event loop for long
@@ -83,18 +83,19 @@ class Call:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Fields of a log record that identify this request."""
+        """Return the fields of a log record that identify this request."""
         return {"request_id": self.request_id} | ({} if self.trace_id is None else {"trace_id": self.trace_id})
 
     def begin_stream(self) -> None:
-        """Count the answer as one of the tenant's streams. Raises RateLimited if too many are open."""
+        """Count the answer as one of the tenant's open streams. Raises RateLimited if the tenant has too many open streams."""
         if self.tenant is not None:
             self.tenant.begin_stream(self)
 
     def report(self, truncated: Sequence[Cutting], query: Cutting | None = None) -> None:
-        """Set the header `x-truncated-inputs`. `2; 0:812>256, 5:600>256`: inputs 0 and 5 were cut, from 812 and 600 tokens to 256.
+        """Set the header `x-truncated-inputs`. Example: `2; 0:812>256, 5:600>256` means that 2 inputs were cut to 256 tokens: input 0,
+        which had 812 tokens, and input 5, which had 600.
 
-        A query that was cut comes before the documents: `1; query:812>256`.
+        If the query of a rerank request was cut, its entry comes before those of the documents: `1; query:812>256`.
         """
         cut = [] if query is None else [f"query:{query.tokens}>{query.kept}"]
         cut += [f"{one.index}:{one.tokens}>{one.kept}" for one in truncated]
@@ -124,7 +125,8 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
 def expect(call: Call, size_bytes: float, limit: int, shares: ByteShares, what: str) -> None:
     """Reserve about `size_bytes` more memory for the answer of the call. `what` describes the answer's content in error messages.
 
-    Raises NeverFits if the answer exceeds `limit` bytes. Raises Overloaded if large answers in progress use up the client's memory.
+    Raises NeverFits if the answer exceeds `limit` bytes. Raises Overloaded if the client's large answers in progress use up its share of
+    the memory.
     """
     size = int(size_bytes)
     if call.answer_bytes + size > limit:

@@ -24,7 +24,10 @@ from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.gpu.session import open_steps
 from service.generation.model import DecoderModel, Generating, Generator
 from service.generation.sampling.grammar import Grammars
+from service.generation.sampling.sampler import SAMPLER_VERSION
 from service.generation.saved.keeper import StateKeeper
+from service.generation.saved.packing import Packing
+from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import StepSession
 from service.overload.byte_shares import ByteShares
@@ -41,7 +44,7 @@ from service.states.record import Quota
 from service.states.store import Store
 from service.streams.lease import Leases
 from service.telemetry.metrics import Metrics
-from service.telemetry.store_metrics import StoreMetrics
+from service.telemetry.state_store_metrics import StateStoreMetrics
 from service.tokenization.threads import Tokenizers
 
 if TYPE_CHECKING:
@@ -54,14 +57,14 @@ ENCODER_KINDS, GENERATOR_KINDS = contract.kinds_of("encoder"), contract.kinds_of
 Served = Model | Generator
 
 
-_SWEEP_S = 60.0  # between two sweeps of the store, in each process
+_SWEEP_S = 60.0  # average seconds between two sweeps of the store by one process
 
 
 async def _sweep(store: Store) -> None:
     """Remove expired states and documents from time to time."""
     while True:
-        await asyncio.sleep(_SWEEP_S * random.uniform(0.5, 1.5))  # processes that share a store do not sweep at the same moment
-        with contextlib.suppress(ServiceError):  # the next sweep does the same work
+        await asyncio.sleep(_SWEEP_S * random.uniform(0.5, 1.5))  # random, so that processes that share a store sweep at different times
+        with contextlib.suppress(ServiceError):  # a failed sweep is harmless, because the next sweep does the same work
             await store.call(lambda engine: engine.sweep())
 
 
@@ -89,10 +92,10 @@ class Catalog:
         self.models: dict[str, Served] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self.states: Store | None = None  # opened by `load` if a decoder is served
-        self.companions: dict[type, Any] = {}  # by class, what higher rooms keep as long as this catalog lives
+        self.companions: dict[type, Any] = {}  # class -> an object of this class that other packages store for the lifetime of this catalog
         self._leases: Leases | None = None
         self.failure: str | None = None
-        self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` has the reason
+        self.warm = asyncio.Event()  # set when loading has ended: either `models` are ready, or `failure` contains the reason why not
         self.draining = False
         self.active = 0  # requests in progress
         self.body_shares = ByteShares("bodies", lambda: self.settings.max_pending_bytes)  # memory of the bodies of requests in progress
@@ -112,7 +115,7 @@ class Catalog:
             manifests = list(readers.map(contract.verify, self.settings.bundles))
             check_names(self.settings, [manifest.name for manifest in manifests])
             if self.states is None and any(manifest.traits.part == "decoder" for manifest in manifests):
-                self.states = open_store(self.settings.states, StoreMetrics(self.metrics))
+                self.states = open_store(self.settings.states, StateStoreMetrics(self.metrics))
             checks = [readers.submit(self.check_maps, *each) for each in zip(self.settings.bundles, manifests, strict=True)]
             for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
                 model = self._opened(bundle, manifest)
@@ -147,7 +150,9 @@ class Catalog:
     # Opening engines; `service/pools/catalog.py` overrides these -------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect to engines in other processes. This class has none. Call this on the event loop, before `load`."""
+        """Connect to engines in other processes. Does nothing here, because this class opens its engines itself. Call it on the event loop,
+        before `load`.
+        """
 
     def open_encoder(self, model: Model) -> tuple[Encoder, str, SelfTest]:
         """Open the engine of an encoder, test it and measure its speed. Returns the engine, the name of its provider and the test's
@@ -197,13 +202,15 @@ class Catalog:
         )
         golden_logits = check_decoder(model.bundle, session, model.encode)
         graph_sha256 = next(file.sha256 for file in model.manifest.files if file.name == model.manifest.graph.file)
-        numerics = numerics_fingerprint(graph_sha256, ort.__version__, session.provider, golden_logits)
+        numerics = numerics_fingerprint(graph_sha256, ort.__version__, session.provider, golden_logits, SAMPLER_VERSION)
+        keeper = self._keeper(model, numerics)
         return GeneratorEngine(
             session,
             model.vocabulary,
             eos_token_ids=model.eos_token_ids,
             grammars=Grammars(model.bundle / contract.TOKENIZER, model.eos_token_ids),
-            keeper=self._keeper(model, numerics),
+            keeper=keeper,
+            shared=self._shared(keeper.packing),
             numerics=numerics,
             limits=GeneratorLimits(
                 slots=self.settings.slots,
@@ -228,6 +235,15 @@ class Catalog:
             hot_bytes=self.settings.hot_state_bytes,
         )
 
+    def _shared(self, packing: Packing) -> SharedPrefixes | None:
+        """Return the states after prompts that the generators of profile split share, or None with other settings. A generator without
+        others would write states that no one reads.
+        """
+        settings, store = self.settings, self.states
+        if store is None or settings.profile != "split" or not settings.shared_prefix_bytes or not settings.prefix_cache_bytes:
+            return None
+        return SharedPrefixes(store, packing, settings.shared_prefix_bytes)
+
     def open_writer(self, model: Generator) -> Generating:
         """Open the engine of an encoder-decoder and test it."""
         session = OnnxWritingSession(model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
@@ -239,7 +255,7 @@ class Catalog:
 
     @property
     def leases(self) -> Leases | None:
-        """The leases of streams that clients can continue, or None without a store. Used on the event loop."""
+        """Return the leases of streams that clients can continue, or None without a store. Call it on the event loop."""
         if self._leases is None and self.states is not None:
             self._leases = Leases(self.states, Quota(self.settings.max_states, self.settings.max_state_bytes), self.metrics)
         return self._leases
@@ -253,13 +269,17 @@ class Catalog:
         expect(call, size_bytes, self.settings.max_answer_bytes, self.answer_shares, what)
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
-        """Return the attention weights of these layers for a text, (H, N, N) each. The model must have an attention graph."""
+        """Return the attention weights of a text of N tokens in each of `layers`: one array (H, N, N) for each layer. The model must have
+        an attention graph.
+        """
         return await self.maps.of(model.bundle, model.manifest, ids, layers, deadline)
 
     # -------------------------------------------------------------------------------------------------------------------------------------
 
     def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        """Change live settings from the next request on. Raises SettingsError, and changes nothing, if one is invalid or not live."""
+        """Change live settings, with effect from the next request on. If a setting is invalid or not live, raises SettingsError and changes
+        none of them.
+        """
         self.settings = changed(self.settings, changes)
         for encoder in self.encoders.values():
             encoder.settings = self.settings
@@ -299,7 +319,8 @@ class Catalog:
     def get(self, name: str | None, *kinds: str) -> Model:
         """Return the encoder, reranker or classifier with this name or alias, of one of `kinds` if any are given.
 
-        Without a name, returns the first such model, of the earliest kind. Raises ModelNotFound, WrongKind or NotReady.
+        Without a name, returns the first served model of the first kind in `kinds` that any model has. Raises ModelNotFound, WrongKind or
+        NotReady.
         """
         return cast(Model, self.find(name or (None if kinds else self.first(ENCODER_KINDS)), *(kinds or ENCODER_KINDS)))
 
@@ -308,9 +329,10 @@ class Catalog:
         return cast(DecoderModel, self.find(name, "decoder"))
 
     def writer(self, name: str | None) -> Generator | None:
-        """Return the encoder-decoder that a text request names, or None if it names a decoder or a model that is not served.
+        """Return the encoder-decoder that a request for text names, or None if the request names a decoder or a model that is not served.
 
-        Without a name, the first served model that writes text counts. Raises WrongKind if the model writes no text, or NotReady.
+        Without a name, the request means the first served model that writes text. Raises WrongKind if the model writes no text, or
+        NotReady.
         """
         model = (self._named(name) or self._default(GENERATOR_KINDS)) if name else next(iter(self.generators.values()), None)
         if model is not None and model.manifest.kind not in GENERATOR_KINDS:
@@ -337,8 +359,8 @@ class Catalog:
     def find(self, name: str | None, *kinds: str) -> Served:
         """Return the model with this name or alias. Raises ModelNotFound, NotReady, or WrongKind if the model is of none of `kinds`.
 
-        Without a name, returns the first model of the earliest kind that is served. Instead of a model that is not served, returns the
-        first model of `default_model` that is of these kinds, if there is one.
+        Without a name, returns the first served model of the first kind in `kinds` that any model has. If the named model is not served,
+        returns the first model of the setting `default_model` whose kind is in `kinds`, if there is one.
         """
         if not self.models:
             raise NotReady(self.failure or "the models are still being loaded")
@@ -360,7 +382,7 @@ class Catalog:
         return self.models.get(self.settings.aliases.get(name, name))
 
     def _default(self, kinds: Sequence[str]) -> Served | None:
-        """Return the first model of the earliest of these kinds among `default_model`, or None."""
+        """Return the first model in `default_model` of the first kind in `kinds` that any of them has, or None."""
         defaults = [self._named(name) for name in self.settings.default_model]
         return next((model for kind in kinds for model in defaults if model is not None and model.manifest.kind == kind), None)
 
@@ -370,8 +392,9 @@ class Catalog:
             raise NotReady(reason)
 
     async def ready(self) -> bool:
-        """Return whether every model is loaded and healthy. A model whose last run failed is probed, and counts as healthy if that
-        succeeds."""
+        """Return whether every model is loaded and healthy. A model whose last run failed is probed, and counts as healthy if the probe
+        succeeds.
+        """
         if not self.models or self.draining:
             return False
         for model in self.models.values():
@@ -380,13 +403,13 @@ class Catalog:
         return True
 
     async def answers(self, model: Served) -> bool:
-        """Return whether the model is healthy, or else answers a probe."""
+        """Return whether the model can answer: its engine works, and its last run succeeded or a probe succeeds now."""
         answers = self._ailment(model) is None and (model.engine.healthy or await self._probe(model))
         model.metrics.ready.set(answers)
         return answers
 
     def sick(self) -> str | None:
-        """Return the first failure of an engine that only a new process can repair, or None."""
+        """Return the first engine failure that can be repaired only by a new process, or None if there is no such failure."""
         return next(filter(None, map(self._ailment, self.models.values())), None)
 
     def _ailment(self, model: Served) -> str | None:

@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """The service's own commands, and those of other packages, which are imported when they are called."""
+    """The service's own commands, and commands of other packages. The other packages are imported when their commands are called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -115,12 +115,12 @@ def serve(
     """
     flags: dict[str, Any] = {"aliases": pairs(aliases, "--alias")} if aliases else {}
     if cors_origins and len(cors_origins) == 1:
-        flags["cors_origins"] = cors_origins[0]  # one string, which may be a list separated by commas
+        flags["cors_origins"] = cors_origins[0]  # a single value may itself be a list separated by commas
     settings = _settings({**_given(ctx), **flags, **pairs(set_, "--set")}, config)
     if settings.api_keys_file is not None:
         from service.http.keys import read
 
-        read(settings.api_keys_file)  # reports errors in the file now, not later in a replica
+        read(settings.api_keys_file)  # reports errors in the file of API keys now, not later in a replica
     _run(settings)
 
 

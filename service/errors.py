@@ -24,7 +24,7 @@ class ServiceError(AttnserveError):
 
 
 class InvalidRequest(ServiceError):
-    """A field of the request is out of range, of the wrong type, or in conflict with another one."""
+    """A field of the request is out of range, has the wrong type, or conflicts with another field."""
 
     status = 422
     code = "invalid_request"
@@ -140,7 +140,7 @@ class RateLimited(Overloaded):
 
 
 class QueueTooLong(Overloaded):
-    """The queue is so long that no further request is admitted."""
+    """The queue is too long, so the request is not admitted."""
 
 
 class DeadlineExceeded(ServiceError):
@@ -153,7 +153,7 @@ class NotReady(ServiceError):
 
     status = 503
     code = "not_ready"
-    elsewhere = False  # True: another replica may accept the same request now
+    elsewhere = False  # whether another replica may accept the same request now
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -186,28 +186,28 @@ class StateGone(ServiceError):
 
 
 class NameMoved(ServiceError):
-    """A name has another version than the request expects."""
+    """The name of a state now has a different version from the one that the request expects."""
 
     status = 412
     code = "precondition_failed"
 
 
 class DocumentMoved(ServiceError):
-    """A document of the store has another version than its writer expects, because another process has written it."""
+    """A document in the store has a different version from the one that its writer expects, because another process has changed it."""
 
     status = 409
     code = "document_moved"
 
 
 class RangeRefused(ServiceError):
-    """A range of bytes begins after the end of what is asked for."""
+    """The byte range in a request begins after the end of the requested content."""
 
     status = 416
     code = "range_not_satisfiable"
 
 
 class KeyReused(ServiceError):
-    """The idempotency key was used before, with another request."""
+    """The idempotency key was used before for a different request."""
 
     status = 409
     code = "idempotency_key_reused"
@@ -228,14 +228,14 @@ class StoreFailed(ServiceError):
 
 
 class RunNotFound(ServiceError):
-    """There is no such run to continue, or it is another tenant's: the two are not told apart."""
+    """The run to continue does not exist, or belongs to another tenant. The message does not reveal which."""
 
     status = 404
     code = "run_not_found"
 
 
 class Diverged(ServiceError):
-    """What was computed again of a stream differs from what its client has received, so the stream cannot be continued."""
+    """A stream cannot be continued, because its output was computed again and differs from the output that the client has received."""
 
     status = 409
     code = "diverged"

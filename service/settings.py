@@ -1,4 +1,4 @@
-"""All settings, in one frozen object.
+"""Defines all settings of the service, as one object that cannot be changed.
 
 A value is read from the command line, else from `ATTNSERVE_*` in the environment, else from a YAML file, else it is the default here. An
 unknown key or an invalid value prevents the start.
@@ -20,8 +20,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from service.errors import AttnserveError
 
 PREFIX = "ATTNSERVE_"
-IN_MEMORY = "memory"  # the value of `states` without a store on disk
-STATES_PASSWORD = "ATTNSERVE_STATES_PASSWORD"  # no setting, because those are stored by Ray and can be printed
+IN_MEMORY = "memory"  # the value of the setting `states` that keeps states in memory and not on disk
+STATES_PASSWORD = "ATTNSERVE_STATES_PASSWORD"  # not a setting, because Ray stores all settings, and commands can print them
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
 
@@ -29,11 +29,13 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,?#@*]+")  # browsers se
 
 
 class SettingsError(AttnserveError, ValueError):
-    """The message names the setting, its value and what it accepts, in one sentence."""
+    """A setting is invalid. The message is one sentence with the setting's name, its value and the accepted values."""
 
 
 def _split(value: Any) -> Any:
-    """Parse `a,b` or `["a", "b"]`, which environment variables and --set contain. Values that are lists already are unchanged."""
+    """Parse a list written as `a,b` or `["a", "b"]`, the forms in environment variables and --set. Returns values that are not strings
+    unchanged.
+    """
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -45,7 +47,7 @@ def _split(value: Any) -> Any:
 
 
 def _origin(value: str) -> str:
-    """Return an origin as browsers send it: in lower case, without a slash at the end. Raises ValueError if it is no origin."""
+    """Return an origin as browsers send it: in lower case, without a slash at the end. Raises ValueError if the text is not an origin."""
     origin = value.strip().rstrip("/").lower()
     if not _ORIGIN.fullmatch(origin):
         raise ValueError(f"{origin!r} is not an origin: write scheme://host or scheme://host:port, without a path, or *")
@@ -55,7 +57,7 @@ def _origin(value: str) -> str:
 def _resolved(path: Path) -> Path:
     try:
         return path.expanduser().resolve()  # absolute, because a replica runs in another directory
-    except (OSError, RuntimeError) as error:  # raised for a link to itself, a name that is too long, an unknown user
+    except (OSError, RuntimeError) as error:  # raised if a link points to itself, a name is too long, or a user is unknown
         raise ValueError(f"a bundle's path cannot be resolved: {error}") from None
 
 
@@ -112,7 +114,7 @@ class Settings(BaseModel):
     api_keys: Listed[Annotated[SecretStr, AfterValidator(_long_enough)]] = Field(
         (), description="Keys accepted as `Authorization: Bearer KEY` (better in ATTNSERVE_API_KEYS). Without keys, all may call."
     )
-    # An empty value means no file.
+    # An empty value means that there is no such file.
     api_keys_file: Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_absolute)] = Field(
         None, description="JSON file of hashes of more keys, with tenants and limits; see `attnserve key`. Read again when it changes."
     )
@@ -170,6 +172,12 @@ class Settings(BaseModel):
     max_background: _Count = Field(64, description="Most background responses that one process generates for one tenant.")
     prefix_cache_bytes: int = Field(
         256 * 1024**2, ge=0, description="Memory for the states after earlier prompts, from which equal beginnings continue. 0: none."
+    )
+    shared_prefix_bytes: int = Field(
+        64 * 1024**2,
+        ge=0,
+        description="Room in the store, for each tenant, for the states after long prompts that the generators of profile split read for "
+        "each other. 0: none.",
     )
     hot_state_bytes: int = Field(256 * 1024**2, ge=0, description="Memory for states that were used last, so that they are not read again.")
     default_max_tokens: int = Field(
@@ -234,17 +242,17 @@ class Settings(BaseModel):
 
     @property
     def needs_key(self) -> bool:
-        """Whether requests need an API key."""
+        """Return whether requests need an API key."""
         return bool(self.api_keys) or self.api_keys_file is not None
 
     def most(self, role: str) -> int:
-        """The largest number of replicas of a role: gateways, encoders or generators."""
+        """Return the largest number of replicas that a role may have. The roles are gateways, encoders and generators."""
         fixed: int = getattr(self, role)
         return max(fixed, getattr(self, f"max_{role}") or 0)
 
 
 class _Sources(BaseSettings, Settings):
-    """Settings that are read from flags, else the environment, else a file."""
+    """Reads each setting from the command line's flags, else from the environment, else from a file."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
@@ -258,7 +266,7 @@ class _Sources(BaseSettings, Settings):
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Return the settings of this process. `flags` has only the settings given on the command line. Raises SettingsError."""
+    """Return the settings of this process. `flags` contains only the settings that were given on the command line. Raises SettingsError."""
     if config:
         os.environ[CONFIG_VARIABLE] = str(config)
     if file := os.environ.get(CONFIG_VARIABLE):
@@ -277,7 +285,9 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
 
 
 def check_names(settings: Settings, names: Sequence[str]) -> None:
-    """Raise SettingsError if two bundles have the same name, or if an alias or default_model names no bundle. `names`: of all bundles."""
+    """Raise SettingsError if two bundles have the same name, or if an alias or default_model names no bundle. `names` are the names of all
+    bundles.
+    """
     first: dict[str, Path] = {}
     for bundle, name in zip(settings.bundles, names, strict=True):
         if name in first:

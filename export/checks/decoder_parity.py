@@ -142,7 +142,8 @@ def _alone(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int 
 
 
 def _ways(rows: list[PromptRow], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
-    """Yield the name and results of every run whose bits must equal those of whole prompts, each run alone on one thread."""
+    """Yield the name and the results of every condition. The results must equal the reference bit for bit, which is computed from whole
+    prompts, one at a time, on one thread."""
     for piece in PIECES:
         yield f"a prompt in pieces of {piece}", _alone(rows, one, piece)
     yield "token by token", _alone(rows, one, 1)

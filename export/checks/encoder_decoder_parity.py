@@ -28,7 +28,7 @@ class ReaderAndStep:
     begin_token_id: int
 
     def logits(self, ids: NDArray[np.int64], mask: NDArray[np.int64], outputs: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Sources (B, N) and their outputs (B, T) -> the logits before each output token (B, T, V), and the attention (B, T, N)."""
+        """Return the logits (B, T, V) before each output token and the attention (B, T, N), for source ids (B, N) and outputs (B, T)."""
         known: dict[str, Any] = dict(self.reader({contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask}))
         previous, logits, attention = np.full(len(ids), self.begin_token_id), [], []
         for tokens in outputs.T:

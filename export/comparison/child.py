@@ -36,8 +36,8 @@ def main(request: dict[str, Any]) -> dict[str, float]:
 
 
 def _onnxruntime(request: dict[str, Any], feed: dict[str, Any]) -> tuple[Run, Run]:
-    """Return the runs for memory and for time. Memory is measured without onnxruntime's arena, which keeps more memory than it uses; time
-    is measured with the arena, as a server runs.
+    """Return two functions that run the graph: one to measure memory, one to measure time. Memory is measured without onnxruntime's arena,
+    which keeps more memory than it uses; time is measured with the arena, as a server runs.
     """
     import onnxruntime as ort
 

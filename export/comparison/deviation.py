@@ -8,7 +8,7 @@ from export.comparison.mechanisms import EVERYTHING, is_attention, work
 from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Result
 
-CLOSE = 0.15  # exponents that differ by less are reported as equal
+CLOSE = 0.15  # two exponents that differ by less than this are reported as equal
 MiB = 2**20
 
 
@@ -56,7 +56,7 @@ def _cache() -> str:
 
 
 def exponents(result: Result, plan: ComparisonPlan) -> tuple[float | None, float | None, float | None]:
-    """Return three exponents of growth with N: stated, measured time and measured memory."""
+    """Return the exponents with which the stated cost, the measured time and the measured memory grow with N."""
     lengths = [point.N for point in result.points]
     time = growth.exponent(lengths, [point.s for point in result.points])
     memory = growth.exponent(lengths, [float(point.peak_bytes) for point in result.points])
@@ -69,8 +69,8 @@ def work_of(result: Result, plan: ComparisonPlan) -> Callable[[int], float]:
 
 
 def width_exponents(result: Result, plan: ComparisonPlan) -> tuple[float | None, float | None]:
-    """Return two exponents of growth with the option that `examples.varied` names: of the stated cost (with projections) and of the
-    time."""
+    """Return the exponents with which the stated cost (including projections) and the measured time grow with the varied option, which
+    `examples.varied` names."""
     varied = EVERYTHING[result.name].examples.varied
     assert varied, f"{result.name} names no option to vary"
     option = varied[0]

@@ -14,11 +14,11 @@ from export.comparison.results import Point
 from export.errors import ExportError
 
 GROWTH_FROM = 1024  # smallest N for a fit: at smaller N, most of the time does not depend on N
-FASTEST = 2.0  # no mechanism grows faster than N²
+FASTEST = 2.0  # largest exponent of growth: no mechanism grows faster than N²
 
 
 class Killed(ExportError):
-    """The operating system killed the run, usually because it used too much memory."""
+    """The error for a run that the operating system killed, usually because it used too much memory."""
 
 
 def measure(name: str, graph: Path, plan: ComparisonPlan, N: int) -> Point:

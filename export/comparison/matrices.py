@@ -51,8 +51,9 @@ def layers_to_reach(name: str, plan: ComparisonPlan) -> int:
 
 
 def _reference_support(name: str, N: int, D: int) -> Tensor:
-    """Return a matrix (N, N) of whether output i depends on token j, found by differentiation. A small influence would be lost in the
-    rounding of a finite difference.
+    """Return a bool matrix (N, N): entry [i, j] is True if output i depends on token j.
+
+    It is computed from gradients, because a finite difference would lose a small influence in rounding.
     """
     layer = build(name, D, 1, longest=N, short=True).double()
     x = _tokens(1, N, D).requires_grad_()

@@ -26,8 +26,10 @@ def is_attention(name: str) -> bool:
 
 
 def options(name: str, *, longest: int, short: bool = False) -> dict[str, Any]:
-    """Return the keywords of the layer's constructor: its large example or, with `short`, its example for about 64 tokens. n_positions is
-    `longest`, if the layer has this option.
+    """Return keyword arguments for the constructor of the layer `name`: its large example or, with `short`, its example for about 64
+    tokens.
+
+    If the layer has the option n_positions, it is set to `longest`.
     """
     kind = EVERYTHING[name]
     room = {"n_positions": longest} if "n_positions" in inspect.signature(kind).parameters else {}

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 GiB = 2**30
-LENGTHS = tuple(64 * 2**i for i in range(9))  # 64 .. 16,384
+LENGTHS = tuple(64 * 2**i for i in range(9))  # sequence lengths N in tokens: 64 .. 16,384
 PARITY_SIZES = ((1, 1), (1, 2), (2, 31), (3, 64), (2, 65), (1, 300))  # (B, N) of the inputs that are compared
 RANK_WIDTHS = (4, 8, 16, 32)  # widths D_k of a head at which ranks are computed
 # (B, N) of the traced example. N is more than one chunk, block or group, because the exporter makes a count of 1 a constant.
@@ -22,9 +22,9 @@ class ComparisonPlan(BaseModel):
     rank_length: int = 64  # N of the matrices whose rank is computed
     rank_widths: tuple[int, ...] = RANK_WIDTHS
     width_length: int = 4096  # N of the runs in which the option `examples.varied` is varied
-    seconds: float = Field(default=0.5, gt=0)  # one length is run repeatedly for this long
-    longest_run_s: float = Field(default=60.0, gt=0)  # a length that would take longer is skipped
-    memory_bytes: int = Field(default=6 * GiB, gt=0)  # a length that would need more is skipped
+    seconds: float = Field(default=0.5, gt=0)  # time for which the runs of one length are repeated
+    longest_run_s: float = Field(default=60.0, gt=0)  # a length at which one run would take longer is skipped
+    memory_bytes: int = Field(default=6 * GiB, gt=0)  # a length at which a run would need more memory is skipped
     runtime: str = Field(default="onnxruntime", pattern="^(onnxruntime|torch)$")
 
     @property

@@ -20,7 +20,7 @@ class Point(BaseModel):
     N: int
     s: float  # seconds of the fastest run
     runs: int
-    peak_bytes: int  # resident memory of a run, without weights and input
+    peak_bytes: int  # peak growth of the resident memory during the first run
 
 
 class SizeParity(BaseModel):

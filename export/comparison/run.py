@@ -59,7 +59,7 @@ def _complete(result: Result, plan: ComparisonPlan, out: Path, begin: Callable[[
     begin(f"{name}: graph")
     layer: Any = build(name, plan.d_model, plan.n_heads, longest=plan.longest)
     if not graph.is_file():
-        for old in graph.parent.glob(f"{name}.*.onnx"):  # remove graphs that were exported under another key
+        for old in graph.parent.glob(f"{name}.*.onnx"):  # remove graphs of earlier results, which have another key
             old.unlink()
         _write(layer, graph, plan)
     result.operators = layer_graph.operators(graph)

@@ -75,7 +75,8 @@ def _heads_last(x: Tensor | None) -> Tensor | None:
 
 
 def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """Compute `models.attention.layers.short_convolution.convolve` as one operator. Its output state counts padding and is unused."""
+    """Compute `models.attention.layers.short_convolution.convolve` as one operator. The operator's output state includes padding, so it is
+    not used."""
     y, _ = torch.onnx.ops.symbolic_multi_out(
         f"{OPERATORS}::CausalConvWithState",
         [x, weight, None, past],
@@ -102,7 +103,7 @@ def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, s
     scores = (q.unsqueeze(3) @ k.transpose(3, 4)).squeeze(3) * scale  # (B, H, N, window)
     p = torch.softmax(
         torch.where(seen.unsqueeze(1), scores, torch.finfo(scores.dtype).min), dim=-1
-    )  # a token sees itself, so no row is empty
+    )  # every token sees itself, so no row is fully masked
     return (p.unsqueeze(3) @ v).squeeze(3)
 
 

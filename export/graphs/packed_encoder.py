@@ -42,7 +42,7 @@ class TokenPacking(NamedTuple):
     """The mapping between the T packed tokens and the B * N padded positions."""
 
     position: Tensor  # (T,) int64, ascending: the padded position of each packed token
-    row: Tensor  # (B * N,) int64, the packed index of each position; padding has that of the token before it
+    row: Tensor  # (B * N,) int64, the index among the packed tokens for each padded position; padding repeats the previous index
     mask: Tensor  # (B, N) bool, True at tokens
 
     @classmethod
@@ -101,7 +101,7 @@ def first_tokens(block: EncoderBlock, x: Tensor, packing: TokenPacking, pairs: d
     """`EncoderBlock.forward` for the first token of every text, which attends to all tokens: (T, D) -> (B, D)."""
     B, N = packing.mask.shape
     first = torch.arange(B, device=x.device) * N  # the positions of the first tokens among all B * N positions
-    answers = packing._replace(position=first)  # packs only the first tokens' outputs
+    answers = packing._replace(position=first)  # so that only the outputs of first tokens are packed
     kept = x.index_select(0, packing.row.index_select(0, first))
     if block.pre_norm:
         return block.apply_feedforward(kept + block.attention(block.attention_norm(x), answers, **pairs))

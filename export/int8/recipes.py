@@ -123,7 +123,7 @@ def _bytes_of(x: str) -> list[NodeProto]:
         helper.make_node("ReduceMax", [f"{x}.sizes", "int8.last_axis"], [f"{x}.largest"], keepdims=1),  # (T, 1)
         helper.make_node("Max", [f"{x}.largest", "int8.tiny"], [f"{x}.above_0"]),
         helper.make_node("Div", ["int8.levels", f"{x}.above_0"], [f"{x}.up"]),
-        helper.make_node("Mul", [f"{x}.smooth", f"{x}.up"], [f"{x}.scaled"]),  # -127 .. 127
+        helper.make_node("Mul", [f"{x}.smooth", f"{x}.up"], [f"{x}.scaled"]),  # values from -127 to 127
         helper.make_node("QuantizeLinear", [f"{x}.scaled", "int8.one", "int8.zero_point"], [f"{x}.bytes"]),
         helper.make_node("Reciprocal", [f"{x}.up"], [f"{x}.down"]),
     ]
@@ -168,7 +168,7 @@ def _weights(model: ModelProto) -> dict[str, TensorProto]:
 
 
 def _products_by_left(model: ModelProto) -> dict[str, list[NodeProto]]:
-    """Group the products with constant weights by their activations; those of q, k and v have the same activations."""
+    """Return the products with constant weights, grouped by the name of their left input. The projections of q, k and v share one input."""
     weights = _weights(model)
     groups: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
@@ -182,7 +182,7 @@ def _with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     read = {name for node in nodes for name in node.input} | {tensor.name for tensor in model.graph.output}
-    for number in reversed(range(len(model.graph.initializer))):  # one by one: protobuf cannot copy a list of 2 GiB
+    for number in reversed(range(len(model.graph.initializer))):  # singly, because protobuf cannot copy a list of 2 GiB
         if model.graph.initializer[number].name not in read:
             del model.graph.initializer[number]
     if OPERATORS not in {entry.domain for entry in model.opset_import}:

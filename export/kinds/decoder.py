@@ -31,9 +31,9 @@ from models.folders.folder import JsonSettings
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
 BLOCK = 32  # number of weights with one scale; with 128, the bits of a row's results depend on its batch
 BARS = {
-    # Sums in a different order, both in onnxruntime and on the processor of a server.
+    # The order of summation in onnxruntime differs from torch, and on a server's processor from this one.
     "fp32": ErrorLimits(TOLERANCE, logit_error=1e-3),
-    # 11 bits of precision instead of 24, and states accumulate rounding errors.
+    # fp16 has 11 bits of precision instead of 24, and states accumulate rounding errors.
     "fp16": ErrorLimits(0.05, logit_error=0.05),
     # The real limit is on bits per byte; the tolerance only rejects graphs that are broken.
     "int8": ErrorLimits(1.0, logit_error=0.25),
@@ -68,7 +68,7 @@ class DecoderExporter(Exporter):
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
         if source.image is not None and self.n_positions is not None:
             longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in source.image.prompts)
-            # Minus 1, because the last pixel is generated but never an input.
+            # 1 is subtracted, because the last pixel is generated but never an input.
             if (needed := longest + source.image.n_pixels - 1) > self.n_positions:
                 raise ExportError(
                     f"{source.folder}: a prompt and its pixels need {needed} positions, and the model has n_positions={self.n_positions}"

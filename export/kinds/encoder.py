@@ -24,9 +24,9 @@ from models.encoder.model import Encoder
 from models.folders.folder import JsonSettings
 
 BARS = {
-    # Sums in a different order, both in onnxruntime and on the processor of a server.
+    # The order of summation in onnxruntime differs from torch, and on a server's processor from this one.
     "fp32": ErrorLimits(FP32_TOLERANCE, logit_error=1e-3, min_cosine=0.9999),
-    # 11 bits of precision instead of 24.
+    # fp16 has 11 bits of precision instead of 24.
     "fp16": ErrorLimits(0.02, logit_error=0.02, min_cosine=0.999),
     # The real limit is the caller's `min_cosine`; the tolerance only rejects graphs that are broken.
     "int8": ErrorLimits(1.0, logit_error=0.25, min_cosine=0.99),

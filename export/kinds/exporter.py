@@ -102,7 +102,7 @@ class Exporter(ABC):
         return tokenizer
 
     def copied(self) -> tuple[Path, ...]:
-        """Files of the checkpoint that are copied into the bundle unchanged."""
+        """Return the files of the checkpoint that are copied into the bundle unchanged."""
         return (self.source.tokenizer_file,)
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def fields(self, described: dict[str, contract.Graph]) -> dict[str, Any]:
-        """Return the manifest's fields that differ between kinds. `described` are the written graphs by file name."""
+        """Return the manifest's fields that differ between kinds. `described` maps file names to descriptions of the written graphs."""
 
     def origin(self, weights_sha256: str, attention: str, *, untrained: bool = False) -> contract.CheckpointSource:
         """Return the manifest's entry for the checkpoint; `attention` is the name of its layers."""

@@ -19,18 +19,18 @@ class CachedSession:
         caches = [node for node in self.session.get_inputs() if node.name.startswith("state_")]
         zeros = {node.name: np.zeros((rows, node.shape[1], capacity, node.shape[3]), np.float32) for node in caches}
         self.size_bytes = sum(cache.nbytes for cache in zeros.values())
-        self.position = 0  # tokens before the next call
+        self.position = 0  # number of tokens that the caches contain
         self._rows = rows
         self._logits = np.empty((rows, 1, self.session.get_outputs()[0].shape[2]), np.float32)
         self._binding = self.session.io_binding()
         for name, cache in zeros.items():
             value = ort.OrtValue.ortvalue_from_numpy(cache)
             self._binding.bind_ortvalue_input(name, value)
-            self._binding.bind_ortvalue_output(f"new_{name}", value)  # the same memory: nothing is copied
+            self._binding.bind_ortvalue_output(f"new_{name}", value)  # input and output share memory, so nothing is copied
         self._binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, self._logits.shape, self._logits.ctypes.data)
 
     def run(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Run the next N tokens of every row (B, N) and return the logits (B, V) after the last. The next call overwrites this array.
+        """Run the next N tokens of every row (B, N) and return the logits (B, V) after token N. The next call overwrites this array.
 
         More than one token per call is allowed only in the first call, or with one row. Raises ValueError beyond the capacity.
         """

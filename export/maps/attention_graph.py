@@ -124,7 +124,10 @@ def _without(layer: nn.Module, name: str) -> nn.Module:
 
 
 def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
-    """Return a recurrent layer's attention matrix: the recurrence runs again with q, k and rates of x and the identity as v."""
+    """Return a recurrent layer's attention matrix (H, N, N) for x (1, N, D).
+
+    The recurrence is run a second time: with the queries, keys and rates that the layer computes from x, and the identity matrix as values.
+    """
     caught: dict[str, Any] = {}
     twin = with_children(layer)
 
@@ -143,7 +146,8 @@ def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
 
 
 class Values(nn.Module):
-    """Replaces a value projection. Returns fixed values for any x: (R, N, H D_v), or (R, H, N, D_v) if x has 4 dimensions."""
+    """Replaces a value projection. It returns the same values for any x, of shape (R, N, H D_v), or (R, H, N, D_v) if x has 4
+    dimensions."""
 
     def __init__(self, units: Tensor, to_v: nn.Module) -> None:
         super().__init__()
@@ -157,7 +161,7 @@ class Values(nn.Module):
 
 
 class Open(nn.Module):
-    """Replaces the projection of a gate. Returns the constant for which the gate is 1."""
+    """Replaces the projection of a gate. It returns a constant, `value`, for which the gate is 1."""
 
     def __init__(self, value: float) -> None:
         super().__init__()

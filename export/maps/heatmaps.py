@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from export.contract import LONGEST_ATTENTION
 from export.errors import ExportError
 
-LABELLED = 40  # axes have labels for up to this many tokens
-ON_TERMINAL = 32  # a map is shown on the terminal for up to this many tokens
+LABELLED = 40  # largest number of tokens for which the axes have labels
+ON_TERMINAL = 32  # largest number of tokens for which a map is shown on the terminal
 SHADES = " ░▒▓█"
 
 Matrix = NDArray[np.float32]
@@ -80,8 +80,8 @@ def draw(maps: Maps, files: Sequence[Path]) -> None:
 
 
 def on_terminal(A: Matrix, tokens: Sequence[str], title: str, *, colour: bool = True) -> Table:
-    """Return one map as a table: a row per query, a column per key, and its largest weight at its end. `colour=False` draws
-    absolute values in shades of grey.
+    """Return one map as a table with a row per query and a column per key. A row ends with its largest weight and the key's token.
+    `colour=False` draws absolute values in shades of grey.
 
     Raises ExportError for more than `ON_TERMINAL` tokens.
     """

@@ -37,7 +37,7 @@ _TRIES = 4  # most attempts at a ramp; it is repeated at another rate until its 
 _LOWER, _HIGHER = 0.4, 1.5  # factors for the next attempt's rate, if the knee lay below or above the ramp
 _NO_PASS = (Verdict.failed, Verdict.not_judged)
 _MISSED = (0, 1)  # exit statuses with which `attnserve load` ends after a measurement: criteria met, criteria missed
-_STOP_S = 60  # time for `attnserve load` to stop Locust
+_STOP_S = 60  # time in which `attnserve load` must stop Locust
 _CONDITIONS = "conditions.json"
 
 
@@ -168,7 +168,7 @@ class CampaignRuns:
             console.print(f"run again, under other conditions: {escape(changed)}", highlight=False, soft_wrap=True)
         rate = conditions["knee"]
         for _ in range(_TRIES):
-            shutil.rmtree(folder, ignore_errors=True)  # the folder of an interrupted attempt, or of one whose knee lies outside the ramp
+            shutil.rmtree(folder, ignore_errors=True)  # removes an interrupted attempt, or one whose knee lies outside the ramp
             folder.mkdir(parents=True)
             (folder / _CONDITIONS).write_text(json.dumps(conditions, indent=1) + "\n")
             command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
@@ -194,14 +194,15 @@ class CampaignRuns:
         }
 
     def found(self, step: CampaignRun) -> Path | None:
-        """Return the folder of an existing run that was made under the current conditions, else None. A ramp counts only with its knee."""
+        """Return the folder of an existing run that was made under the current conditions, else None. A ramp is returned only if its
+        knee lies within it."""
         runs = sorted((self._out / step.name).glob("*/run.json"))
         if not runs or self._changed(step) or (step.shape == Shape.ramp and next_rate(read(runs[-1])) is not None):
             return None
         return runs[-1]
 
     def _changed(self, step: CampaignRun) -> str:
-        """Return as text which conditions of the existing run differ from the current ones; empty if none differ."""
+        """Return a text that names the conditions in which the existing run differs from the current ones. It is empty if none differ."""
         folder = self._out / step.name
         if not list(folder.glob("*/run.json")):
             return ""

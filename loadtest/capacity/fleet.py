@@ -114,8 +114,8 @@ def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Rout
 class ControlTraffic(NamedTuple):
     """Messages per second between the nodes of one cluster. They are also sent when the cluster is idle."""
 
-    checks: float  # health checks that the HAProxy of each node sends to the gateways
-    heartbeats: float  # heartbeats between every gateway and every encoder and generator
+    checks: float  # health checks per second that the nodes' HAProxies send to the gateways
+    heartbeats: float  # heartbeats per second between all gateways and all encoders and generators
 
 
 # The values of RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER in Ray and of HEARTBEAT_S in service/pools/replicas.py.

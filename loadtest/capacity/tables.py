@@ -199,7 +199,7 @@ def pictures(runs: Sequence[Path], page: Path) -> str:
         if source and run.with_name(source).exists():
             copy = page.with_name(f"{page.stem}-{name(run)}.png")
             with Image.open(run.with_name(source)) as picture:
-                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # half the size, because git keeps it
+                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # halves the file size, because git stores all versions
             links.append(f"![{words}]({copy.name})")
     return "\n\n".join(links)
 

@@ -38,7 +38,7 @@ _COLOUR = {
 class Bar:
     """A required value, of one of three forms. `at_least`: figure / reference. `at_most_more`: figure - reference. `at_most`: figure."""
 
-    reference: str = ""  # what the figure is compared with, in words
+    reference: str = ""  # the name of the reference with which the figure is compared
     at_least: float | None = None
     at_most_more: float | None = None
     at_most: float | None = None
@@ -104,7 +104,7 @@ class ReportRow:
         return Verdict.not_measured if holds is None else Verdict.passed if holds else Verdict.failed
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """The cells of the row: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
+        """Return the cells of the row: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
         bar = self.bar.words(self.unit) if self.bar else ""
         reference = f" ({amount(self.reference)} {self.unit})" if self.reference is not None else ""
         work = f"{self.work} [{self.note}]" if self.note else self.work

@@ -90,7 +90,8 @@ def summed(text: str, names: Collection[str]) -> dict[str, float]:
 
 @contextmanager
 def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[MeasuredServer]:
-    """Start `attnserve serve` with default settings, and ignore ATTNSERVE_* variables."""
+    """Start `attnserve serve` with default settings, without the ATTNSERVE_* environment variables, and yield it. It is stopped at the
+    end."""
     port = free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *["--lean"] * lean, *flags]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}

@@ -54,7 +54,7 @@ def progress(steps: int) -> Iterator[Any]:
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Run a command as a program of its own. An AttnserveError is printed as one red line."""
+    """Run the command `app` as a program called `name`. An AttnserveError is printed as one red line."""
     with errors_printed():
         app(prog_name=name)
 

@@ -38,8 +38,10 @@ class Load:
 
     @property
     def per_s_at_most(self) -> float:
-        """Requests/s, with half of the requests that were cut off at the end: a server that answers in batches loses up to one batch
-        there."""
+        """Requests/s if half of the requests in flight at the end also count as answered.
+
+        At the end of a run, a server that answers in batches can lose a whole batch of requests that it was about to answer.
+        """
         return (self.requests + self.connections / 2) / self.duration_s
 
     @property

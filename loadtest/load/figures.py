@@ -24,21 +24,21 @@ class Figures(BaseModel):
     arrivals: int
     offered_per_s: float
     answered_per_s: float  # good answers whose last byte arrived within the stage
-    tokens_per_s: float  # tokens of these answers per second
+    tokens_per_s: float  # tokens per second in these good answers
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None
     max_ms: float | None = None
     refused_share: float
-    retry_after_share: float | None = None  # share of refusals that had Retry-After
+    retry_after_share: float | None = None  # share of the refusals (429) that had the header Retry-After
     error_share: float  # share of requests with neither a good answer nor a refusal
-    late_p99_ms: float | None = None  # the load generator's own delay; if it is large, the figures do not show the service
+    late_p99_ms: float | None = None  # the load generator's own delay; if it is large, the figures do not describe the service
     first_p50_ms: float | None = None
     first_p99_ms: float | None = None
     between_p50_ms: float | None = None
     between_p99_ms: float | None = None
     longest_p99_ms: float | None = None
-    stream_tokens_per_s: float | None = None  # rate of the median stream
+    stream_tokens_per_s: float | None = None  # tokens per second of the median stream
 
 
 NAMES = frozenset(Figures.model_fields)

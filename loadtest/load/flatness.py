@@ -8,7 +8,7 @@ import numpy as np
 from loadtest.load.watch import Observation, stem
 
 MiB = 2**20
-_MOST_OBSERVATIONS = 400  # limit, because the slope uses all pairs of observations
+_MOST_OBSERVATIONS = 400  # limit on the observations in a fit, because the slope uses all their pairs
 
 
 class AllowedGrowth(NamedTuple):
@@ -17,7 +17,7 @@ class AllowedGrowth(NamedTuple):
     unit: str
     share: float
     amount: float
-    scale: float = 1.0  # how many of the series' own units make one displayed unit
+    scale: float = 1.0  # number of the series' units (such as bytes) in one displayed unit
 
 
 ALLOWED = {
@@ -51,7 +51,7 @@ def growth(at_s: Sequence[float], values: Sequence[float]) -> float:
 
 
 def at_rest(before: float, after: float) -> bool:
-    """Return whether the descriptors of connections were closed: `before` and `after` the load."""
+    """Return whether connections were closed after the load. The arguments are numbers of file descriptors before and after the load."""
     return after - before <= FDS.amount
 
 

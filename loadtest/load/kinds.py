@@ -16,7 +16,7 @@ class ClientKind(NamedTuple):
     tags: tuple[str, ...]
 
 
-# The shares make half of the default requests embeddings of one query.
+# With these shares, half of the default requests embed one query each.
 KINDS = {
     "embed": ClientKind("embeddings.Embed", "embed", 12, ("embed", "interactive")),
     "embed_batch": ClientKind("embeddings.EmbedBatch", "embed", 1, ("embed", "bulk")),

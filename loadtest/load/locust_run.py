@@ -20,7 +20,7 @@ _STOP_S = 20
 
 
 def run(plan: LoadPlan, *, workers: int = 0, tick: Callable[[], None] = lambda: None) -> None:
-    """Run the plan. Its samples, Locust's tables (locust_*.csv), page (locust.html) and log are then in `plan.out`.
+    """Run the plan, and write samples and Locust's tables (locust_*.csv), page (locust.html) and log into the folder `plan.out`.
 
     `tick` is called a few times per second during the run. Raises LoadtestError if Locust fails.
     """

@@ -14,7 +14,7 @@ from loadtest.load.figures import StageFigures
 from loadtest.load.plan import STAGES, Shape
 
 FILE = Path(__file__).with_name("pass_marks.toml")
-RUN = "run"  # in place of a stage's name, for figures of the whole run
+RUN = "run"  # the name that stands for a stage in criteria on the whole run
 RUN_FIGURES = frozenset(
     {"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "not_at_rest", "unanswered"}
 )

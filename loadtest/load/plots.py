@@ -13,7 +13,7 @@ from loadtest.load.watch import Observation
 
 MiB = 2**20
 _PERCENTILES = (50, 95, 99)
-_NAMED = 8  # how many of the largest processes have a line in the plot
+_NAMED = 8  # number of processes, the largest ones, that have a line in the plot
 
 
 def latency_by_rate(steps: Sequence[StageFigures], knee: Knee | None, file: Path, title: str) -> None:

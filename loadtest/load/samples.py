@@ -19,8 +19,8 @@ class Sample(NamedTuple):
 
     kind: str
     due_s: float
-    ms: float  # from due to the answer's last byte, or until the client stopped waiting
-    late_ms: float  # from due to sent: the load generator's own delay, included in `ms`
+    ms: float  # time from due to the answer's last byte, or until the client stopped waiting
+    late_ms: float  # time from due to sent: the load generator's own delay, included in `ms`
     status: int  # HTTP status; 0 without a complete answer
     tokens: int = 0  # input tokens that the model computed; for streams, tokens that it generated
     retry_after: bool = False

@@ -25,7 +25,7 @@ class ProcessUsage(NamedTuple):
     rss_bytes: int
     fds: int
     threads: int
-    cpu_s: float  # since the process began
+    cpu_s: float  # CPU seconds since the process began
 
 
 class Observation(NamedTuple):

@@ -24,7 +24,7 @@ from loadtest.common.server import attnserve
 from loadtest.common.texts import sentence
 
 LEAST = 0.8
-_ALONE = 8  # clients of a kind in the run for comparison
+_ALONE = 8  # number of clients in each run for comparison, in which all clients are of one kind
 KINDS = ("single", "32", "256", "attention", "text")
 app = typer.Typer(add_completion=False)
 

@@ -39,7 +39,7 @@ class Answer:
     between_ms: float | None = None
     longest_ms: float | None = None
     problem: str = ""
-    ms: float = 0.0  # since the request was due
+    ms: float = 0.0  # milliseconds since the request was due
     metrics: dict[str, float] = field(default_factory=dict)  # extra rows in Locust's tables
 
 

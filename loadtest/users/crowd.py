@@ -15,7 +15,7 @@ _SIP_BYTES, _SIP_S = 16, 0.5
 # Upper bounds of the random pauses before a first connection and before each reconnection. HAProxy closes idle connections after 10 s
 # (service/deployment/haproxy.py). Without pauses, a thousand connections would be reopened at once and delay the measured clients.
 _FIRST_S, _AGAIN_S = 10.0, 2.0
-_TOKENS = 128  # tokens in a slow reader's stream: few to generate, but reading them takes minutes
+_TOKENS = 128  # tokens in a slow reader's stream; they are generated fast, but reading them takes minutes
 
 
 class Crowd:

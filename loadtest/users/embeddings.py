@@ -6,12 +6,12 @@ from loadtest.common import texts
 from loadtest.common.texts import DOCUMENT, PASSAGE, QUERY
 from loadtest.users.client import Answer, Client
 
-_BATCH = 64  # more than the service accepts as interactive work
+_BATCH = 64  # texts per request, more than the service accepts as interactive work
 _DOCUMENTS = (5, 30)  # fewest and most documents of a rerank request
 
 
 class _EmbeddingsClient(Client):
-    """Sends the texts of `texts` in one request, requests base64 like the openai client, and counts the returned embeddings."""
+    """Sends the texts that `texts()` returns in one request, requests base64 like the openai client, and counts the returned embeddings."""
 
     abstract = True
 

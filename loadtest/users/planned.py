@@ -29,7 +29,7 @@ from loadtest.users.crowd import Crowd
 from loadtest.users.recorder import RECORDER, Sent
 from loadtest.users.request_settings import RequestSettings, add_key
 
-IN_FLIGHT = Pool(MOST_CONNECTIONS)  # requests run in greenlets of their own, so that they continue when Locust stops their users
+IN_FLIGHT = Pool(MOST_CONNECTIONS)  # each request runs in its own greenlet, so that it continues when Locust stops its user
 
 
 @cache

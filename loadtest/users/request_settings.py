@@ -18,9 +18,9 @@ class RequestSettings:
     url: str
     models: Mapping[str, str]
     seed: int | None = None  # seed of texts and choices; None: random
-    words: int | None = None  # length of each text to embed; None: a distribution
-    max_tokens: int = 128  # limit for a stream
-    timeout_s: float = 120.0  # limit for the complete answer
+    words: int | None = None  # words in each text to embed; None: random, from a distribution
+    max_tokens: int = 128  # largest number of tokens in a stream
+    timeout_s: float = 120.0  # longest time until an answer is complete
     key: str = ""
 
     @property

@@ -167,7 +167,7 @@ def _fill_from(family: DecoderFamily, decoder: Decoder, tensors: dict[str, Tenso
         inside = source.theirs.startswith(family.prefix)
         sources[prefix + source.theirs.removeprefix(family.prefix) if inside else source.theirs] = source
     check_names({theirs: list(source.ours) for theirs, source in sources.items()}, tensors, harmless=family.unused)
-    places = decoder.state_dict()  # memory shared with the decoder
+    places = decoder.state_dict()  # these tensors share memory with the decoder
     unplaced = places.keys() - {ours for source in sources.values() for ours in source.ours}
     assert unplaced == ({"unembedding.weight"} if decoder.config.tied else set()), f"no name in the checkpoint for {unplaced}"
     for theirs, source in sources.items():

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from models.checkpoints.encoder import encoder_config, save_encoder
 from models.checkpoints.own import TOKENIZER, fill_places
+from models.checkpoints.own_encoder import encoder_config, save_encoder
 from models.encoder.model import Encoder
 from models.folders.byte_tokenizer import byte_tokenizer
 from models.folders.folder import MOST_JSON_BYTES, CheckpointError, check_memory, in_a_line, read_text, read_tokenizer

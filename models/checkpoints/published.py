@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from models.checkpoints.encoder import ARCHITECTURE, OwnEncoderConfig, read_own, sentence_encoder
 from models.checkpoints.families import ARCHITECTURES, reformer
 from models.checkpoints.families.family import Family, HeadConfig, Names
+from models.checkpoints.own_encoder import ARCHITECTURE, OwnEncoderConfig, read_own, sentence_encoder
 from models.checkpoints.weights import fill
 from models.encoder.heads import Dense, Headed, SentenceEncoder, SequenceClassifier, TokenClassifier
 from models.encoder.model import Encoder, EncoderConfig
@@ -71,8 +71,8 @@ class Checkpoint:
 def load_checkpoint(
     folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32, settings: JsonSettings | None = None
 ) -> Checkpoint:
-    """Load the model in `folder`. Another `attention` than the checkpoint's keeps the trained weights of q, k, v and o.
-    `settings` is `folder`'s config.json, if already read. It is ignored if the model is in a subfolder.
+    """Load the model in `folder`. If `attention` differs from the checkpoint's attention, the new layers get the trained weights of q, k, v
+    and o. `settings` is `folder`'s config.json, if already read. It is ignored if the model is in a subfolder.
 
     Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """

@@ -8,7 +8,7 @@ from models.encoder.heads import Headed
 from models.folders.folder import CheckpointError
 
 BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older releases saved with the weights
-SHOWN = 5  # most names in an error message
+SHOWN = 5  # largest number of names in an error message
 
 
 def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: Names) -> None:
@@ -20,8 +20,8 @@ def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: 
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
     tensors |= {prefix + name: tensors[prefix + name][n:] for name, n in family.unread_rows.items() if prefix + name in tensors}
     names = {**_encoder_names(family, prefix, tensors), **head_names}
-    # These share memory with the model. A SentenceEncoder's dense layers are already loaded from files of their own, and
-    # buffers are computed by the layers themselves.
+    # The tensors of `places` share memory with the model. A SentenceEncoder's dense layers are left out, because they are already loaded
+    # from their own files. Buffers are left out, because the layers compute them.
     parameters = {name for name, _ in model.named_parameters() if not name.startswith("dense.")}
     places = {name: tensor for name, tensor in model.state_dict().items() if name in parameters}
     sources = _sources(names, places, n_layers=model.encoder.config.n_layers)

@@ -37,7 +37,7 @@ class DecoderConfig:
     window: int = 128  # tokens that a sliding_window layer attends to, including the current one
     layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> constructor keywords
     positions: Literal["rotary", "sinusoidal", "learned", "none"] = "rotary"
-    n_positions: int | None = None  # N_max, the rows of a learned position table; None for other positions
+    n_positions: int | None = None  # N_max, the number of rows of a learned position table; None for other kinds of positions
     rotary_base: float = 10_000.0
     rotary_width: int | None = None  # columns of a head that are rotated; None: all
     norm: Literal["rms", "layer", "scale"] = "rms"
@@ -142,12 +142,12 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, list[State]]:
-        """Process the next N tokens of B sequences: -> logits and the states after these tokens.
+        """Process the next N tokens of B sequences. Return the logits and the states after these tokens.
 
         tokens (B, N) int64, padded on the right. lengths (B,) int64: the number of tokens of each row; None: N. states: the
         result of `init_states` or of the previous call; None: the initial states. positions (B,) int64: the number of earlier
         tokens of each row; None: 0. wanted (B, M) int64: the indices, 0 to N - 1, at which logits (B, M, V) are computed; None:
-        at all, (B, N, V). Padding does not change the states, and its logits are undefined. Raises ValueError for a token at or
+        at all indices, (B, N, V). Padding does not change the states, and its logits are undefined. Raises ValueError for a token at or
         beyond `n_positions`.
         """
         c, (B, N) = self.config, tokens.shape
@@ -174,7 +174,7 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         if c.n_positions is not None:
             assert self.position_embedding is not None
-            x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # padding may lie beyond the table
+            x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # clamped, because positions of padding may exceed the table
         if c.positions == "sinusoidal":
             # Scaled as in Vaswani et al. 2017, section 3.4: embeddings begin at 0.02, far smaller than sinusoids of size 1.
             x = x * c.d_model**0.5 + sinusoids_at(t, c.d_model).to(x.dtype)

@@ -1,8 +1,8 @@
 """Cut collected documents into texts to distil on: python -m models.distillation.collect --data data/python --out data/distillation
 
 DATA is a folder written by `models.training.collect`, which has already checked licences, removed copies and held out packages.
-Texts in non-Latin scripts come from the message catalogues of installed packages, under the same rule for licences; whole packages
-are held out there too. No text occurs twice, in one split or in both. For each kind of text, the packages contribute in turns
+Texts in non-Latin scripts come from the message catalogues of installed packages, under the same rule for licences; for these texts, too,
+whole packages are held out. No text occurs twice, in one split or in both. For each kind of text, the packages contribute in turns
 until the limit is reached, so that no package dominates.
 
     OUT/train.jsonl, OUT/held_out.jsonl     one {"kind", "package", "text"} per line, ordered by hash
@@ -60,7 +60,8 @@ def collect(
 
 
 def _first(documents: Iterable[TextDocument], max_bytes: float) -> Iterator[TextDocument]:
-    """Yield all documentation files, and Python files up to `max_bytes` in total. Their order is by hash, so this is a fair sample."""
+    """Yield all documentation files, and Python files up to `max_bytes` in total. The files are ordered by hash, so those yielded are a
+    random sample."""
     total = 0
     for document in documents:
         total += document.size_bytes if document.file.endswith(".py") else 0
@@ -85,7 +86,8 @@ def _new(found: Iterable[TextPiece], seen: set[str]) -> Iterator[TextPiece]:
 
 
 def _shared_out(found: Iterable[TextPiece], at_most: int) -> list[TextPiece]:
-    """Keep at most `at_most` pieces of each kind, taken from its packages in turns. The result is ordered by hash, so reproducible."""
+    """Keep at most `at_most` pieces of each kind, taken from its packages in turns. The result is ordered by hash, so it is
+    reproducible."""
     by_kind: dict[str, dict[str, list[TextPiece]]] = defaultdict(lambda: defaultdict(list))
     for piece in sorted(found, key=_hash):
         by_kind[piece.kind][piece.package].append(piece)

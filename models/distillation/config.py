@@ -25,7 +25,7 @@ class DistillationConfig:
     longest: int = 1_024  # maximum length of a training text, in tokens; longer texts are cut
     map_rate: float = 1e-2  # peak learning rate of the new parameters, in the transfer phase
     end_map_rate: float = 2e-3  # peak learning rate of the new parameters, in the end-to-end phase
-    end_rate: float = 0.0  # peak learning rate of the blocks' other parameters, end to end; 0 freezes them
+    end_rate: float = 0.0  # peak learning rate of the blocks' other parameters, in the end-to-end phase; 0 freezes them
     similarities: float = 1.0  # weight of the similarity-matrix term in the end-to-end loss
     hidden: float = 0.1  # weight of the last layer's vectors in the end-to-end loss
     clip: float = 1.0  # maximum norm of the gradient of all parameters together

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.checkpoints.encoder import save_encoder
+from models.checkpoints.own_encoder import save_encoder
 from models.checkpoints.published import Checkpoint, load_checkpoint
 from models.distillation.config import DistillationConfig
 from models.distillation.student import with_attention

@@ -16,7 +16,7 @@ from models.distillation.batches import cut_into_batches, padded
 from models.distillation.objectives import Embedder
 
 LENGTHS = (32, 64, 128, 256, 512)  # upper limits, in tokens, of the ranges of length that are evaluated
-TOKENS = 8_192  # maximum tokens of a batch
+TOKENS = 8_192  # largest number of tokens in a batch
 BEYOND = (1_024, 2_048, 4_096, 8_192)  # lengths in tokens, beyond the teacher's limit, that are evaluated
 BEYOND_TEXTS = 6  # maximum number of texts for each of these lengths
 
@@ -26,14 +26,15 @@ class Likeness:
     """The similarity of student and teacher on a set of texts."""
 
     texts: int
-    cosine: float  # mean over the texts
+    cosine: float  # mean cosine over the texts
     lowest: float
     ranks: float  # Spearman's correlation of pair similarities; NaN for fewer than three texts
 
 
 @torch.no_grad()
 def embed(embedder: Embedder, rows: Sequence[Sequence[int]], *, show: Callable[[float], None] = lambda share: None) -> Tensor:
-    """Return the embeddings (N, D) of N rows of token ids, in the order of the rows. `show` is called with the share that is done."""
+    """Return the embeddings (N, D) of N rows of token ids, in the order of the rows. `show` is called with the share of the work that is
+    done (0 to 1)."""
     vectors: Tensor | None = None
     batches = cut_into_batches(rows, tokens=TOKENS)
     for number, batch in enumerate(batches):

@@ -69,6 +69,7 @@ def end_to_end_loss(teacher: Embedder, student: Embedder, batch: Batch, config: 
 
 
 def _distance(y: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum of |y - wanted|² over that of |wanted|², over the unmasked tokens. y, wanted (B, N, D), mask (B, N) -> ()."""
+    """Return the sum of |y - wanted|² divided by the sum of |wanted|², both over unmasked tokens: y, wanted (B, N, D), mask (B, N) ->
+    ()."""
     present = mask.unsqueeze(-1)
     return ((y - wanted) * present).square().sum() / (wanted * present).square().sum()

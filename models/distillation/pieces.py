@@ -54,7 +54,7 @@ def translated(catalogue: Path, package: str) -> Iterator[TextPiece]:
 def _of_python(text: str) -> Iterator[tuple[str, str]]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the parsed code may have invalid escapes
+            warnings.simplefilter("ignore")  # parsing warns of invalid escapes in the code
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return

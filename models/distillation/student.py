@@ -73,7 +73,7 @@ class FusedSoftmaxAttention(nn.Module):
 
 
 def reading(encoder: Encoder) -> Encoder:
-    """Make the encoder a teacher, in place: use the fused attention operator and freeze all parameters. Returns the encoder."""
+    """Prepare the encoder as a teacher, in place, and return it: its attention uses the fused operator, and all parameters are frozen."""
     encoder.requires_grad_(False)
     for block in encoder.blocks:
         assert isinstance(block.attention, SoftmaxAttention)

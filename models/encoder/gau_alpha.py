@@ -24,10 +24,10 @@ class GauAlphaConfig:
     d_model: int = 768
     n_layers: int = 24
     d_key: int = 128  # s
-    expansion: int = 2  # e = expansion * d_model = 1,536
+    expansion: int = 2  # e = expansion * d_model, which is 1,536 by default
     n_token_types: int = 2
     n_positions: int = 512  # longest input in tokens
-    least_length: int = 1  # softmax_plus treats shorter inputs as this long; 16 in later releases
+    least_length: int = 1  # softmax_plus computes its scale as if shorter inputs had this length; 16 in later releases
     rotary_base: float = 10_000.0
     rotary_interleaved: bool = True  # rotates pairs (2i, 2i + 1), as bert4keras does, instead of (i, i + s/2)
     norm_eps: float = 1e-12
@@ -54,8 +54,8 @@ class GauAlpha(nn.Module):
         self.to(dtype)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Compute token vectors: (B, N) int64 each -> (B, N, D). attention_mask is 1 for a token and 0 for padding, whose vectors
-        are undefined.
+        """Compute the token vectors (B, N, D). Each argument is (B, N) int64. attention_mask is 1 for a token and 0 for padding. The
+        vectors of padding are undefined.
 
         Raises ValueError for N > n_positions.
         """

@@ -20,7 +20,7 @@ class Headed(nn.Module):
 class SentenceOutput(NamedTuple):
     """The output of a `SentenceEncoder`. `embedding` and `pooled` are None if the model has no pooling."""
 
-    embedding: Tensor | None  # (B, D_out), unit length (0 for a row without tokens)
+    embedding: Tensor | None  # (B, D_out), of length 1, or 0 for a row without tokens
     pooled: Tensor | None  # (B, D_out), `embedding` before normalisation
     token_embeddings: Tensor  # (B, N, D), 0 at padding
 

@@ -115,8 +115,8 @@ class Encoder(nn.Module):
         self.to(dtype)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Compute token vectors: (B, N) int64 each -> (B, N, D). attention_mask is 1 for a token and 0 for padding, whose vectors
-        are undefined.
+        """Compute the token vectors (B, N, D). Each argument is (B, N) int64. attention_mask is 1 for a token and 0 for padding. The
+        vectors of padding are undefined.
 
         Raises ValueError for N > n_positions.
         """
@@ -137,7 +137,7 @@ class Encoder(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The input embeddings: the sum of the embeddings of a token, of its position and of its token type, normalised."""
+    """The input embeddings: the normalised sum of a token's embedding, its position's embedding and its token type's embedding."""
 
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype) -> None:
         super().__init__()

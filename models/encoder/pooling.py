@@ -47,7 +47,7 @@ POOLINGS = {
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """Return x / |x| over the last axis, and 0 for 0."""
+    """Return x / |x|, with the norm over the last axis. A zero vector stays zero."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_exact(x))
     return (x / length.clamp_min(1e-12)).to(x.dtype)
 

@@ -19,12 +19,16 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def read(self, source: Tensor, mask: Tensor) -> tuple[Tensors, Tensors]:
-        """Encode the source: (B, N) int64, (B, N) bool -> the memory, and the state before the first output."""
+        """Encode the source (B, N) int64 with its mask (B, N) bool. Return the memory, and the state before the first output token."""
 
     @abstractmethod
     def step(self, previous: Tensor, state: Tensors, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensors, Tensor]:
-        """Map the previous token (B,) int64 to the next token's logits (B, V), the new state, and attention weights (B, N), sum 1."""
+        """Map the previous token (B,) int64 to the next token's logits (B, V), the new state, and the attention weights (B, N), whose sum
+        is 1."""
 
     @abstractmethod
     def forward(self, source: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        """Compute all logits in training, for known outputs: (B, N), (B, N), (B, T) -> (B, T, V), one after each of `previous`."""
+        """Compute the logits (B, T, V) that follow each token of `previous` (B, T), in training, where the outputs are known.
+
+        The source (B, N) and its mask (B, N) are those of `read`.
+        """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def advance(given: Tensor, s: Tensor, *, W_sr: Tensor, W_sz: Tensor, W_ss: Tensor) -> Tensor:
-    """Compute the next state s': (B, 3 D_s), (B, D_s) -> (B, D_s).
+    """Compute the next state s' (B, D_s) from `given` (B, 3 D_s) and the state s (B, D_s).
 
     given: W_y y + W_c c + b, concatenated for r, z and s̃. W_sr, W_sz and W_ss are (D_s, D_s), [out, in].
     """
@@ -37,7 +37,7 @@ class ModifiedGru(nn.Module):
             nn.init.orthogonal_(W)
 
     def forward(self, given_y: Tensor, c: Tensor, s: Tensor) -> Tensor:
-        """Compute the next state: (B, 3 D_s), (B, D_c), (B, D_s) -> (B, D_s). given_y is `from_y(y)`, which training computes for
-        all outputs at once.
+        """Compute the next state (B, D_s) from given_y (B, 3 D_s), the context c (B, D_c) and the state s (B, D_s). given_y is `from_y(y)`,
+        which training computes for all outputs at once.
         """
         return advance(given_y + self.from_c(c), s, W_sr=self.W_sr, W_sz=self.W_sz, W_ss=self.W_ss)

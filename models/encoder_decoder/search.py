@@ -22,7 +22,7 @@ class SearchOutputs:
 
 @torch.inference_mode()
 def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> SearchOutputs:
-    """Generate greedily: (B, N) int64, (B, N) bool -> outputs of at most `max_output` tokens."""
+    """Generate outputs of at most `max_output` tokens for sources (B, N) int64 with a mask (B, N) bool, by greedy search."""
     c = model.config
     memory, state = model.read(source, mask)
     token = torch.full((len(source),), c.begin_token_id, device=source.device)

@@ -52,7 +52,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
     def step(self, previous: Tensor, state: Tensors, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensors, Tensor]:
         place = state["place"]
-        known = place.flip(1).cumsum(1).flip(1) != 0  # (B, T): positions up to the current one
+        known = place.flip(1).cumsum(1).flip(1) != 0  # (B, T): True at positions up to the current one
         # The rotation of each row's current position, (B, 1, 1, D_k/2).
         rotation = Rotation(*((place @ table)[:, None, None] for table in (self.rotations.cos, self.rotations.sin)))
         y, new, weights = self.embedding(previous)[:, None], {"place": place.roll(1, dims=1)}, mask.to(place.dtype)
@@ -118,16 +118,16 @@ class CrossAttentionBlock(nn.Module):
         return self._joined(self.feedforward_norm, y, self.feedforward(self._seen(self.feedforward_norm, y)))
 
     def _seen(self, norm: nn.Module, y: Tensor) -> Tensor:
-        """Return the input of a sublayer."""
+        """Return the input of a sublayer: norm(y) in a pre-norm model, otherwise y."""
         return norm(y) if self.pre_norm else y
 
     def _joined(self, norm: nn.Module, y: Tensor, o: Tensor) -> Tensor:
-        """Return the sum of y and the sublayer's output o."""
+        """Return the sum of y and the sublayer's output o, normalised in a post-norm model."""
         return y + o if self.pre_norm else norm(y + o)
 
 
 def _draw_weights(module: nn.Module) -> None:
-    """Initialise with Xavier's method, as the paper's own code does: narrow models learn slowly from weights of 0.02."""
+    """Initialise with Xavier's method, as the paper's own code does: narrow models learn slowly if the weights begin at 0.02."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:

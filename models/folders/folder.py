@@ -45,7 +45,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 class CheckpointError(AttnserveError, ValueError):
-    """A folder cannot be loaded as a model. The message has the file, the value and the next step."""
+    """A folder cannot be loaded as a model. The message states the file, the value and the next step."""
 
 
 class JsonSettings:
@@ -143,7 +143,8 @@ def read_settings(file: Path, *, required: bool = True, most_bytes: int = MOST_J
 
 
 def rehearsed(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
-    """Make a function that loads a model from a folder run twice: first a rehearsal with the shapes of all tensors only.
+    """A decorator for functions that load a model from a folder. The function is run twice, first as a rehearsal with the shapes of all
+    tensors only.
 
     The rehearsal compares config.json with the headers of the weights before memory is allocated. Any error that torch raises
     because of a broken file becomes a CheckpointError with a one-line message.
@@ -166,7 +167,7 @@ def rehearsed(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
 
 
 def rehearsing() -> bool:
-    """Return True while a model is loaded for its shapes alone."""
+    """Return True during a rehearsal (see `rehearsed`), in which a model is loaded with the shapes of its tensors only."""
     return _rehearsing.get()
 
 

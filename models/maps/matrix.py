@@ -21,9 +21,9 @@ from models.attention.layers.multi_head import split_heads
 def attention_matrix(layer: Mechanism, x: Tensor, key_mask: Tensor | None = None, **positions: Any) -> Tensor:
     """Return the matrix A: x (B, N, D), key_mask bool (B, N) -> A (B, H, N, N), [.., query, key].
 
-    H is 1 for gated attention units. Rows of padding are 0. positions: further arguments of the layer's forward: rotation,
-    pair_mask or pair_bias. The layer is one of LAYERS and is not changed. The rows of a layer that averages values sum to 1.
-    Those of a recurrence with a norm after it need not, and may contain negative numbers.
+    H is 1 for gated attention units. Rows of padding are 0. positions: further arguments of the layer's forward, which are
+    rotation, pair_mask or pair_bias. The layer is one of LAYERS and is not changed. If the layer averages values, the rows of A sum
+    to 1. If a norm follows a recurrence, they need not sum to 1 and may contain negative numbers.
     """
     read = _of_recurrence if layer.answers == "recurrence" else _of_unit_values
     A = read(layer, x, key_mask, positions)
@@ -31,7 +31,10 @@ def attention_matrix(layer: Mechanism, x: Tensor, key_mask: Tensor | None = None
 
 
 def _of_recurrence(layer: Any, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
-    """Return the matrix of a recurrent layer: its recurrence runs again with q, k, decay and beta of x and the identity as v."""
+    """Return the attention matrix (B, H, N, N) of a recurrent layer for x (B, N, D).
+
+    The recurrence is run a second time: with the q, k, decay and beta that the layer computes from x, and the identity matrix as values.
+    """
     execution: Any = layer.recurrence
     caught: dict[str, Any] = {}
 

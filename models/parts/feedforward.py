@@ -40,8 +40,8 @@ class FeedForward(nn.Module):
 
 
 class ChunkedFeedForward(FeedForward):
-    """A `FeedForward` that processes `chunk` tokens at a time, so that chunk * d_feedforward numbers are in memory instead of all
-    N *.
+    """A `FeedForward` that processes `chunk` tokens at a time, so that chunk * d_feedforward numbers are in memory instead of
+    N * d_feedforward.
 
     In training, each chunk is recomputed for its gradients. An exported graph has no chunks, as the runtime manages its own
     memory. Raises ValueError if `chunk` is less than 1.

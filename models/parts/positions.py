@@ -86,8 +86,8 @@ class RotationTable(nn.Module):
 class RelativeBias(nn.Module):
     """A learned bias on attention scores, for each head and each distance between key and query, shared by all layers.
 
-    Each small distance has its own bucket, larger ones share buckets of growing width, and all beyond `max_distance` share the
-    last. Keys before and after the query have different buckets, or with `causal`, all buckets are for keys before the query.
+    Each small distance has its own bucket, larger ones share buckets of growing width, and all distances beyond `max_distance` share the
+    last bucket. Keys before and after the query have different buckets, or with `causal`, all buckets are for keys before the query.
     Raffel et al. 2019 (T5), arXiv:1910.10683, section 2.1. `scale` multiplies the learned numbers: 1 in T5, sqrt(D) in a gated
     attention unit (Hua et al. 2022, arXiv:2202.10447).
     """
@@ -106,7 +106,7 @@ class RelativeBias(nn.Module):
         self.n_positions = n_positions
         self.scale = scale
         self.weight = nn.Parameter(torch.zeros(n_buckets, n_heads))
-        distances = torch.arange(1 - n_positions, n_positions)  # key - query
+        distances = torch.arange(1 - n_positions, n_positions)  # key position - query position
         buckets = distance_buckets(distances, n_buckets, max_distance, causal=causal)
         self.bucket_of: Tensor
         self.register_buffer("bucket_of", buckets, persistent=False)

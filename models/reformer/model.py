@@ -26,7 +26,7 @@ from models.reformer.reversible import ReversibleBlock, ReversibleStack
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkSpan:
-    """The number of tokens in a chunk, and of chunks before and after its own to which a token attends."""
+    """`length`: tokens in a chunk. `before`, `after`: numbers of chunks before and after a token's own chunk to which the token attends."""
 
     length: int
     before: int = 1
@@ -85,7 +85,7 @@ class Reformer(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Compute vectors (B, N, 2 D), or logits (B, N, n_logits), from ids and mask (B, N) int64. attention_mask is 1 for a
-        token and 0 for padding, whose outputs are undefined.
+        token and 0 for padding. The outputs of padding are undefined.
 
         Raises ValueError for N > n_positions.
         """

@@ -72,10 +72,10 @@ class _Recomputed(Function):
     def forward(
         ctx: Any, blocks: Modules[ReversibleBlock], n_context: int, x1: Tensor, x2: Tensor, *given: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Run the blocks. `given` has n_context tensors of context, then the parameters."""
+        """Run the blocks and return the outputs. `given` contains n_context tensors of context, then the parameters."""
         context = given[:n_context]
         ctx.blocks, ctx.n_context, ctx.moments = blocks, n_context, []
-        with _autocast(x1.device, cached=False):  # else autocast would cache weights without gradients for later use
+        with _autocast(x1.device, cached=False):  # otherwise autocast would cache copies of weights without gradients, and use them later
             for block in blocks:
                 before_F = _RandomState(x1.device)
                 x1 = x1 + block.F(x2, *context)

@@ -17,7 +17,8 @@ def front_matter(**fields: Any) -> str:
 
 
 def licence_table(packages: Iterable[dict[str, Any]]) -> list[str]:
-    """Return Markdown rows: licence, number of packages, total size; the largest is first. `packages` is a list as in sources.json."""
+    """Return Markdown table rows with licence, number of packages and total size, the largest size first. `packages` is as in
+    sources.json."""
     by_licence: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for package in packages:
         by_licence[package["licence"]].append(package)

@@ -41,7 +41,7 @@ class KeptText:
     lines: set[int] = field(default_factory=set)
 
     def copy_of_kept(self, text: str) -> str | None:
-        """Return why the text is left out, or None. If None, the text is kept, and later texts are compared with it."""
+        """Return the reason why the text is left out, or None if it is kept. Later texts are compared with all kept texts."""
         digest = hashlib.sha256(text.encode()).digest()
         lines = {hash(line) for line in map(str.strip, text.split("\n")) if len(line) >= LINE}
         if digest in self.files:

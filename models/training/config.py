@@ -25,7 +25,7 @@ class Budget:
     clip: float
 
     def share(self, step: int, seconds: float) -> float:
-        """The used share of the budget, 0 to 1, after `step` steps in `seconds` of training."""
+        """Return the used share of the budget, 0 to 1, after `step` steps that took `seconds` of training."""
         steps = step / self.max_steps if self.max_steps else 0.0
         minutes = seconds / 60 / self.max_minutes if self.max_minutes else 0.0
         return min(1.0, max(steps, minutes))

@@ -6,7 +6,7 @@
       texts/SPLIT.json           [{package, file, bytes}, ...] in the same order
       tokens-4096/               training reads only this folder and sources.json
         tokenizer.json           trained on the training split only
-        train.bin, held_out.bin  uint16, every document ended by <|endoftext|>
+        train.bin, held_out.bin  uint16, every document is followed by <|endoftext|>
         index.json               sizes, the documents held out, sha256 of the training tokens
 
 If sources.json has the key `image`, every document is a picture: one byte is the prompt, then each pixel is one letter.

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from models.training.trainer import Moment
 
-LINES = 20  # printed in a run if the output is no terminal
+LINES = 20  # number of progress lines that a training run prints if its output is not a terminal
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Licence:
 
 
 def licence_of(metadata: PackageMetadata) -> Licence:
-    """Read the metadata of an installed distribution (`importlib.metadata`)."""
+    """Return the licence that the metadata of an installed distribution (`importlib.metadata`) states."""
     expression, free_text = ((metadata.get_all(field) or [""])[0] or "" for field in ("License-Expression", "License"))
     if expression:
         named = set(re.findall(r"[A-Za-z0-9.+-]+", expression)) - {"AND", "OR", "WITH"}

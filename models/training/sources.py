@@ -1,8 +1,8 @@
 """Reads the Python source and documentation on this machine, from the standard library and the installed packages, file by file.
 
-A package gives its `.py`, `.md` and `.rst` files and the README in its metadata. Files left out, each with a reason: bundled code
-of other projects (it has its own licences), tests, files whose beginning names a copyleft licence, generated files, tables, and
-files that are too short, too long or have too long lines. Copyright comments at the beginning of a file are removed.
+A package gives its `.py`, `.md` and `.rst` files and the README in its metadata. The following files are left out, each with a reason:
+bundled code of other projects (which has other licences), tests, files whose beginning names a copyleft licence, generated files, tables,
+and files that are too short, are too long or contain too long lines. Copyright comments at the beginning of a file are removed.
 """
 
 import platform
@@ -30,7 +30,7 @@ CARRIED = {
     "_distutils",
 }
 TESTS = {"test", "tests", "testing", "idle_test", "test_data", "baseline_images", "conftest.py"}
-TABLES = {"encodings", "pydoc_data", "locale", "locales", "unicode"}  # folders of Python files that only contain data
+TABLES = {"encodings", "pydoc_data", "locale", "locales", "unicode"}  # names of folders whose Python files contain only data
 SIZE_BYTES = (200, 200_000)
 MEAN_LINE = 100  # largest mean line length in characters; minified files and embedded data have longer lines
 DIGITS = 0.15  # largest share of digits among all characters; code has 1 to 3 %, tables of numbers have far more
@@ -62,7 +62,7 @@ def packages() -> list[Package]:
 
 
 def texts(package: Package) -> Iterator[tuple[str, str | None, str]]:
-    """Yield (file, text, "") for each file to use, and (file, None, reason) for each file that is left out."""
+    """Yield (file name, text, "") for each file to use, and (file name, None, reason) for each file that is left out."""
     for name, file in package.files:
         reason = _wrong_place(name)
         if reason is None:
@@ -79,7 +79,8 @@ def texts(package: Package) -> Iterator[tuple[str, str | None, str]]:
 
 
 def _judge(text: str) -> tuple[str | None, str]:
-    """Return the reason to leave the text out, or None, and the text with Unix line ends and without copyright comments."""
+    """Return two values: the reason to leave the text out (None if it is to be used), and the text with Unix line ends and without
+    copyright comments."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     head = text[:HEAD]
     if COPYLEFT.search(head):

@@ -17,7 +17,7 @@ from models.training.trainer import TrainingError
 
 
 def train_decoder(config_file: Path, data: Path, out: Path, console: Console) -> bool:
-    """Train a decoder of text or, if the data is pictures, of pixels. Returns the result of `run_task`.
+    """Train a decoder of text or, if the data folder contains pictures, a decoder of pixels. Returns the result of `run_task`.
 
     Raises ConfigError, CorpusError, TokenizerError or ResumeError, and TrainingError for other failures.
     """

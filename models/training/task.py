@@ -33,7 +33,7 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
-    seconds: float = 0.0  # time of training, without evaluations and checkpoints
+    seconds: float = 0.0  # seconds of training, without evaluations and checkpoints
     losses: list[Point] = field(default_factory=list)  # the curve on training batches
     evaluations: list[Point] = field(default_factory=list)  # the curve on held-out data
     pending: list[float] = field(default_factory=list)  # losses of the steps since the last point of `losses`
@@ -65,7 +65,7 @@ class Task(ABC):
         """Compute the loss of the batch of `step`."""
 
     def after_step(self) -> None:  # noqa: B027  # most tasks have no such changes
-        """Update what gradients do not train, such as codebooks. By default nothing."""
+        """Update values that are not trained by gradients, such as codebooks. By default nothing is updated."""
 
     def figures(self, loss: float) -> dict[str, float]:
         """Convert a mean of reported losses to the figures of the loss curve."""

@@ -21,7 +21,7 @@ from rich.progress import (
 from service.terminal import command_app, console, needing
 
 app = command_app()
-PROGRESS_EVERY_S = 5.0  # between two progress lines in a log
+PROGRESS_EVERY_S = 5.0  # seconds between two progress lines in a log
 
 
 @app.command()

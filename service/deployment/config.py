@@ -35,6 +35,6 @@ def render(settings: Settings) -> str:
 
 
 def _arguments(settings: Settings) -> dict[str, Any]:
-    """Return the settings that differ from the defaults, without secrets and without settings that the configuration has elsewhere."""
+    """Return the settings that differ from their defaults, except secrets and settings that are written elsewhere in the configuration."""
     said = settings.model_dump(mode="json", exclude_defaults=True, exclude={"api_keys", "profile", "host", "port", "lean"})
     return {**said, "threads": split.threads(settings)}

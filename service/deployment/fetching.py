@@ -31,11 +31,11 @@ _PINNED = re.compile(r"sha256:([0-9a-f]{64})")
 _CHUNK_BYTES = 2**20
 _MANIFEST_TRIES = 2
 _TRIES = 5  # consecutive failures without progress after which a file counts as failed
-_PROGRESS_BYTES = 2**16  # a try that receives fewer bytes counts as no progress, so that a slow server cannot cause endless tries
+_PROGRESS_BYTES = 2**16  # a try with fewer received bytes counts as no progress, so that a slow server cannot cause endless tries
 _CONTINUES = "The same command continues from there"
 _SPARE_BYTES = 64 * 2**20  # disk space to leave free
 
-Show = Callable[[str, int, int], None]  # (name of the bundle, bytes so far, bytes in all)
+Show = Callable[[str, int, int], None]  # (name of the bundle, bytes so far, bytes in total)
 
 
 class FetchError(AttnserveError):
@@ -62,7 +62,7 @@ class BundleRequest:
 @dataclass(frozen=True)
 class Bounds:
     most_bytes: int = 20 * 2**30  # limit on a bundle's size
-    timeout_s: float = 30.0  # longest time without a byte
+    timeout_s: float = 30.0  # longest time in which no byte arrives
     least_bytes_per_s: int = 1024  # slowest average rate over each `timeout_s`
 
 
@@ -76,10 +76,10 @@ class Fetched:
 
 
 def parse(text: str) -> BundleRequest:
-    """Parse [NAME=]URL[#sha256:FINGERPRINT]. Raises FetchError."""
+    """Return the request that is written as [NAME=]URL[#sha256:FINGERPRINT]. Raises FetchError for any other text."""
     named = _NAMED.fullmatch(text)
     given, rest = (named[1], named[2]) if named else (None, text)
-    shown = rest.partition("?")[0].partition("#")[0]  # the URL for messages, without its query, which may be a secret signature
+    shown = rest.partition("?")[0].partition("#")[0]  # the URL for messages, without its query, which may contain a secret signature
     try:
         parts = urlsplit(rest)
         port, scheme = parts.port, parts.scheme
@@ -107,8 +107,9 @@ def parse(text: str) -> BundleRequest:
 
 
 def fetch(urls: Sequence[str], to: Path, bounds: Bounds, show: Show, say: Callable[[str], None]) -> Iterator[Fetched]:
-    """Fetch the bundles one after the other into the folder `to`, which is created. Raises FetchError at the first failure; the bundles
-    before it stay, and partial files stay for the next call."""
+    """Fetch the bundles one after the other into the folder `to`, which is created. Raises FetchError at the first failure. Complete
+    bundles stay in the folder, and partial files stay for the next call.
+    """
     wanted = [parse(url) for url in urls]
     names = [each.name for each in wanted]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -155,7 +156,7 @@ class _Download:
         return Fetched(final, manifest, self._received_bytes, time.monotonic() - began, pinned is not None)
 
     def _intact(self, fingerprint: str) -> Manifest | None:
-        """Return the manifest of the bundle that exists already if it has this fingerprint and all its hashes match, else None."""
+        """If the folder already has the bundle with this fingerprint, and all hashes match, return its manifest, else None."""
         try:
             found = contract.read_manifest(self._final)
             return contract.verify(self._final) if found.fingerprint == fingerprint else None
@@ -163,7 +164,9 @@ class _Download:
             return None
 
     def _manifest(self, source: "BundleSource") -> Manifest:
-        """Read and validate the manifest, and write it into the partial folder, from which files of any other bundle are removed first."""
+        """Read the manifest, write it into the partial folder, and return it. Files of another bundle are removed from this folder first.
+        Raises FetchError if the manifest is invalid.
+        """
         url, partial, path, reason = self._wanted.url, self._partial, self._partial / MANIFEST, ""
         for _ in range(_MANIFEST_TRIES):
             content = b""
@@ -199,8 +202,9 @@ class _Download:
             raise FetchError(f"{to} has {_size(free)} free, and {url} needs {_size(needed)}: make room or choose another folder")
 
     def _fetch_file(self, source: "BundleSource", file: File, before: int, total: int) -> None:
-        """Fetch a file and check size and hash. A partial file is continued. If its hash is then wrong, it is fetched once more from the
-        beginning. `before` and `total` are the bytes of the files before it, and of all files."""
+        """Fetch a file, and check its size and hash. A partial file is continued. If the hash of a continued file is wrong, the file is
+        fetched again from its beginning. `before` is the size in bytes of all files before this one, and `total` the size of all files.
+        """
         path = self._partial / file.name
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
             raise FetchError(f"{path} is not a regular file: another process may write there. Remove {path.parent}")
@@ -219,7 +223,7 @@ class _Download:
         )
 
     def _transfer(self, source: "BundleSource", file: File, path: Path, shown: Callable[[int], None]) -> None:
-        """Append the rest of a file. Raises FetchError after `_TRIES` failures in a row without progress."""
+        """Append the missing bytes to a file. Raises FetchError after `_TRIES` consecutive failures without progress."""
         url, failures, furthest = f"{self._wanted.url}/{file.name}", 0, 0
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b") as out:
             have = out.seek(0, os.SEEK_END)
@@ -249,8 +253,9 @@ class _Download:
             os.fsync(out.fileno())
 
     def _complete(self, manifest: Manifest) -> None:
-        """Remove files that the manifest does not name, sync the folder to disk, and rename it. It replaces an older bundle; a service that
-        has the older one open keeps its files."""
+        """Remove files that the manifest does not name, sync the folder to disk, and rename it. The folder replaces an older bundle; a
+        service that has opened the older bundle keeps its files.
+        """
         names = {file.name for file in manifest.files} | {MANIFEST}
         for stray in self._partial.iterdir():
             if stray.name in names:
@@ -278,7 +283,7 @@ def _size(n_bytes: int) -> str:
 
 @contextmanager
 def _lock(to: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Lock a bundle, because pods that start together may share the volume. The lock is released when its process ends."""
+    """Lock a bundle, because pods that start together may share the volume. The lock is released when this process ends."""
     file = os.open(to / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         try:
@@ -297,7 +302,8 @@ def _lock(to: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
 class BundleSource(Protocol):
     def read(self, name: str, start: int) -> Iterator[bytes]:
         """Yield the bytes of a file from byte `start` on. Raises FetchError if another try cannot help, NoRanges if `start` is not 0 and
-        the server cannot send a part, otherwise TransferBroken."""
+        the server cannot send a part of a file, and TransferBroken for all other failures.
+        """
 
 
 class Folder:
@@ -317,14 +323,16 @@ class Folder:
 
 
 class ObjectStore:
-    """An object store or web server, read with obstore. Credentials come from the environment variables of the clouds' own tools."""
+    """An object store or web server, read with obstore. Credentials come from the same environment variables as for the cloud providers'
+    own tools.
+    """
 
     def __init__(self, url: str, bounds: Bounds) -> None:
         from obstore import store
 
         scheme = urlsplit(url).scheme
         patience = f"{max(round(bounds.timeout_s * 1000), 1)}ms"
-        # A request may take as long as its file needs. obstore ends it if no bytes arrive, and `read` ends it if it is too slow.
+        # A request may take as long as its file needs. obstore ends a request if no bytes arrive, and `read` ends it if it is too slow.
         client: dict[str, Any] = {"connect_timeout": patience, "read_timeout": patience, "timeout": "7days"}
         retry: dict[str, Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=4 * bounds.timeout_s)}
         options: Any = {"client_options": client, "retry_config": retry}
@@ -370,14 +378,14 @@ class ObjectStore:
 
 
 def _reason(error: BundleError) -> str:
-    """Return what is wrong with a bundle, without the advice to export it again, which only its author can follow."""
+    """Return an error message without its advice to export the bundle again, which only the bundle's author can follow."""
     return str(error).removesuffix(" Export the bundle again.")
 
 
 def _sentence(error: Exception) -> str:
     """Return the first line of obstore's message. The other lines are a debug dump and the server's error page."""
     said = str(error).partition("\n")[0][:500].rstrip(" :,")
-    # Only a message about a failed request for the machine's credentials is replaced.
+    # Only messages about a failed request for the machine's credentials are replaced by our own.
     if "//169.254." not in said and "metadata.google" not in said:
         return said
     public = "AWS_SKIP_SIGNATURE=true or GOOGLE_SKIP_SIGNATURE=true reads a public bucket"

@@ -1,5 +1,6 @@
-"""The environment variables for Ray and Serve, and why each is set. Ray reads them when its modules are imported, in every process.
-Therefore `prepare` must be called before ray is imported."""
+"""The environment variables for Ray and Serve, and why each is set. Every process of Ray reads them when it imports Ray's modules.
+Therefore `prepare` must be called before ray is imported.
+"""
 
 import math
 import os
@@ -12,9 +13,9 @@ from service.settings import Settings
 
 STARTED_BEFOREHAND = 2  # workers to start in parallel: for Serve's controller and the first replica
 
-# On a cluster, these must be in the environment of every node.
+# On a cluster, these variables must be in the environment of every node.
 CLUSTER_FLAGS = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": 1,  # among other things, calls between replicas go by value over gRPC
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": 1,  # with this flag, calls between replicas are sent by value over gRPC, among other things
     "RAY_SERVE_ENABLE_HA_PROXY": 1,
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.deployment.replica.middlewares",
     "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "attnserve-haproxy"),
@@ -34,7 +35,7 @@ CLUSTER_FLAGS = {
     # and each gateway would report its requests in flight, which nothing uses.
     "RAY_SERVE_COLLECT_AUTOSCALING_METRICS_ON_HANDLE": 0,
     "RAY_USAGE_STATS_ENABLED": 0,
-    "MALLOC_ARENA_MAX": 2,  # a process's threads share heaps, which saves memory in each of Ray's processes
+    "MALLOC_ARENA_MAX": 2,  # with fewer heaps, the threads of a process share them, which saves memory in each of Ray's processes
 }
 
 
@@ -56,8 +57,8 @@ def cluster_flags(settings: Settings) -> dict[str, object]:
         **CLUSTER_FLAGS,
         # HAProxy is reloaded whenever gateways change. The old process ends this many seconds later and closes its connections.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": KEEP_ALIVE_S + shutdown_s(settings),
-        # On SIGTERM, `ray start --block` drains its node for at most this long, while Serve starts replicas on other nodes. If there is no
-        # room there, Serve stops the node's replicas, as when it scales down, once `shutdown_s` seconds are left.
+        # On SIGTERM, `ray start --block` drains its node for at most this long, while Serve starts replicas on other nodes. If these
+        # have no room, Serve stops this node's replicas, as when it scales down, once `shutdown_s` seconds are left.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": shutdown_s(settings) + _ELSEWHERE_S,
     }
 

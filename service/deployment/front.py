@@ -44,7 +44,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Front:
-    """The listening socket, the gateways' sockets, and the HAProxy that forwards from the first to the others."""
+    """The listening socket, the gateways' sockets, and the HAProxy that forwards connections from the listening socket to the gateways'
+    sockets.
+    """
 
     def __init__(self, settings: Settings, run: Path, listener: socket.socket) -> None:
         self.listener = listener

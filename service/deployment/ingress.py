@@ -3,14 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-# Period and timeout of the health checks of Serve's controller, in seconds. It replaces a replica after three failures, and a dead process
-# after one. The timeout is long because a busy event loop answers late. On one machine `watch.py` finds replicas that hang sooner.
+# Period and timeout of the health checks by Serve's controller, in seconds. The controller replaces a replica after three failed checks,
+# and a dead process after one. The timeout is long because a busy event loop answers late. On one machine `watch.py` finds hung replicas
+# sooner.
 _CHECKED_EVERY_S, _SILENT_FOR_S = 1, 20
 LOGGING = {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"}
 
 
 def options_of_serve(shutdown_s: float) -> dict[str, Any]:
-    """Return the Serve options of every deployment. `shutdown_s`: seconds that a replica gets to finish its requests."""
+    """Return the Serve options that all deployments have. `shutdown_s` is the number of seconds that a replica gets to finish its
+    requests.
+    """
     return {
         # Unlimited in effect: Serve must neither queue nor refuse calls, because the engines admit requests by tokens and slots.
         "max_ongoing_requests": 100_000,

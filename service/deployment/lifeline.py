@@ -42,11 +42,15 @@ class Lifeline:
         return socket.socket(fileno=descriptors[0])
 
     def beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start a thread that sends a heartbeat twice a second until the process ends, each with whether `loop` responds."""
+        """Start a thread that sends a heartbeat twice a second until the process ends. Each heartbeat tells whether the event loop `loop`
+        responds.
+        """
         threading.Thread(target=self._beat, args=(loop,), name="lifeline", daemon=True).start()
 
     def await_drain(self, loop: asyncio.AbstractEventLoop, drain: Callable[[float], Coroutine[Any, Any, int]]) -> None:
-        """Start a thread that, on a drain order, calls `drain` on `loop` with the seconds it may take and returns its result."""
+        """Start a thread that waits for a drain order. Then it calls `drain` on `loop` with the seconds that draining may take, and sends
+        the result to the command.
+        """
         threading.Thread(target=self._await_drain, args=(loop, drain), name="drain", daemon=True).start()
 
     def _await_drain(self, loop: asyncio.AbstractEventLoop, drain: Callable[[float], Coroutine[Any, Any, int]]) -> None:

@@ -5,15 +5,15 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-_LOWEST = 20_000  # the ports below this are those of Ray's workers (10,002 to 19,999)
+_LOWEST = 20_000  # lower ports are used by Ray's workers (10,002 to 19,999)
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
     """Return `count` free ports of 127.0.0.1.
 
-    The ports are below the kernel's ephemeral range, from which Ray requests dozens while it starts. Another program may still take one
-    before it is used; the process that needs it then fails with that reason.
+    The ports are below the kernel's ephemeral range, from which Ray takes dozens of ports while it starts. Another program may still take a
+    returned port before it is used; then the process that needs the port fails with an error that says so.
     """
     end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     candidates = list(range(_LOWEST, end)) if end - _LOWEST > 100 * count else [0] * count

@@ -1,7 +1,8 @@
 """Copies this process's metrics into Ray's metrics, because replicas on a cluster have no port that Prometheus could scrape.
 
-Ray's exporter on each node has the metrics of every process there, labelled with deployment, replica and application. It prefixes names
-with `ray_` and allows no `:` in them. deploy/prometheus/scrape.yaml restores the names, so that rules and dashboards need only one form.
+Ray's exporter on each node has the metrics of every process on the node, labelled with deployment, replica and application. It prefixes
+names with `ray_` and allows no `:` in them. deploy/prometheus/scrape.yaml restores the names, so that rules and dashboards need only one
+form.
 """
 
 import logging
@@ -13,7 +14,7 @@ from prometheus_client.registry import CollectorRegistry
 
 log = logging.getLogger("attnserve")
 
-EVERY_S = 10.0  # interval between two copies, which is Ray's own interval
+EVERY_S = 10.0  # seconds between two copies, the same as Ray's own interval
 
 
 class Gauge(Protocol):
@@ -56,5 +57,5 @@ class RayMetrics:
         while not self._stopping.wait(self._every_s):
             try:
                 self.copy()
-            except Exception:  # the thread must survive a copy that fails
+            except Exception:  # any error, because the thread must survive a copy that fails
                 log.exception("metrics could not be copied to Ray's exporter")

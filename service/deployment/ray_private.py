@@ -1,8 +1,8 @@
-"""All undocumented parts of Ray that are used, each with the reason why no documented setting suffices.
+"""All uses of undocumented parts of Ray, each with the reason why no documented setting suffices.
 
-They were found in Ray 2.60's sources. For another version, read the sources that each function names;
-`tests/service/deployment/test_ray_private.py` fails until `READ_FROM` is that version. Import this module late: Ray must be imported
-after `flags.prepare`.
+The undocumented parts were found in the sources of Ray 2.60. Before you use another version, read the source files that each function
+names; `tests/service/deployment/test_ray_private.py` fails until `READ_FROM` is the new version. Import this module late: Ray must be
+imported after `flags.prepare`.
 """
 
 from pathlib import Path
@@ -19,9 +19,9 @@ REPLICAS: dict[str, tuple[str, ...]] = {}  # deployment -> names of the replicas
 def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int]:
     """Start a private Ray on loopback, with its files in `run`. Returns the process ids of the raylet and of the GCS.
 
-    `ray.init` cannot set any of the following. Address on loopback: it replaces 127.0.0.1 by the machine's address, as `ray start` does,
-    which opens every port to the network. Any free port for the agent. No log monitor, no autoscaler, and no API server, which Ray
-    starts even if usage statistics and dashboard are off. Each of these three is a Python process. Read from
+    `ray.init` has no parameters for the following. First, an address on loopback: it replaces 127.0.0.1 by the machine's address, as `ray
+    start` does, which opens every port to the network. Second, a free port for the agent. Third, a start without log monitor, autoscaler
+    and API server, each of which is a Python process that Ray starts even if usage statistics and dashboard are off. Read from
     `ray/_private/worker.py` (init), `parameter.py`, `node.py` (start_head_processes) and `services.py` (start_api_server).
     """
     from ray._private import parameter, services
@@ -47,7 +47,8 @@ def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int
 
 
 def stop_printing_errors() -> None:
-    """Stop the thread that prints failed calls, as `ray.shutdown` does later. Serve's controller ends itself, which makes its calls fail.
+    """Stop the thread that prints failed calls, as `ray.shutdown` does later. When Serve's controller ends itself, calls to it fail, and
+    these failures must not be printed.
 
     Read from `ray/_private/worker.py` (disconnect).
     """
@@ -57,7 +58,8 @@ def stop_printing_errors() -> None:
 
 
 def keep_calls_on_loopback() -> None:
-    """On one machine, open the port for calls from other replicas on 127.0.0.1 only. Serve opens it on all interfaces, without a setting.
+    """Make Serve open the port for calls from other replicas on 127.0.0.1 only, for a service on one machine. Serve itself opens the port
+    on all interfaces, and has no setting for it.
 
     Call this in a replica before Serve opens the port. Read from `ray/serve/_private/replica.py`.
     """
@@ -69,9 +71,9 @@ def keep_calls_on_loopback() -> None:
 
 
 def gpus_here() -> int:
-    """Return the number of GPUs that Ray will find on this machine: the driver's, limited by CUDA_VISIBLE_DEVICES.
+    """Return the number of GPUs that Ray will find on this machine: the GPUs of the driver, limited by CUDA_VISIBLE_DEVICES.
 
-    Ray itself reports the number only while it runs. Read from `ray/_private/accelerators/nvidia_gpu.py`.
+    Ray itself reports this number only while it runs. Read from `ray/_private/accelerators/nvidia_gpu.py`.
     """
     from ray._private.accelerators import NvidiaGPUAcceleratorManager
 
@@ -97,9 +99,9 @@ class ReplicaNotFound(Exception):
 class ByName(RequestRouter):
     """Sends a call only to the replica whose name is the call's session id. The caller decides whether the call may be repeated elsewhere.
 
-    The documented `choose_replicas` only ranks candidates, and Ray repeats a call that the first one refuses. Therefore the method that
-    calls it is overridden. Read from `ray/serve/_private/request_router/request_router.py`. Ray sends this class to its processes by
-    value, so the class imports shared objects from other modules when it runs there.
+    The documented `choose_replicas` only ranks candidates, and if the first candidate refuses a call, Ray sends the call to another one.
+    Therefore this class overrides the method that calls `choose_replicas`. Read from `ray/serve/_private/request_router/request_router.py`.
+    Ray sends this class to its processes by value, so the class imports shared objects from other modules when it runs there.
     """
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -111,7 +113,7 @@ class ByName(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Not used: it is never called, but it is abstract in the base class."""
+        """Never called. It is defined only because it is abstract in the base class."""
         raise NotImplementedError
 
     async def _choose_replica_for_request(self, pending_request: PendingRequest, *, is_retry: bool = False) -> Any:

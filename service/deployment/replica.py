@@ -1,9 +1,9 @@
-"""The process of a replica that accepts requests, with models, application and HTTP server. Requests bypass Ray's request handler.
+"""The process of a replica that accepts requests. It contains models, application and HTTP server. Requests bypass Ray's request handler.
 
-For every request Ray's handler creates two tasks, a dozen objects and three random ids, to count and trace it. This is not needed here,
-because the edge counts, limits, times and drains requests itself. On one machine this process serves at a socket that it gets from the
-command (`lifeline.py`). On a cluster Ray owns the socket and the server, and a middleware (Ray's documented hook) answers before Ray's
-handler. Ray still starts, checks, replaces and stops the replica.
+For every request Ray's handler creates two tasks, a dozen objects and three random ids, to count and trace the request. This work is not
+needed here, because the edge counts, limits, times and drains requests itself. On one machine this process serves at a socket that it gets
+from the command (`lifeline.py`). On a cluster Ray owns the socket and the server, and a middleware (Ray's documented hook) answers before
+Ray's handler. Ray still starts, checks, replaces and stops the replica.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from service.catalog import Catalog
     from service.settings import Settings
 
-_RAYS_OWN = ("/-/healthz", "/-/routes")  # paths of HAProxy's health checks, which Ray answers
-_KEEP_ALIVE_S = 90  # longer than HAProxy keeps an idle connection
+_RAYS_OWN = ("/-/healthz", "/-/routes")  # paths of HAProxy's health checks; Ray answers them
+_KEEP_ALIVE_S = 90  # seconds; longer than HAProxy keeps an idle connection
 
 catalog: "Catalog | None" = None
 _application: "Application | None" = None
@@ -53,7 +53,7 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
 
 
 def _serve_in_lifespan(application: "Application", run: Path, catalog: "Catalog") -> None:
-    """Make `application` accept connections for the time of its lifespan, beginning before its models are loaded."""
+    """Make `application` accept connections during its whole lifespan, which begins before its models are loaded."""
     inner = application.router.lifespan_context
 
     @asynccontextmanager

@@ -30,7 +30,7 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; our calls do not use th
 def run_directory() -> Iterator[Path]:
     """Create a directory for all files of Ray and HAProxy, and remove it at the end. It is always in /tmp, whatever TMPDIR is, because
     HAProxy takes socket paths of up to 97 bytes, and Ray's paths in this directory have 87."""
-    private = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # readable only by this user; Ray opens its own to all
+    private = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # readable only by this user, unlike directories that Ray makes
     try:
         run = private / "run"
         run.mkdir()
@@ -78,7 +78,7 @@ class Service:
 
     def stop(self) -> int:
         """Finish accepted requests, then stop everything. Returns how many requests could not be finished in time."""
-        if not self._deployed:  # then there are no requests to finish, and a call of Serve would start a second Ray
+        if not self._deployed:  # nothing was deployed, so there are no requests to finish, and a call of Serve would start a second Ray
             self.kill()
             return 0
         import ray
@@ -88,7 +88,7 @@ class Service:
 
         unfinished = self._watch.drain(self.settings.drain_timeout_s)
         self._front.close()
-        time.sleep(0.2)  # until HAProxy has closed the port; replicas still answer open connections
+        time.sleep(0.2)  # wait until HAProxy has closed the port; replicas still answer requests on open connections
         self._watch.stop()
         ray_private.stop_printing_errors()
         with suppress(Exception):
@@ -101,8 +101,8 @@ class Service:
         """Kill every process at once and remove the run directory."""
         self._watch.cease()
         self._front.kill()
-        # Kill Ray's agents too, which would notice the end only after a minute. Repeat, because a process that is starting may start
-        # others.
+        # Kill Ray's agents too, because they would notice the end of Ray only after a minute. Repeat, because a process that is starting
+        # may start other processes.
         while processes := psutil.Process().children(recursive=True):
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
@@ -147,5 +147,5 @@ class Service:
 
 
 def _sentence(message: str) -> str:
-    """Extract our own error line from Serve's traceback."""
+    """Return our own error line, extracted from Serve's traceback."""
     return next(line[line.index(CANNOT_START) :] for line in message.splitlines() if CANNOT_START in line)

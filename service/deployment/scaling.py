@@ -1,22 +1,23 @@
-"""Computes a deployment's number of replicas from their reported load. Serve's controller calls this and applies bounds and delays.
+"""Computes the number of replicas of a deployment from the load that they report. Serve's controller calls this code, and applies bounds
+and delays.
 
 An encoder or generator reports the work requested of it, including rejected work, as a share of its capacity
-(`service/runtime/offered.py`). The sum over all replicas, divided by the target utilisation, is the number needed. The sum does not depend
-on the present number of replicas, so one decision suffices.
+(`service/runtime/offered.py`). The sum of these shares over all replicas, divided by the target utilisation, is the number of replicas that
+are needed. The sum does not depend on the present number of replicas, so one decision suffices.
 
-A gateway reports its CPU time as a share of its reservation, because it cannot report requests that it had no time to read. If all
-gateways are saturated, each decision adds gateways in proportion until they no longer are.
+A gateway reports its CPU time as a share of its reservation, because it cannot report requests that it had no time to read. While all
+gateways are saturated, each decision adds gateways in proportion to their present number.
 """
 
 import math
 from typing import Any
 
-LOAD = "load"  # key of a replica's load since its last report
+LOAD = "load"  # name of the metric "load since the previous report", which replicas report
 # Target utilisation of a replica; the rest is for bursts until a new replica has started. Generators need a larger reserve than encoders,
-# because their requests wait up to a second for a slot, those of encoders only milliseconds. In a gateway, tokenizers and event loop share
-# the reserved CPU, and above this utilisation the event loop answers late.
+# because their requests wait up to a second for a slot, and requests of encoders only milliseconds. In a gateway, tokenizers and event
+# loop share the reserved CPU, and above this utilisation the event loop answers late.
 ENCODER_TARGET, GENERATOR_TARGET, GATEWAY_TARGET = 0.8, 0.75, 0.6
-_SLACK = 0.05  # no change if the needed number differs by less than this share of the present one
+_SLACK = 0.05  # the number does not change if the needed number differs from it by less than this share
 
 
 class ByLoad:
@@ -26,7 +27,9 @@ class ByLoad:
         self._target = target
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Return (number of replicas, {}) for Serve's AutoscalingContext. The number stays until a replica has reported its load."""
+        """Return (number of replicas, {}) for Serve's AutoscalingContext. The number does not change until a replica has reported its
+        load.
+        """
         loads, there = (context.aggregated_metrics or {}).get(LOAD), context.target_num_replicas
         if not loads:
             return there, {}
@@ -36,12 +39,12 @@ class ByLoad:
 
 
 def autoscaling(least: int, most: int, target: float) -> dict[str, Any]:
-    """Return the `autoscaling_config` of a deployment for Serve."""
+    """Return Serve's `autoscaling_config` for a deployment."""
     return {
         "min_replicas": least,
         "max_replicas": most,
         "upscale_delay_s": 5,
         "downscale_delay_s": 300,
-        "look_back_period_s": 20,  # two reports per replica, one every 10 s
+        "look_back_period_s": 20,  # covers two reports of each replica, which come every 10 s
         "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
     }

@@ -14,7 +14,9 @@ def build(settings: Settings, log_file: Path) -> Any:
     frozen, log_path = freeze(settings), str(log_file)
 
     def make_app() -> Any:
-        """Build the application in the replica, so that models and large imports use no memory in the command's process."""
+        """Return the application. Serve calls this in the replica, so that models and large imports use no memory in the command's
+        process.
+        """
         from service.catalog import Catalog
         from service.deployment import replica
         from service.deployment.ray_private import keep_calls_on_loopback

@@ -1,7 +1,7 @@
 """Profile `split`: gateways accept requests, and pools of replicas compute. Only gateways handle HTTP; only replicas hold models.
 
 A gateway chooses the replica of each call (`service/pools/replicas.py`), and Serve's router sends the call there (`ray_private.py`). Calls
-go by value over gRPC; see `service/pools/` for their content.
+are sent by value over gRPC; see `service/pools/` for their content.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class HandlePool:
-    """A `service.pools.replicas.Pool` that calls the replicas of a Serve handle."""
+    """Implements `service.pools.replicas.Pool` by calls to the replicas of a Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._deployment = handle.deployment_name
@@ -75,7 +75,7 @@ class HandlePool:
 
 
 def _service_error(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
-    """Convert the failure of a call into an error of this service."""
+    """Return the failure of a call as an error of this service."""
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
         return ReplicaLost("the replica that worked on the request is gone: send the request again")
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -141,9 +141,11 @@ class Gateway(WarmIngress):
         return self._app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the CPU time of this process since the last call, as a share of its reservation, or 0 at the first call.
+        """Return the CPU time of this process since the previous call, as a share of the process's reserved CPU time, or 0 at the first
+        call.
 
-        Requests in flight are no measure: there are many if a pool is slow or streams are long, and more gateways do not help then.
+        The number of requests in progress is not used: it is also high if a pool is slow or streams are long, and then more gateways do not
+        help.
         """
         seen = time.monotonic(), time.process_time()
         (before, took_s), self._seen = self._seen or seen, seen
@@ -157,10 +159,11 @@ def _export(catalog: Catalog) -> None:
 
 
 def application(args: dict[str, Any]) -> Any:
-    """Build the application; `import_path` in Serve's configuration names this function. Settings come from `args` and `settings.load`.
+    """Return the Serve application; `import_path` in Serve's configuration names this function. Settings come from `args` and
+    `settings.load`.
 
-    API keys are left out, because Ray stores a deployment's arguments in the GCS and its Redis. Each gateway reads the API keys, or the
-    file of keys whose path is stored, on its own node.
+    API keys are left out, because Ray stores a deployment's arguments in the GCS and its Redis. Each gateway reads the API keys on its own
+    node, from the environment or from the file whose path is in `args`.
     """
     settings = load({**args, "profile": "split"})
     check_shared(settings.states)
@@ -168,8 +171,9 @@ def application(args: dict[str, Any]) -> Any:
 
 
 def with_keys(frozen: str) -> str:
-    """Add the API keys of this process's environment to the settings. Raises SettingsError if there are none, because the service
-    would then admit everyone."""
+    """Return the settings with the API keys of this process's environment. Raises SettingsError if there are no API keys, because the
+    service would then admit everyone.
+    """
     keys = load({}).api_keys
     if not keys:
         raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS, but this node does not: set it on every node")
@@ -177,7 +181,9 @@ def with_keys(frozen: str) -> str:
 
 
 def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) -> Any:
-    """Build the Serve application. A pool without a bundle is left out. With `own_keys`, a gateway uses the API keys of its own node."""
+    """Return the Serve application. A pool for which there is no bundle is left out. If `own_keys` is True, each gateway uses the API keys
+    of its own node.
+    """
     path = log_file and str(log_file)
     kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
     computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": (), "api_keys_file": None})
@@ -195,18 +201,21 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
 
 
 def threads(settings: Settings) -> int:
-    """Return the runtime threads of one replica. By default a pool's replicas share this machine's CPUs equally. Each pool may use all
-    CPUs, so that a single request in one pool can use every CPU while the other pool is idle."""
+    """Return the number of runtime threads of one replica. By default a pool's replicas share this machine's CPUs equally. Each pool may
+    use all CPUs, so that a single request in one pool can use every CPU while the other pool is idle.
+    """
     return settings.threads or max(share_out(available_cpus()).runtime_threads // max(settings.encoders, settings.generators), 1)
 
 
 def cpus(settings: Settings) -> int:
-    """Return the CPUs that all replicas together reserve in Ray when each pool has its largest number of replicas."""
+    """Return the number of CPUs that all replicas together reserve in Ray when each pool has its largest number of replicas."""
     return settings.most("gateways") * _GATEWAY_CPUS + (settings.most("encoders") + settings.most("generators")) * threads(settings)
 
 
 def _options(settings: Settings, role: str, target: float) -> dict[str, Any]:
-    """Return the Serve options of a role's deployment: those that all deployments share, and the number of replicas or its autoscaling."""
+    """Return the Serve options of a role's deployment: the options that all deployments share, and its number of replicas or
+    autoscaling.
+    """
     least, most = getattr(settings, f"{role}s"), getattr(settings, f"max_{role}s")
     replicas = {"num_replicas": least} if most is None else {"autoscaling_config": autoscaling(least, most, target)}
     return {**options_of_serve(shutdown_s(settings)), "user_config": live(settings), **replicas}

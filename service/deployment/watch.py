@@ -27,8 +27,8 @@ log = logging.getLogger("attnserve")
 
 _TICK_S = 0.1
 _LOOK_S = 0.25
-_STOPPED_S = 1.0  # a process counts as hung if it is stopped for longer; a debugger may stop it for milliseconds
-_SILENT_S = 30.0  # a replica counts as hung after this time without a heartbeat and without CPU time
+_STOPPED_S = 1.0  # a process counts as hung if it is stopped (SIGSTOP) for more seconds than this; a debugger may stop it for milliseconds
+_SILENT_S = 30.0  # a replica counts as hung after this many seconds without a heartbeat and without using CPU time
 _LIVE = "/health/live"
 _MOST_ANSWERS = 256
 _ANSWER_S = 10.0
@@ -37,7 +37,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 
 @dataclass(eq=False)
 class _WatchedReplica:
-    """The command's data about one replica, with the command's end of the lifeline."""
+    """The data that the command has about one replica, including its end of the lifeline (the connection to the replica)."""
 
     kind: str
     process: psutil.Process
@@ -83,7 +83,7 @@ class Watch:
         self._thread.join()
 
     def cease(self) -> None:
-        """Stop watching, because from now on processes end on purpose."""
+        """Stop watching. Call it before processes are ended on purpose."""
         self._ended.set()
 
     def drain(self, timeout_s: float) -> int:
@@ -100,7 +100,7 @@ class Watch:
         return sum(replica.drained.result() for replica in draining if replica.drained.done())
 
     def cannot_lose(self, processes: dict[str, psutil.Process]) -> None:
-        """Set the processes, by name, without which the service cannot continue."""
+        """Record the processes, by name, without which the service cannot continue."""
         self._essential = dict(processes)
 
     async def _watch(self) -> None:
@@ -140,7 +140,7 @@ class Watch:
                     drained.set_result(int(said[len(lifeline.DRAINED) :]))
                 else:
                     replica.loop_runs = said == lifeline.LOOP_RUNS
-        except (ConnectionError, asyncio.CancelledError):  # cancelled when the watch ends; Python 3.11 would print a traceback
+        except (ConnectionError, asyncio.CancelledError):  # a cancellation ends the watch; uncaught, Python 3.11 would print it
             pass
         finally:
             self._replicas.discard(replica)
@@ -167,7 +167,7 @@ class Watch:
             self._family = psutil.Process().children(recursive=True)
         watched = {process.pid: process for process in (*self._family, *(replica.process for replica in self._replicas))}
         if self._front.pid is not None:
-            with suppress(psutil.NoSuchProcess):  # it has just ended; `keep` will restart it
+            with suppress(psutil.NoSuchProcess):  # HAProxy has just ended; `keep` will restart it
                 watched.setdefault(self._front.pid, psutil.Process(self._front.pid))
         for process in watched.values():
             if not self._stopped(process, now):
@@ -191,11 +191,13 @@ class Watch:
 
     @staticmethod
     def _works(replica: _WatchedReplica, now: float) -> bool:
-        """Return whether a silent replica has used CPU time since the last call. If so, its silence is counted from now on."""
+        """Return whether a silent replica has used CPU time since the previous call. If so, the time of its silence is counted from now
+        on.
+        """
         try:
             used = sum(replica.process.cpu_times()[:2])
         except psutil.Error:
-            return True  # reached if the process has ended
+            return True  # an error means that the process has ended, which is noticed elsewhere
         if used - replica.cpu_s < 0.1:
             return False
         replica.cpu_s, replica.heard = used, now

@@ -1,14 +1,15 @@
 """Chooses the inputs that share one call of the runtime (a batch).
 
-The first input of a batch is chosen by turn, the others by length. Clients take turns by tokens (`fairness.py`): in the interactive
-lane a turn is one input, in the bulk lane some seconds of inputs. The inputs of one client keep their order of arrival. Other inputs
-join the batch, nearest length first, as long as the padding that they add costs less than a runtime call of their own. The fixed cost
-of a call, in tokens, is measured at start (a call reads all weights, however short the input). There is no timer: a free thread takes
-a batch of the inputs that are queued then.
+The first input of a batch is chosen by turn, the other inputs by length. Clients take turns, in an order that divides tokens fairly between
+them (`fairness.py`). A turn is one input in the interactive lane, and a few seconds of work in the bulk lane. The first inputs of one
+client's turns keep their order of arrival. Other inputs join the batch, nearest length first, as long as the padding that they add costs
+less than a runtime call of their own. A runtime call has a fixed cost, because it reads all weights however short the input is. This cost
+is measured at start, in tokens. There is no timer: a free thread takes a batch of the inputs that are queued at that moment.
 
-Interactive inputs are taken before bulk inputs. But a bulk input is taken if it and the last bulk batch are more than `bulk_delay_s`
-older than the first interactive input, or if 3 `max_batch_tokens` of interactive work were taken since. So bulk work delays
-interactive work by one batch every `bulk_delay_s`, under overload by one batch in four, and is never starved.
+Interactive inputs are taken before bulk inputs. But a bulk input is taken first if both its arrival and the last bulk batch were more than
+`bulk_delay_s` before the arrival of the first interactive input, or if 3 * `max_batch_tokens` of interactive work were taken since the last
+bulk batch. So bulk work delays interactive work by one batch every `bulk_delay_s` (by one batch in four under overload), and bulk work
+never starves.
 """
 
 import bisect
@@ -36,8 +37,8 @@ class PendingRequest:
         self.arrived = arrived
         self.results: list[Any] = [None] * len(task.inputs)
         self.remaining = len(task.inputs)
-        self.started = False  # True once one of its inputs is in a batch
-        self.queue_traced = False  # True once its trace contains the time in the queue
+        self.started = False  # whether one of the request's inputs has been put into a batch
+        self.queue_traced = False  # whether the request's trace contains the time in the queue
         self.cancelled = False
         self.on_done: Callable[[], None] | None = None  # called on the event loop after the last result
 
@@ -69,7 +70,9 @@ class QueuedInput:
     taken: bool = False
 
     def needed(self, now: float, max_unstarted_s: float = math.inf) -> bool:
-        """Return whether some request still waits for this input: one that is not cancelled, not overdue and before its deadline."""
+        """Return whether any request still waits for this input. A cancelled or overdue request, or one past its deadline, does not
+        wait.
+        """
         return any(not each.cancelled and now < each.task.deadline and not each.overdue(now, max_unstarted_s) for each, _ in self.waiters)
 
     def start(self) -> None:
@@ -79,7 +82,9 @@ class QueuedInput:
 
 @dataclass
 class BatchingQueue:
-    """A queue of inputs in two lanes. Not thread-safe: its owner holds a lock. `tokens` includes cancelled inputs until their turn."""
+    """A queue of inputs in two lanes. Not thread-safe, so its owner must hold a lock. `tokens` includes cancelled inputs until they are
+    removed at their turn.
+    """
 
     max_batch_tokens: int
     run_cost_tokens: float
@@ -87,7 +92,7 @@ class BatchingQueue:
     bulk_turn_tokens: float = 0.0  # size of a client's turn in the bulk lane; 0: one input is one turn
     lanes: tuple["_LaneQueue", "_LaneQueue"] = field(init=False)
     bulk_began: float = -math.inf  # time at which the last bulk input was taken
-    drawn_since_bulk: int = 0  # interactive tokens taken since then
+    drawn_since_bulk: int = 0  # interactive tokens taken since the last bulk batch
     max_unstarted_s: float = math.inf  # an interactive request is dropped if none of its inputs is taken within this time
 
     def __post_init__(self) -> None:
@@ -108,7 +113,7 @@ class BatchingQueue:
         self.lanes[item.lane].put(item)
 
     def take(self, now: float) -> tuple[list[QueuedInput], list[QueuedInput]]:
-        """Remove the next batch from the queue. Returns it, and the inputs that were dropped because no request waits for them."""
+        """Remove the next batch from the queue. Returns the batch, and the inputs that were dropped because no request waits for them."""
         dropped: list[QueuedInput] = []
         head = self._oldest(now, dropped)
         if head is None:
@@ -154,7 +159,9 @@ class BatchingQueue:
         return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
     def _joining(self, lane: "_LaneQueue", longest: int, count: int) -> int | None:
-        """Return the queued length that adds the least padding to `count` inputs padded to `longest`, or None if none should join."""
+        """Return the length of the queued input that should join a batch of `count` inputs, padded to `longest`, because it adds the least
+        padding; or None if no input should join.
+        """
         best, best_padding = None, self.run_cost_tokens
         for length in lane.around(longest):
             padding = longest - length if length <= longest else (length - longest) * count
@@ -170,7 +177,7 @@ class _LaneQueue:
         self.size = 0
         self.tokens = 0
         self._turn_tokens = turn_tokens
-        self.by_client: dict[str, int] = {}  # queued tokens; items without a client have the key ""
+        self.by_client: dict[str, int] = {}  # client -> queued tokens; inputs without a client have the key ""
         self._order = FairOrder(turn_tokens)
         self._numbers = itertools.count()
         self._by_turn: list[_Turn] = []  # a heap; an input that is taken by its length is removed from this heap only when it comes first
@@ -203,8 +210,9 @@ class _LaneQueue:
         yield from self._lengths[max(at - 1, 0) : at + 1]
 
     def ahead(self, client: str, tokens: int) -> int:
-        """Return how many queued tokens are processed before `tokens` new tokens of `client`: all tokens that the client has queued, and
-        from each other client at most that number plus `tokens`. Inputs without a client count in full."""
+        """Return how many queued tokens are processed before `tokens` new tokens of `client`. They are all queued tokens of this client,
+        and of each other client at most this number plus `tokens`. Inputs without a client count in full.
+        """
         own = self.by_client.get(client, 0)
         return own + sum(min(queued, own + tokens) if other else queued for other, queued in self.by_client.items() if other != client)
 
@@ -213,7 +221,7 @@ class _LaneQueue:
         return sum(min(queued, most) if client else queued for client, queued in self.by_client.items())
 
     def take(self, item: QueuedInput) -> QueuedInput:
-        """Remove and return an input that is the first of its length, as the head of a lane always is."""
+        """Remove and return an input, which must be the first queued input of its length. The head of a lane always is."""
         length = len(item.ids)
         bucket = self._by_length[length]
         tag, _, first = heapq.heappop(bucket)

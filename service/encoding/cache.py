@@ -7,13 +7,13 @@ import numpy as np
 
 from service.runtime.onnx import Array
 
-_ENTRY_BYTES = 300  # size of the dictionary entry, the key and the array header, without the numbers
+_ENTRY_BYTES = 300  # bytes of an entry besides the row's numbers: dictionary entry, key and array header
 
 
 def key_of(fingerprint: str, output: str, ids: list[int], type_ids: list[int] | None) -> bytes:
-    """Return a hash of everything that a row depends on: the model's bytes, the graph's output, ids and types.
+    """Return a hash of everything that a row depends on: the model's bytes, the graph's output, token ids and token types.
 
-    Dimensions and number format are left out, because they are applied to the cached row.
+    The requested dimensions and number format are left out, because they are applied to the cached row afterwards.
     """
     digest = blake2b(f"{fingerprint} {output} ".encode(), digest_size=16)
     digest.update(np.array(ids, np.int32).tobytes())

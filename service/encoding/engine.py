@@ -91,23 +91,23 @@ class EncoderEngine:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine was started, every thread is alive, and the last runtime call succeeded."""
+        """Return whether the engine was started, every thread is alive, and the last runtime call succeeded."""
         return bool(self._threads) and self.alive and not self._last_run_failed
 
     @property
     def alive(self) -> bool:
-        """Whether no thread has died. True before `start`."""
+        """Return whether no thread has died. True before `start`."""
         return all(thread.is_alive() for thread in self._threads)
 
     @property
     def stuck_s(self) -> float:
-        """Seconds since the oldest current runtime call began; 0 if no call runs."""
+        """Return the seconds since the oldest current runtime call began; 0 if no call runs."""
         began = list(self._began.values())
         return time.monotonic() - min(began) if began else 0.0
 
     @property
     def queued_tokens(self) -> int:
-        """The number of tokens that are queued or running."""
+        """Return the number of tokens that are queued or being computed."""
         return self._queue.tokens + self._queue.running_tokens
 
     @property
@@ -124,7 +124,7 @@ class EncoderEngine:
         self.offered.add(tokens / self.tokens_per_s)
 
     async def run(self, task: EncodeTask) -> list[RowOrError]:
-        """Compute the task. Returns the row of each input, in order, or its error.
+        """Compute the task. Returns a list with the row or the error of each input, in order.
 
         Raises Overloaded or NeverFits before anything is queued, and DeadlineExceeded at the deadline. If the caller is cancelled, its
         inputs are dropped from the queue.
@@ -181,7 +181,7 @@ class EncoderEngine:
             else:
                 item = own[key] = QueuedInput(encoded.ids, encoded.type_ids, output, lane, now, key, [(request, index)], task.client)
                 new.append(item)
-        self._admit(new, lane, task.deadline)  # may raise, so it comes before any change
+        self._admit(new, lane, task.deadline)  # called before any change, because it may raise an error
         for item, index in joined:
             item.waiters.append((request, index))
         self._in_flight.update(own)
@@ -200,7 +200,9 @@ class EncoderEngine:
             self._changed.notify(len(items))
 
     def _deliver(self, items: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float = 0.0, elapsed: float = 0.0) -> None:
-        """Pass each input's row to the requests that wait for it, and to the cache. `started` and `elapsed`: of its runtime call."""
+        """Pass each input's row to the requests that wait for the input, and to the cache. `started` and `elapsed` are the begin and
+        duration of the runtime call.
+        """
         for item, row in zip(items, rows, strict=True):
             if self._in_flight.get(item.key) is item:
                 del self._in_flight[item.key]
@@ -244,7 +246,7 @@ class EncoderEngine:
             if alive:
                 again = dataclasses.replace(item, waiters=alive, taken=False)
                 with self._changed:
-                    closed = self._closed  # true after `_close`, which has already emptied the queue
+                    closed = self._closed  # if closed, `_close` has already emptied the queue
                     if not closed:
                         self._queue.put(again)
                         self._changed.notify()
@@ -300,7 +302,9 @@ class EncoderEngine:
         return rows
 
     def _row(self, item: QueuedInput, row: Array, fit: bool) -> RowOrError:
-        """Return a copy of the input's row without padding, so that the batch's memory is freed, or an error unless `fit`."""
+        """Return a copy of the input's row without padding, or an error if not `fit`. A copy, because a view would keep the batch's
+        memory.
+        """
         if not fit:
             self._metrics.bad_outputs.inc()
             return RuntimeFailed("the model's output for this input is not finite or has no length; it was withheld")
@@ -308,7 +312,7 @@ class EncoderEngine:
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # raised if the event loop is closed; then no caller waits for the result
+        with contextlib.suppress(RuntimeError):  # raised if the event loop is closed; then no caller waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
@@ -327,7 +331,9 @@ def _expire(done: "asyncio.Future[None]") -> None:
 
 
 def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
-    """Return for each row, (B,) bool, whether it may be sent: no NaN or Inf, no vector of length 0, and length 1 if normalised."""
+    """Return, for each row, whether it may be sent, (B,) bool. A valid row has no NaN or Inf, is no vector of length 0, and has length 1 if
+    the output is normalised.
+    """
     flat = array.reshape(len(array), -1)
     squares: Array = np.einsum("bd,bd->b", flat, flat)  # if a number is NaN or Inf, so is this sum
     if output == contract.EMBEDDING:

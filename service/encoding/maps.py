@@ -17,12 +17,12 @@ from service.runtime.onnx import Array, in_a_line, shrinking
 
 log = logging.getLogger("attnserve")
 
-_MOST_WAITING = 8  # most waiting texts, over all models; each takes milliseconds
+_MOST_WAITING = 8  # most waiting texts of all models together; a text takes milliseconds
 _RETRY_AFTER_S = 1.0
 
 
 class AttentionMaps:
-    """The attention graphs of one process. A graph is opened for the first text that needs it. One thread computes text by text."""
+    """The attention graphs of one process. A graph is opened when the first text needs it. One thread computes one text after another."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="maps")
@@ -88,7 +88,7 @@ def _opened(bundle: Path, manifest: contract.Manifest, *, optimised: bool = True
 
     assert manifest.attention_graph is not None
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # one thread, so that the engines can use the other cores
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # one thread for the graph, so that engines can use the other cores
     options.log_severity_level = 3
     if not optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -24,7 +24,7 @@ from service.telemetry.metrics import Metrics, ModelMetrics
 from service.tokenization.texts import Cut, Encoded, Input, TextEncoder, size_of
 from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 
-# Up to this many characters are tokenised on the event loop, since a switch to another thread would take longer.
+# Inputs of up to this many characters are tokenised on the event loop, since a switch to another thread would take longer.
 _INLINE_CHARACTERS = 4_000
 _PIECE_CHARACTERS = 100_000
 
@@ -42,7 +42,7 @@ class Encoder(Engine, Protocol):
 
 
 class Model:
-    """A loaded model that computes vectors or scores. Every route computes them by `answer`."""
+    """A loaded model that computes vectors or scores. All routes call `answer`."""
 
     engine: Encoder
     provider: str  # ONNX Runtime's execution provider
@@ -77,7 +77,7 @@ class Model:
 
     @property
     def output(self) -> str:
-        """The name of the graph output that is computed by default."""
+        """Return the name of the graph output that is computed by default."""
         return self.manifest.traits.output
 
     @property
@@ -107,7 +107,7 @@ class Model:
         self.check_size(len(inputs))
         lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
         call.bulk |= lane == Lane.BULK
-        self.engine.check(lane, call.client)  # checked before tokenising, which takes time
+        self.engine.check(lane, call.client)  # before tokenising, which would be wasted work for a refused request
         encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         rows: list[RowOrError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
@@ -115,7 +115,7 @@ class Model:
         answer = EncodeAnswer(rows, encoded)
         call.report(answer.truncated)
         self._expect(call, request, output, [len(item.ids) for _, item in good])
-        call.tokens += answer.n_tokens  # counted before the run, so that a client that disconnects from a stream is charged too
+        call.tokens += answer.n_tokens  # tokens are counted before the run, so that a client that disconnects early is charged too
         task = EncodeTask(
             inputs=[item for _, item in good],
             output=output,
@@ -134,14 +134,14 @@ class Model:
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
             rows[at] = row
-        if on_row:  # after the run, so that a refused request is answered with an error status and not with a first line
+        if on_row:  # only after the run, so that a refused request gets an error status and not the first line of a stream
             for at, item in enumerate(encoded):
                 if isinstance(item, ServiceError):
                     on_row(at, item)
         return answer
 
     def _expect(self, call: Call, request: EncodeRequest, output: str, lengths: Sequence[int]) -> None:
-        """Reserve memory for the answer to inputs of these lengths, in tokens."""
+        """Reserve memory for the answer to inputs of these lengths (in tokens)."""
         shape = next((tensor.shape for tensor in self.manifest.graph.outputs if tensor.name == output), ())
         width = request.row_width or (shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1)
         rows, each = len(lengths), "inputs"
@@ -168,7 +168,7 @@ class Model:
         started = time.monotonic()
         prefix = self.texts.default_prompt if prompt is None else prompt
         if prompt is None and prefix and any(isinstance(item, list) for item in inputs):
-            prefix = ""  # the default prompt is not put before token ids; a requested prompt would be an error
+            prefix = ""  # token ids get no default prompt; a request for a prompt before token ids is an error
         characters = sum(map(size_of, inputs))
         call.characters += characters
         if characters <= _INLINE_CHARACTERS:
@@ -197,7 +197,7 @@ class Model:
             size, limit = size_of(item), self.settings.max_input_characters
             if size > limit:
                 raise InputTooLong(f"input {at} has {size} characters and the most is {limit}: send it in parts", param="input")
-            if characters and characters + size > LONG_CHARACTERS:  # begin a new piece, so that a long text is alone in its piece
+            if characters and characters + size > LONG_CHARACTERS:  # begin a new piece here, so that a long text has a piece of its own
                 yield first, inputs[first:at]
                 first, characters = at, 0
             characters += size
@@ -209,7 +209,7 @@ class Model:
 
 
 def _raise_first(results: Sequence[object], call: Call) -> None:
-    """Raise the first error among the results, unless `call.item_errors` asks for errors in the rows."""
+    """Raise the first error among the results. If `call.item_errors`, do nothing, because the answer then contains the errors."""
     for result in results:
         if isinstance(result, ServiceError) and not call.item_errors:
-            raise result.with_traceback(None)  # requests with an equal input share one error object
+            raise result.with_traceback(None)  # without traceback, because requests with an equal input share one error object

@@ -1,6 +1,6 @@
 """The queue of one encoder: requests enter by admission, and leave in batches, which are short under overload.
 
-No thread and no clock: the owner holds a lock and passes the time, so a test can simulate everything.
+This code uses no thread and no clock. The queue's owner holds a lock and passes the time to each method, so a test can simulate everything.
 """
 
 import math
@@ -17,16 +17,16 @@ from service.runtime.offered import Offered
 # The size of a client's turn in the bulk lane, as a share of the tokens that are computed in `max_bulk_wait_s`. A request that fits
 # into one turn is computed completely before the next request.
 _BULK_TURN = 1 / 8
-_SHORT_QUEUE = 0.25  # length of the short queue, as a share of `max_batch_tokens`: it keeps every thread busy and fits into one short run
-# Length of a run under overload, as a share of `max_batch_tokens`, so that an admitted request waits for one short run and its own.
+_SHORT_QUEUE = 0.25  # length of the short queue, as a share of `max_batch_tokens`; it keeps all threads busy, and fits in one short run
+# Size of a batch under overload, as a share of `max_batch_tokens`. Short, because an admitted request waits for one run and then its own.
 _SHORT_RUN = 0.5
 _UNSTARTED_QUEUES = 3.0  # under overload a request is dropped if it waits longer than this many short queues
-_SMALL = 1 / 8  # share of `max_batch_tokens`: queued tokens of one client above it do not delay a new client
+_SMALL = 1 / 8  # as a share of `max_batch_tokens`: a new client does not have to wait for a client's queued tokens beyond this number
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderLimits:
-    """Bounds of one engine, all in tokens or seconds. `tokens_per_s` and `run_cost_tokens` are as measured at start."""
+    """The limits of one engine, in tokens or seconds. `tokens_per_s` and `run_cost_tokens` are measured at start."""
 
     max_queue_tokens: int = 524_288
     max_batch_tokens: int = 512
@@ -40,7 +40,9 @@ class EncoderLimits:
 
 @dataclass(frozen=True)
 class Draw:
-    """A batch for one runtime call, and the inputs dropped while it was taken. `alone`: no other call runs and the queue is empty."""
+    """A batch for one runtime call, and the inputs that were dropped when it was taken. `alone` is True if no other call runs and the queue
+    is empty.
+    """
 
     batch: list[QueuedInput]
     dropped: list[QueuedInput]
@@ -53,28 +55,33 @@ class Draw:
 
 
 class EncoderQueue(BatchingQueue):
-    """Admits requests, in tokens and in time, and measures the rate at which they are computed. Used by one thread at a time."""
+    """A queue that admits requests by their tokens and their expected wait, and measures the rate at which inputs are computed. Used by one
+    thread at a time.
+    """
 
     def __init__(self, limits: EncoderLimits, offered: Offered | None = None) -> None:
         turn_tokens = _BULK_TURN * limits.max_bulk_wait_s * limits.tokens_per_s
         super().__init__(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s, turn_tokens)
         self._limits = limits
         self._offered = offered or Offered()
-        self.tokens_per_s = limits.tokens_per_s  # throughput of all concurrent runs together, a moving average
-        self.running = self.running_tokens = 0  # number of runs in progress, and of their tokens
-        self._bounds = QueueBound(limits.max_wait_s), QueueBound(limits.max_bulk_wait_s)  # one for each lane
-        self._request_tokens = [0.0, 0.0]  # tokens of a request in each lane, a moving average
-        # Seconds from one bulk token to the next (a moving average), and the time of the last bulk token. Interactive work goes first.
+        self.tokens_per_s = limits.tokens_per_s  # moving average of the throughput of all concurrent runs together
+        self.running = self.running_tokens = 0  # number of runs in progress; number of their tokens
+        self._bounds = QueueBound(limits.max_wait_s), QueueBound(limits.max_bulk_wait_s)  # one bound for each lane
+        self._request_tokens = [0.0, 0.0]  # moving average of the tokens of a request, for each lane
+        # Moving average of the seconds per bulk token, and the time at which bulk tokens were taken last. `tokens_per_s` does not give this
+        # rate, because interactive work goes first.
         self._bulk_token_s = 0.0
         self._bulk_drawn = 0.0
 
     @property
     def short_queue_s(self) -> float:
-        """The bound of a queue under overload, in seconds of work."""
+        """Return the bound of a queue under overload, in seconds of work."""
         return _SHORT_QUEUE * self._limits.max_batch_tokens / self.tokens_per_s
 
     def check(self, lane: Lane, now: float, client: str) -> None:
-        """Raise QueueTooLong if the queue of this lane is too long for another request of this client, before its tokens are known."""
+        """Raise QueueTooLong if the queue of this lane is too long for another request of this client. The request's tokens need not be
+        known.
+        """
         tokens = self._request_tokens[lane]
         try:
             self._check_wait(lane, now, client, 1, arriving=tokens)
@@ -90,7 +97,7 @@ class EncoderQueue(BatchingQueue):
             self.put(item)
 
     def draw(self, now: float) -> Draw:
-        """Take the next batch from the queue. Call `ended` when its runtime call ends."""
+        """Take the next batch from the queue, and return it. Call `ended` when its runtime call ends."""
         self.max_batch_tokens, self.max_unstarted_s = self._limits.max_batch_tokens, math.inf
         if self._bounds[Lane.INTERACTIVE].overloaded(now):
             self.max_batch_tokens = int(self._limits.max_batch_tokens * _SHORT_RUN)
@@ -108,10 +115,11 @@ class EncoderQueue(BatchingQueue):
         return draw
 
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
-        """Record that the run of this batch took `seconds`. The measured rate changes only if `answered`, because a failed run may end at
-        once."""
+        """Record that the run of this batch took `seconds`. The measured rate changes only if `answered` is True, because a failed run may
+        end at once.
+        """
         rate = self.running * draw.tokens / seconds
-        # A run that did not fill its batch may raise the rate, but not lower it.
+        # A run may lower the rate only if inputs were left in the queue, because otherwise its batch may have been small.
         if answered and (draw.leaves_some or rate > self.tokens_per_s):
             self.tokens_per_s = averaged(self.tokens_per_s, rate)
         self.running -= 1
@@ -135,14 +143,15 @@ class EncoderQueue(BatchingQueue):
             self._bulk_token_s, self._bulk_drawn = 1 / self.tokens_per_s, now
 
     def _check_wait(self, lane: Lane, now: float, client: str, tokens: int, *, arriving: float) -> None:
-        """Raise QueueTooLong if a request of `tokens` would wait too long. If every client is refused, count `arriving` tokens as
-        arrived."""
+        """Raise QueueTooLong if a request of `tokens` tokens would wait too long. If any client would be refused now, count `arriving`
+        tokens as arrived work.
+        """
         bound, queue = self._bounds[lane], self.lanes[lane]
         before = self.tokens_before(lane)
         queue_s = before / self.tokens_per_s
         if lane == Lane.BULK:
             queue_s = max(queue_s, queue.tokens * self._bulk_pace_s(now))
-        if queue_s <= bound.bound_s(now, self.short_queue_s):  # short enough for every client, so clients need not be compared
+        if queue_s <= bound.bound_s(now, self.short_queue_s):  # the whole queue is short enough, so the clients' shares of it do not matter
             return
         if client:
             ahead = queue.ahead(client, tokens)
@@ -158,13 +167,14 @@ class EncoderQueue(BatchingQueue):
             raise
 
     def _too_long_for_all(self, lane: Lane, now: float) -> bool:
-        """Return whether a small request of a new client would also wait too long. If not, only the clients with many tokens are
-        refused."""
+        """Return whether a small request of a new client would wait too long too. If not, only clients with many queued tokens are
+        refused.
+        """
         waits_s = self.lanes[lane].capped(_SMALL * self._limits.max_batch_tokens) / self.tokens_per_s
         return waits_s > self._bounds[lane].bound_s(now, self.short_queue_s)
 
     def _check_room(self, tokens: int, lane: Lane, left_s: float) -> None:
-        """Raise Overloaded if the queue has no room for `tokens`, or if they cannot be computed within `left_s`."""
+        """Raise Overloaded if the queue has no room for `tokens` more tokens, or if they cannot be computed within `left_s` seconds."""
         limit, queued = self._limits.max_queue_tokens, self.tokens
         if (excess := queued + tokens - limit) > 0:
             raise Overloaded(
@@ -178,13 +188,14 @@ class EncoderQueue(BatchingQueue):
             )
 
     def _bulk_pace_s(self, now: float) -> float:
-        """Return the seconds per queued token of bulk work, as measured. Under an overload of interactive work it is at least the pace of
-        the guaranteed share, because the measured value changes slowly."""
+        """Return the measured seconds per queued token of bulk work. While interactive work is overloaded, return at least the seconds per
+        token of bulk's guaranteed share, because the measured value changes slowly.
+        """
         least = BULK_SHARE / self.tokens_per_s if self._bounds[Lane.INTERACTIVE].overloaded(now) else 0.0
         return max(self._bulk_token_s, least)
 
     def _count_arrival(self, lane: Lane, now: float, tokens: float) -> None:
-        if lane == Lane.INTERACTIVE:  # not for bulk work, whose long queue may fill faster than it empties
+        if lane == Lane.INTERACTIVE:  # bulk work is not counted, because its long queue may fill faster than it empties
             self._bounds[lane].arrivals.arrived(now, tokens / self.tokens_per_s)
 
     def _count_refusal(self, tokens: float) -> None:

@@ -24,11 +24,11 @@ class EncodeRequest:
     """
 
     inputs: Sequence[Input]
-    output: str | None = None  # name of the graph's output; None: the model's default
-    cut: Cut | None = None  # how to shorten long inputs; None: by the setting `auto_truncate`
-    prompt: str | None = None  # put before each text; None: the model's default
-    row_width: int | None = None  # how many numbers of each row are sent; None: all
-    number_bytes: float = NUMBER_BYTES  # size of a number in the answer
+    output: str | None = None  # name of the graph's output; None: the model's default output
+    cut: Cut | None = None  # how to shorten long inputs; None: as the setting `auto_truncate` says
+    prompt: str | None = None  # prompt that is put before each text; None: the model's default prompt
+    row_width: int | None = None  # how many numbers of each row are sent; None: all numbers
+    number_bytes: float = NUMBER_BYTES  # bytes of a number in the answer
     padded: bool = False  # whether each row is padded to the longest row
 
 
@@ -36,14 +36,14 @@ class EncodeRequest:
 class EncodeTask:
     """Token ids, and the output that an engine computes for them, in this process or in a pool.
 
-    A row of the output is float32: (D,) of a vector, (N, D) of token vectors, (L,) of L logits.
+    Each row of the output is a float32 array: a vector (D,), the vectors of N tokens (N, D), or L logits (L,).
     """
 
     inputs: Sequence[Encoded]
     output: str
     lane: Lane = Lane.INTERACTIVE
     deadline: float = NO_DEADLINE  # time limit, in seconds of `time.monotonic()`
-    client: str = ""  # clients get equal shares of the queue; "": no client, whose tokens count in full
+    client: str = ""  # clients get equal shares of the queue; "": no client, so the tokens are not limited to a share
     traceparent: str | None = None  # trace context of the request; None: not traced
     use_cache: bool = True
     spent: Spent = field(default_factory=Spent)  # the engine adds its times to this
@@ -56,14 +56,14 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class EncodeAnswer:
-    """The rows of one request, in the order of its inputs. A row is an error only if `call.item_errors` is set."""
+    """The rows of one request, in the order of the request's inputs. A row can be an error only if `call.item_errors` is set."""
 
     rows: list[RowOrError]
     encoded: list[Encoded | ServiceError]
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens of all inputs, cached inputs included."""
+        """Return the number of tokens of all inputs, cached inputs included."""
         return sum(len(item.ids) for item in self.encoded if isinstance(item, Encoded))
 
     @property

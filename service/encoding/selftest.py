@@ -14,7 +14,8 @@ from service.tokenization.texts import Cut, TextEncoder
 
 _SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short input and of a long input, and inputs in a batch
 _ANY_TOKEN = 0
-# Tokens of the longest tested input, and seconds after which its run is stopped: a graph that cannot run it fails at once.
+# Tokens of the longest tested input, and seconds after which its run is stopped. A short time suffices, because an unsuitable graph fails
+# at once.
 _LONGEST, _BEGIN_S = 2_048, 0.05
 _LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # runs per measurement, and seconds after which no more runs are made
 
@@ -30,7 +31,9 @@ class SelfTest:
 
 @dataclass(frozen=True)
 class MeasuredRate:
-    """The speed of one core. `run_cost_tokens`: the fixed cost of a call, as the number of padding tokens that cost the same time."""
+    """The speed of one core. `run_cost_tokens` is the fixed cost of a call, expressed as the number of padding tokens that take the same
+    time.
+    """
 
     tokens_per_s: float
     run_cost_tokens: float
@@ -96,7 +99,7 @@ def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, i
 def measure_rate(session: Session, output: str, max_tokens: int) -> MeasuredRate:
     """Measure the speed by three medians of a few runs: one short input, many short inputs, and many short inputs with a longer one.
 
-    The third gives the cost of padding. In a graph that packs its tokens, this is the cost in the attention only.
+    The third measurement gives the cost of padding. In a graph that packs its tokens, padding costs time only in the attention.
     """
     short, long = min(_SHORT, max_tokens), min(_LONG, max_tokens)
     one, many = _median_s(session, output, [short]), _median_s(session, output, [short] * _MANY)
@@ -105,7 +108,7 @@ def measure_rate(session: Session, output: str, max_tokens: int) -> MeasuredRate
     ragged = [long] + [short] * (_MANY - 1)
     padding = max(long * len(ragged) - sum(ragged), 1)
     per_padding_s = (_median_s(session, output, ragged) - run_cost_s - sum(ragged) * per_token_s) / padding
-    # A measured cost near zero is noise. With it, inputs of very different lengths would share a batch.
+    # A measured cost of padding near zero is noise, which would make inputs of very different lengths share a batch.
     price_s = min(max(per_padding_s, per_token_s / 10), per_token_s)
     return MeasuredRate(tokens_per_s=1 / per_token_s, run_cost_tokens=min(run_cost_s / price_s, 1024.0))
 

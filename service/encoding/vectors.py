@@ -1,7 +1,8 @@
 """Converts a vector to the form in which it is sent: cut to fewer dimensions, renormalised, then written as floats, bytes or bits.
 
 The bit formats follow sentence-transformers. The int8 and uint8 formats of sentence-transformers need calibration; here each vector is
-scaled by its own largest component instead. Cosines between such vectors differ from the float ones by at most about 1e-3.
+scaled by its own largest component instead. Cosines between such vectors differ from cosines between the float vectors by at most about
+1e-3.
 """
 
 import base64
@@ -42,10 +43,10 @@ def _int8(row: Array) -> Array:
     return scaled
 
 
-# Approximate bytes of each number in JSON.
+# Approximate number of bytes that a number takes in JSON, by format.
 NUMBER_BYTES: dict[Form, float] = {"float": 12, "base64": 16 / 3, "int8": 5, "uint8": 4, "binary": 5 / 8, "ubinary": 4 / 8}
 
-# The arrays are serialised by orjson without conversion to lists.
+# orjson serialises the arrays without converting them to lists.
 FORMS: dict[Form, Callable[[Array], Any]] = {
     "float": lambda row: row,
     "base64": lambda row: base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode(),

@@ -1,13 +1,13 @@
-"""Overload control: when a request is refused, delayed or dropped, and by which number. No HTTP and no model here.
+"""Overload control: the rules by which requests are refused, delayed or dropped. No file here imports HTTP libraries or models.
 
-These rules apply to a request in this order. A file without a folder is in this folder; other names are settings. 429 answers carry
-`Retry-After`.
+The rules apply to a request in this order. In the last columns, a file without a folder is in this folder, and names without parentheses
+are settings. 429 answers have the header `Retry-After`.
 
 | rule | number | code |
 |---|---|---|
-| 503 for a connection when too many are open, in all or from one address | `most_connections()`; half of it | `http/connections.py` |
+| 503 for a connection when too many are open, in total or from one address | `most_connections()`; half of it | `http/connections.py` |
 | 429 for a tenant that has used up its quota | the limits in `api_keys_file` | `http/tenants.py` |
-| 429 for a request that is read late, while all others are too | waited > `max_wait_s` | `refusals.py` |
+| 429 for a request that is read late, if all recent requests were read late | waited > `max_wait_s` | `refusals.py` |
 | 429 for a body or a large answer that exceeds its client's share of memory | `max_pending_bytes` | `byte_shares.py` |
 | 429 for the body that waits longest for its next bytes, when too many wait | 1,024 bodies | `uploads.py` |
 | 408 for a body that stops, or is too slow | `body_grace_s`, `min_body_bytes_per_s` | `uploads.py` |
@@ -16,10 +16,10 @@ These rules apply to a request in this order. A file without a folder is in this
 | 429 for an encoding when the queue is too long | tokens before it / rate > bound | `encoding/queue.py`, `queue_bound.py` |
 | 429 for an encoding when there is no room in the queue | queued + own tokens > `max_queue_tokens` | `encoding/queue.py` |
 | 429 for an encoding that would miss its deadline | tokens before it / rate > time left | `encoding/queue.py` |
-| 429 at a gateway, as a pool has just refused a request | 0.05 s since then | `refusals.py` |
+| 429 at a gateway because a pool has just refused a request | 0.05 s since that refusal | `refusals.py` |
 | 429 for a text when the wait for a slot would be, or is, too long | wait > `max_wait_s` | `generation/admission.py` |
-| 429 for a text when too many wait; the client with most of them loses its newest | 256 runs | `generation/admission.py` |
-| the same two for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `seq2seq/admission.py` |
+| 429 for a text when too many wait; the client with the most waiting runs loses its newest request | 256 runs | `generation/admission.py` |
+| the previous two rules for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `seq2seq/admission.py` |
 | 429 for an attention map when too many wait | 8 texts | `encoding/maps.py` |
 | 429 for an encoding that is queued, and dropped under overload | not started after 3 short queues | `encoding/queue.py` |
 | 504 for a request that is not answered at its deadline | `request_timeout_s`, `x-request-timeout-ms` | each engine |
@@ -31,14 +31,15 @@ average of tokens per second, measured at start and by each run. An empty queue 
 
 **Overload** of a lane begins when the queue is too long for every client, and ends one second after the last such refusal. Overload of the
 interactive lane is also detected before its queue is full: when arrivals exceed capacity and 1.5 times the work started, in three
-consecutive windows of at least 0.1 s and 10 requests. That overload ends with the first window that does not.
+consecutive windows of at least 0.1 s and 10 requests. Such an overload ends with the first window without this excess.
 
-**Under overload** of the interactive lane a batch has half of `max_batch_tokens`, so that an admitted request waits for one short run and
-its own. A request that waits for three short queues before its first input is drawn is dropped. Bulk work keeps a quarter of the rate.
+**Under overload** of the interactive lane a batch has at most half of `max_batch_tokens`, so that an admitted request waits only for one
+short run and its own run. A request that waits for three short queues before its first input is drawn is dropped. Bulk work still gets a
+quarter of the rate.
 
-**Clients** share a queue. The tokens before a request are those of its own client, and of each other client no more than those. So a client
-that sends without pause is refused while others are admitted, and such refusals are no sign of overload.
+**Clients** share a queue. The tokens before a request are all queued tokens of its own client, and at most as many of each other client. So
+a client that sends without pause is refused while other clients are admitted. Such refusals are no sign of overload.
 
-Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `refusals.py` (requests that are read late, and
-the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
+Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `refusals.py` (requests that are read late,
+repeated refusals, and the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
 """

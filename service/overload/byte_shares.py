@@ -1,8 +1,9 @@
 """Divides the memory for bodies, or for large answers, among clients. Sizes are in bytes.
 
-A client may hold at most as many bytes as remain free, where the bytes of the present request count twice. So there is always room for
-another client, and for a small request of the same client. If only one request holds bytes, it may use the whole limit. (Choudhury and
-Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
+A client may hold at most as many bytes as remain free. In this comparison, bytes that its current request holds already count twice on
+the client's side. So there is always room for another client, and for a small request of the same client. If only one request holds
+bytes, this request may use the whole limit.
+(Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
 """
 
 from collections.abc import Callable
@@ -13,7 +14,9 @@ _RETRY_AFTER_S = 1.0
 
 
 class ByteShares:
-    """A limit on bytes that clients share. `limit` returns it, and `what` names the bytes in errors. Used on the event loop only."""
+    """A number of bytes that clients share. `limit` returns this number, and `what` names the bytes in errors. Used on the event loop
+    only.
+    """
 
     def __init__(self, what: str, limit: Callable[[], int]) -> None:
         self.used = 0
@@ -22,7 +25,9 @@ class ByteShares:
         self._by_host: dict[str, int] = {}
 
     def take(self, host: str, size: int, held: int = 0) -> None:
-        """Reserve `size` more bytes for a request of `host` that has `held`. Raises Overloaded, and reserves nothing, above the share."""
+        """Reserve `size` more bytes for a request of client `host`; the request already holds `held` bytes. If this exceeds the client's
+        share, raises Overloaded and reserves nothing.
+        """
         limit = self._limit()
         free = limit - self.used - size
         hosts = self._by_host.get(host, 0) + size

@@ -1,9 +1,9 @@
 """The bound on one queue's length, and the detection of overload. The caller passes the time, in seconds of one clock.
 
-A queue absorbs bursts, whose requests may wait up to `max_wait_s`. If a queue reaches this bound, it is overloaded, and its length only
-delays every request. So from a refusal until `_CALM_S` have passed without another, the bound is the length that keeps the runtime busy.
-(The idea is CoDel's: Nichols and Jacobson, ACM Queue 10(5), 2012; for servers: Maurer, ACM Queue 13(8), 2015.) The same bound applies
-during a sustained overload, which is detected before the queue is that long.
+A queue absorbs bursts, whose requests may wait up to `max_wait_s`. If a queue reaches this bound, the queue is overloaded, and a long queue
+only delays every request. So after a refusal, until `_CALM_S` seconds have passed without another refusal, the bound is only the length
+that keeps the runtime busy. (The idea is CoDel's: Nichols and Jacobson, ACM Queue 10(5), 2012; for servers: Maurer, ACM Queue 13(8), 2015.)
+The same bound applies during a sustained overload, which is detected before the queue is that long.
 """
 
 import math
@@ -17,7 +17,9 @@ _EXCESS, _WINDOWS, _WINDOW_S, _WINDOW_REQUESTS = 1.5, 3, 0.1, 10
 
 
 class ArrivalRate:
-    """Compares the work that arrives with the work that is started. Clients that wait for each answer cannot send more for long."""
+    """Compares the work that arrives with the work that is started. Clients that wait for each answer cannot cause an excess of arrivals
+    for long.
+    """
 
     def __init__(self) -> None:
         self._since = -math.inf  # start of the current window
@@ -66,14 +68,15 @@ class QueueBound:
     def check(self, now: float, queue_s: float, short_queue_s: float, *, for_all: bool = True) -> None:
         """Raise QueueTooLong if `queue_s` seconds of queued work exceed the current bound. An empty queue always admits.
 
-        `for_all`: the queue is too long for every client, not only for this one, so the refusal is a sign of overload.
+        `for_all` means that the queue is too long for every client, not only for the present one, so that the refusal is a sign of
+        overload.
         """
         bound_s = self.bound_s(now, short_queue_s)
         if queue_s > bound_s:
-            if for_all and not self.arrivals.excessive(now):  # not under a sustained overload, which ends only when fewer requests arrive
+            if for_all and not self.arrivals.excessive(now):  # a sustained overload ends only when fewer requests arrive
                 self._refused = now
             raise QueueTooLong(
                 f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s",
-                # At least _CALM_S under overload, because an earlier retry would prolong it.
+                # At least _CALM_S under overload, because an earlier retry would prolong the overload.
                 retry_after_s=max(queue_s, _CALM_S) if self.overloaded(now) else queue_s,
             )

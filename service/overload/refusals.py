@@ -1,24 +1,29 @@
-"""Refusals outside the queues: of requests that were read late, or that a pool has just refused. Also the delay of refusals."""
+"""Refusals before a request reaches a queue: if requests are read late, or a pool has just refused a request. Also the delay of
+refusals.
+"""
 
 import math
 
 from service.errors import Overloaded, QueueTooLong
 from service.runtime.lanes import Lane
 
-_UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # refusals per second that are delayed by one second; the longest delay
+_UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # rate of refusals (per second) at which each is delayed by 1 s; longest delay in seconds
 _REPEATED_S = 0.05  # seconds for which a gateway repeats a pool's refusal; the pool's queues are longer than that
 
 
 class ReadDelay:
-    """Refuses requests that waited too long before this process read them, if all recent requests did. After a short pause of the process
-    only a few requests have waited long, and these are not refused."""
+    """Refuses requests that waited too long before this process read them, if all recent requests waited too long. After a short pause of
+    the process, only a few requests have waited long, and they are not refused.
+    """
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
         self._late_since = math.inf
 
     def check(self, now: float, waited_s: float) -> None:
-        """Raise Overloaded if this request waited longer than `max_wait_s`, as did every request of the last `max_wait_s`."""
+        """Raise Overloaded if this request, and every other request in the last `max_wait_s` seconds, waited longer than `max_wait_s` to be
+        read.
+        """
         if waited_s <= self._max_wait_s:
             self._late_since = math.inf
             return
@@ -31,13 +36,15 @@ class ReadDelay:
 
 
 class PoolRefusals:
-    """The last refusal of a pool in each lane. A gateway repeats it for a moment, so that it need not tokenise the next requests."""
+    """The last refusal by a pool in each lane. A gateway repeats this refusal for a moment, so that it need not tokenise the next
+    requests.
+    """
 
     def __init__(self) -> None:
         self._last: dict[Lane, tuple[float, QueueTooLong]] = {}
 
     def note(self, lane: Lane, now: float, refusal: QueueTooLong) -> None:
-        """Record that no replica admitted a request. `refusal` is the error of one of them."""
+        """Record that no replica admitted a request. `refusal` is the error of one of the replicas."""
         self._last[lane] = now, refusal
 
     def current(self, lane: Lane, now: float) -> QueueTooLong | None:

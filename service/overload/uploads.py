@@ -1,8 +1,8 @@
-"""Limits on the request bodies that are being received: each must make progress, and their number is bounded.
+"""Limits on the request bodies that are being received: each body must make progress, and the number of bodies is limited.
 
-A body may pause for `body_grace_s`. Each byte extends its deadline by 1 / `min_body_bytes_per_s`, to at most `body_grace_s` from now. So
-neither a body that stops after 32 MiB nor a slow one keeps its memory and its connection. If there are too many bodies, the one that has
-waited longest for its next bytes is refused.
+A body may pause for `body_grace_s`. Each byte extends its deadline by 1 / `min_body_bytes_per_s`, to at most `body_grace_s` from now. So a
+body that stops after 32 MiB, or arrives slowly, loses its memory and its connection. If there are too many bodies, the body that has waited
+longest for its next bytes is refused.
 """
 
 import asyncio
@@ -17,10 +17,12 @@ _SWEEP_S = 0.25
 
 
 class Uploads:
-    """The bodies that one event loop receives. One timer checks all, so a body that arrives with its headers costs one dictionary entry."""
+    """The bodies that one event loop receives. One timer checks all bodies, so a body that arrives together with its headers costs only one
+    dictionary entry.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[Upload, None] = {}  # in the order in which bytes last arrived, oldest first
+        self._open: dict[Upload, None] = {}  # bodies; the one that has received nothing for the longest time is first
         self._sweeping = False
 
     def __len__(self) -> int:
@@ -42,7 +44,7 @@ class Uploads:
             self._sweep_at(time.monotonic() + _SWEEP_S)
 
     def again(self, upload: "Upload") -> None:
-        """Move a body to the end of the order, because bytes of it have arrived."""
+        """Move a body to the end of the order, because some of its bytes have arrived."""
         if self._open.pop(upload, 0) is None:
             self._open[upload] = None
 
@@ -88,7 +90,7 @@ class Upload:
                 raise self._error from None
 
     def came(self, size: int) -> None:
-        """Record `size` more bytes of a body that is not complete, and extend its deadline."""
+        """Record that `size` more bytes of a still incomplete body have arrived, and extend the body's deadline."""
         self.bytes += size
         if size:
             bought = self.deadline + size / self._settings.min_body_bytes_per_s

@@ -1,4 +1,6 @@
-"""Admission to the queue of an encoder-decoder: it estimates how long a source waits for its rows. The rest is shared with decoders."""
+"""Admission to the queue of an encoder-decoder. It estimates how long a source waits for its rows; all other rules are shared with
+decoders.
+"""
 
 from collections import Counter
 
@@ -11,7 +13,9 @@ class SourceAdmission(Admission[Source]):
     """A queue of sources. A source keeps its rows until its outputs are complete."""
 
     def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
-        """Estimate the seconds until the rows ahead are freed: those of the client's own sources, and as many of each other client."""
+        """Return the estimated seconds until a new source gets its rows. Before it come the rows of the client's own sources, and at most
+        as many rows of each other client.
+        """
         by_client = Counter[str]()
         for each in self._submissions:
             if each.lane <= lane:

@@ -34,7 +34,9 @@ class Source:
 
 
 class Batch:
-    """`sources` in the order of their rows. Each has one row for every unfinished output of its search."""
+    """The rows of all running searches. `sources` are in the order of their rows, and each has one row for every unfinished output of its
+    search.
+    """
 
     def __init__(self, session: WritingSession) -> None:
         self.sources: list[Source] = []
@@ -76,7 +78,9 @@ class Batch:
         self._keep([*range(before), *range(before + own, total)], total)
 
     def _keep(self, rows: list[int], total: int) -> None:
-        """Keep only these of the `total` rows, in this order, and cut the padding to the longest remaining source."""
+        """Keep only the rows with these indices, in this order, and shorten the padding to the longest remaining source. `total` is the
+        number of rows before.
+        """
         if not rows:
             self._rows = None
         elif rows != list(range(total)) and self._rows is not None:
@@ -96,7 +100,7 @@ def _joined(one: Rows, other: Rows) -> Rows:
 
 
 def _widened(values: NDArray[np.generic], N: int) -> NDArray[np.generic]:
-    """Pad with zeros along the second axis: (R, n, ..) -> (R, N, ..)."""
+    """Return the array padded with zeros along its second axis: (R, n, ..) -> (R, N, ..)."""
     return np.pad(values, [(0, 0), (0, N - values.shape[1]), *[(0, 0)] * (values.ndim - 2)])
 
 

@@ -1,7 +1,7 @@
 """An encoder-decoder's engine: one step for all rows. Sources start and end between two steps.
 
-`service/generation/step_engine.py` has everything that does not depend on how tokens are computed. This module adds the sources and
-their searches.
+`service/generation/step_engine.py` contains the parts of an engine that do not depend on how tokens are computed. This module adds the
+sources and their searches.
 """
 
 import time
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class WritingEngine(StepEngine[Source]):
-    """Generates the outputs of sources. A slot is a row of the step."""
+    """The engine of an encoder-decoder: it generates the outputs of sources. A slot is one row of a step."""
 
     sweep_s = 0.0  # deadlines are checked at every step, because a step takes much longer than the check
     kind_of_request = WritingRequest
@@ -48,7 +48,7 @@ class WritingEngine(StepEngine[Source]):
         admission = SourceAdmission(limits)
         super().__init__("writer", limits, admission, provider=CPU, run_s=0.1, metrics=metrics, tracer=tracer)
         self._session, self._vocabulary = session, vocabulary
-        # Used by the thread only.
+        # The attributes from here on are used by the engine's thread only.
         self._batch = Batch(session)
         self._placed: list[Source] = []  # sources that have slots but are not encoded yet
         self._stepped = 0.0
@@ -59,7 +59,7 @@ class WritingEngine(StepEngine[Source]):
 
     @property
     def _held(self) -> int:
-        """Number of slots held. A beam search counts with all rows that it may use."""
+        """Return the number of slots held by sources. A beam search counts with all rows that it may use."""
         return sum(source.slots for source in self._holders)
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,9 @@ class WritingEngine(StepEngine[Source]):
         self._last_call_failed = False
 
     def _write(self, source: Source, found: list[Path], now: float) -> None:
-        """Emit the new tokens of each output: at most one for greedy search, all of them at the end of a beam search."""
+        """Emit the new tokens of each output of a source. Greedy search emits at most one token per step, and beam search all tokens at its
+        end.
+        """
         for run, path in zip(source.runs, found, strict=True):
             made = run.usage.completion_tokens
             logprobs = path.logprobs or (None,) * len(path.tokens)

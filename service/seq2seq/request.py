@@ -7,18 +7,19 @@ from service.generation.request import GenerationRequest
 
 @dataclass(frozen=True, kw_only=True)
 class WritingRequest(GenerationRequest):
-    """One source and its `n` best outputs, best first, one run each. Greedy output arrives token by token, beam output all at the end.
+    """A request for the `n` best outputs of one source. Each output is a run, best first. Greedy output arrives token by token, and the
+    output of a beam search arrives at its end.
 
     The most likely output is generated and nothing is sampled, so the inherited sampling and stop settings have no effect.
     """
 
     n: int = 1
-    beams: int = 1  # beam width, at least n; 1 is greedy search
+    beams: int = 1  # beam width, at least n; a width of 1 is greedy search
     attention: bool = False
 
     @property
     def slots(self) -> int:
-        """The most rows that its search may use."""
+        """Return the largest number of rows that the request's search may use."""
         return self.beams
 
     @property

@@ -1,7 +1,7 @@
 """Searches for the most likely outputs of one source, by greedy search if there is one beam, else by beam search.
 
-Outputs are ranked by log p / length, the mean log-probability of a token, end token included. A finished output is kept until K others
-are better. The search ends when no output is unfinished. The algorithm is that of `models/encoder_decoder/search.py`.
+Outputs are ranked by log p / length, the mean log-probability of a token, end token included. A finished output is kept unless K other
+outputs are better. The search ends when all kept outputs are finished. The algorithm is that of `models/encoder_decoder/search.py`.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Search:
     def __init__(
         self, *, beams: int, length: int, max_tokens: int, begin_token_id: int, end_token_id: int, top_logprobs: int | None
     ) -> None:
-        """`length`: number of tokens of the source."""
+        """`length` is the number of tokens of the source."""
         self.alive: list[Path] = [Path()]
         self._ended: list[Path] = []
         self._beams, self._length, self._max_tokens = beams, length, max_tokens
@@ -43,16 +43,18 @@ class Search:
 
     @property
     def previous(self) -> list[int]:
-        """The last token of each unfinished output."""
+        """Return the last token of each unfinished output."""
         return [path.tokens[-1] if path.tokens else self._begin for path in self.alive]
 
     @property
     def found(self) -> list[Path]:
-        """All outputs, finished and unfinished, best first."""
+        """Return all outputs, finished and unfinished, best first."""
         return sorted((*self._ended, *self.alive), key=lambda path: -path.score)
 
     def advance(self, logits: NDArray[np.float32], attention: NDArray[np.float32]) -> list[int]:
-        """Extend the outputs by one token: (R, V), (R, N) -> for each output now in `alive`, the row of the output that it extends."""
+        """Extend the outputs by one token, by the logits (R, V) and attention weights (R, N) of R rows. Returns, for each output now in
+        `alive`, the row of the output that it extends.
+        """
         scores = logits.astype(np.float64)
         scores -= scores.max(axis=1, keepdims=True)
         log_p = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))  # (R, V)

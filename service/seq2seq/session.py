@@ -1,4 +1,6 @@
-"""Runs the two graphs of an encoder-decoder: the encoder returns memory and states, then each step computes a token for every row."""
+"""Runs the two graphs of an encoder-decoder: the encoder computes memory and states, then each step computes the next logits of every
+row.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ Tensors = dict[str, NDArray[np.float32]]
 
 @dataclass
 class Rows:
-    """R rows between two steps: mask (R, N), memory tensors (R, N, ..) and states (R, ..), keyed by their names in the graphs."""
+    """R rows between two steps: the mask (R, N), and by their names in the graphs the memory tensors (R, N, ..) and the states (R, ..)."""
 
     mask: Ids
     memory: Tensors
@@ -44,7 +46,7 @@ class WritingSession(Protocol):
     max_source: int
 
     def read(self, sources: Sequence[list[int]]) -> Rows:
-        """Encode the sources. Returns their rows, with no output token yet."""
+        """Encode the sources. Returns one row for each source, to which no output token has been fed."""
         ...
 
     def step(self, previous: Ids, rows: Rows) -> Step:

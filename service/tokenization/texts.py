@@ -1,8 +1,8 @@
 """Converts text to token ids, and counts the tokens before and after truncation.
 
 The `tokenizers` library tokenises. Truncation is done here, on the ids, because each request may set its own length and side, and the
-answer reports the number of tokens before truncation. (The library's own truncation keeps all cut pieces, and for a pair all combinations
-of them: gigabytes, for two texts of some 10,000 words.)
+answer reports the number of tokens before truncation. (The library's own truncation stores all pieces that it cuts off, and for a pair of
+texts all combinations of the pieces, which takes gigabytes for two texts of 10,000 words.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,9 @@ class Cutting:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The truncation of inputs that are too long. `side` is the end that loses tokens; with "none" such an input raises InputTooLong."""
+    """How inputs that are too long are truncated. `side` is the end that loses tokens. If it is "none", such an input raises
+    InputTooLong.
+    """
 
     side: Side = "right"
     max_tokens: int | None = None
@@ -84,8 +86,9 @@ class TextEncoder:
         return self.prompts[name]
 
     def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "", first: int = 0) -> list[Encoded | ServiceError]:
-        """Return the ids of each input, or its error. The call takes time in proportion to the texts' length, so run long texts on a
-        thread."""
+        """Return the token ids of each input, or the input's error. The time of a call is proportional to the texts' length, so encode long
+        texts on another thread.
+        """
         limit = min(cut.max_tokens or self.max_tokens, self.max_tokens)
         return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs, first)]
 
@@ -111,7 +114,7 @@ class TextEncoder:
         if isinstance(item, str):
             if not item:
                 raise EmptyInput(f"input {index} cannot be empty", param="input")
-            (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # the fast form, which computes no offsets
+            (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # `_fast` computes no offsets
         else:
             if not item[0] and not item[1]:
                 raise EmptyInput(f"input {index} cannot be empty", param="input")
@@ -128,7 +131,9 @@ class TextEncoder:
         return Encoded(ids, type_ids, n_tokens)
 
     def _ids(self, ids: TokenIds, index: int, limit: int, side: Side, prompt: str) -> Encoded:
-        """Encode an input of token ids. They are used unchanged, special tokens included, as in text-embeddings-inference."""
+        """Return an input of token ids as an Encoded. The ids are used unchanged, special tokens included, as in
+        text-embeddings-inference.
+        """
         if not ids:
             raise EmptyInput(f"input {index} cannot be empty", param="input")
         if prompt:
@@ -154,7 +159,9 @@ class TextEncoder:
             )
 
     def _cut(self, row: list[int], n_first: int | None, limit: int, side: Side) -> list[int]:
-        """Truncate a row of an encoding to `limit`. `n_first`: tokens of a pair's first text, or None. Special tokens are always kept."""
+        """Return a row of an encoding, truncated to `limit` tokens. `n_first` is the number of tokens of a pair's first text, or None if
+        the input is no pair. Special tokens are always kept.
+        """
         layout = self._single if n_first is None else self._pair
         n_texts = len(row) - layout.count(None)
         room = max(limit - layout.count(None), 0)
@@ -196,7 +203,9 @@ def _has_lone_surrogate(texts: Sequence[str]) -> bool:
 
 
 def longest_first(n_a: int, n_b: int, room: int) -> tuple[int, int]:
-    """Return how many tokens to keep of each text of a pair. The longer text is cut until both are equal, then both, as in `tokenizers`."""
+    """Return how many tokens to keep of each text of a pair. First only the longer text is cut, until both have the same length, then both
+    are cut equally, as in `tokenizers`.
+    """
     short, long = sorted((n_a, n_b))
     if short + long <= room:
         return n_a, n_b

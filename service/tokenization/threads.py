@@ -16,17 +16,17 @@ from service.runtime.fairness import FairOrder
 
 Result = TypeVar("Result")
 
-LONG_CHARACTERS = 120_000  # work with more characters counts as long; several short texts in one call have fewer
+LONG_CHARACTERS = 120_000  # work with more characters counts as long; a call with several short texts is kept below this
 _Work = tuple[float, int, Callable[[], Any], "Future[Any]"]
 
 
 class Tokenizers:
-    """`threads` threads for work of any length, and one more that is reserved for short work."""
+    """`threads` threads for work of any length, and one more thread that is reserved for short work."""
 
     def __init__(self, threads: int) -> None:
         self._changed = threading.Condition()
         self._order = FairOrder()
-        self._waiting: list[list[_Work]] = [[], []]  # heaps: short and long work
+        self._waiting: list[list[_Work]] = [[], []]  # two heaps: short work and long work
         self._numbers = itertools.count()
         self._long_running = 0
         self._closed = False

@@ -1,8 +1,8 @@
 """Opens a bundle's tokenizer. The file comes from a checkpoint, so it is refused if tokenising some text could take too long.
 
 The library matches patterns with Oniguruma, which backtracks, and after ten million steps panics with an error that is not an `Exception`.
-A pattern that could need so many steps is refused by its form: a repeated group that contains alternatives, several consecutive unbounded
-repetitions, or many consecutive alternatives. No published tokenizer has any of these.
+A pattern that could need so many steps is recognised by its form, and refused: a repeated group that contains alternatives, several
+consecutive unbounded repetitions, or many consecutive alternatives. No published tokenizer has such a pattern.
 """
 
 import json
@@ -19,10 +19,10 @@ from service.errors import TokenizationFailed
 from service.runtime.onnx import in_a_line
 
 MOST_OPEN = 3  # most unbounded repetitions in a row
-MOST_FAILING = 1  # most unbounded repetitions before a part that may not match: each multiplies the cost by the text's length
+MOST_FAILING = 1  # most unbounded repetitions before a part that may fail to match; each multiplies the cost by the text's length
 MOST_WAYS = 1_000  # most ways to match at one position; all are tried if the rest of the pattern does not match
 LARGE_REPEAT = 32  # a repetition with a higher maximum counts as unbounded
-# The most characters that a part of the tokenizer may make from one. In a normalizer, the library keeps 17 bytes for each.
+# The most characters that each part of the tokenizer may make from one character. A normalizer uses 17 bytes of memory per character.
 MOST_GROWTH = {"normalizer": 16, "pre_tokenizer": 16, "post_processor": 16, "decoder": 4}
 MOST_ADDED = 1_000  # most special tokens that a template may add to a text
 
@@ -98,13 +98,15 @@ def texts_of(tokenizer: Tokenizer, lists: list[list[int]], *, skip_special_token
 
 
 def bytes_of(tokenizer: Tokenizer, lists: list[list[int]]) -> int:
-    """Estimate the size in bytes of the text of these ids without decoding it. The decoder may enlarge it by `MOST_GROWTH`."""
+    """Return the estimated size in bytes of the text of these ids, without decoding them. The text may be larger by the decoder's factor in
+    `MOST_GROWTH`.
+    """
     counts = Counter(token_id for ids in lists for token_id in ids)
     return sum(count * len((tokenizer.id_to_token(token_id) or "").encode()) for token_id, count in counts.items())
 
 
 def _hide_pieces(tokenizer: Tokenizer, described: Any) -> None:
-    """Give random names in the vocabulary to special tokens that text could match, as it can with SentencePiece."""
+    """Rename special tokens in the model's vocabulary at random if ordinary text would be encoded as one, as with SentencePiece."""
     added = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found = {
         content
@@ -180,24 +182,26 @@ class _Group:
     def __init__(self) -> None:
         self.chooses = False  # whether the group can match at one position in several ways
         self.opened = 0  # unbounded repetitions in the current branch
-        self.most = 0  # the largest number of unbounded repetitions in one branch
+        self.most = 0  # largest number of unbounded repetitions in any branch
         self.failing = 0  # unbounded repetitions before a part that may not match (see MOST_FAILING)
-        self._others = 0  # ways to match at one position in the earlier branches
-        self._ways = 1  # ways of this branch without its last part
-        self._last = 1  # ways of the last part
+        self._others = 0  # number of ways in which the earlier branches can match at one position
+        self._ways = 1  # number of ways of this branch without its last part
+        self._last = 1  # number of ways of the branch's last part
 
     @property
     def ways(self) -> int:
-        """The number of ways to match at one position. Unbounded repetitions are not counted."""
+        """Return the number of ways in which the group can match at one position. Unbounded repetitions are not counted."""
         return min(self._others + self._ways * self._last, _OPEN)
 
     def part(self, ways: int = 1, failing: int = 0, *, needed: bool) -> None:
-        """Add a part to the branch. `ways` and `failing` are those of the part. `needed`: it occurs at least once."""
+        """Add a part to the current branch. `ways` and `failing` are the part's numbers. `needed` means that the part occurs at least
+        once.
+        """
         self._ways, self._last = min(self._ways * self._last, _OPEN), ways
         self.failing = max(self.failing, failing + needed * self.opened)
 
     def repeat(self, least: int, most: int) -> None:
-        """Repeat the last part `least` to `most` times."""
+        """Record that the branch's last part is repeated `least` to `most` times."""
         self._last = min(sum(self._last**times for times in range(min(least, most), max(least, most) + 1)), _OPEN)
 
     def branch(self) -> None:
@@ -232,7 +236,7 @@ def _problem(pattern: str) -> str | None:
             if pattern.startswith(("(?~", "(?("), at):
                 return "has a condition"
             groups.append(_Group())
-            at += len("(?") if pattern.startswith("(?", at) else 1  # the `?` of `(?` is no repetition
+            at += len("(?") if pattern.startswith("(?", at) else 1  # skips the `?` of `(?`, which is no repetition
             last = None
             continue
         if letter == ")" and len(groups) > 1:

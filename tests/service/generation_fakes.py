@@ -178,6 +178,7 @@ class FakeRun(Run):
             engine.vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
         )
         super().__init__(request, usage, lambda run: self._stop(), None if request.stop else text)
+        self.numerics = engine.numerics
         ends = frozenset((*(() if request.ignore_eos else (EOS,)), *request.stop_token_ids))
         submission = Submission[EngineSequence](request.client, request.lane, submitted=now, since=now)
         self._sequence = EngineSequence(self, text if request.stop else None, matcher=None, ends=ends, order=number, submission=submission)

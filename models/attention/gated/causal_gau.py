@@ -68,6 +68,6 @@ class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
 
 def _distances(filled: Tensor, *, n_new: int) -> Tensor:
     """Return key position - query position, int64 (B, 1, N, t + N), for new tokens and all slots (B, t + N), without empty slots."""
-    t = filled.cumsum(1).long()  # (B, t + N): a token's position, from 1
+    t = filled.cumsum(1).long()  # (B, t + N): the position of the token in each slot, counted from 1
     own = t[:, -n_new:] if n_new else t[:, :0]
     return (t[:, None, :] - own[:, :, None]).unsqueeze(1)

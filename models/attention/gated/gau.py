@@ -39,11 +39,11 @@ def weights(
 ) -> Tensor:
     """Return A (.., N_q, N_k) from q (.., N_q, s) and k (.., N_k, s). mask (bool, True = attend) and bias b broadcast to its shape.
 
-    length        relu((q . k + b) / length)²,   length None: N_k, masked keys included
+    length        relu((q . k + b) / length)²,   where length defaults to N_k, including masked keys
     valid         relu(scale q . k + b)² / l,   l = the number of keys that the query may attend to
     softmax       softmax(scale q . k + b)
     softmax_plus  softmax(log(max(l, least_length)) / log(log_base) scale q . k + b),   equal to softmax at l = log_base
-    A query without keys gets 0. Rows sum to 1 with the two softmaxes only. scale None: s^-1/2. `length` ignores scale.
+    A query without keys gets 0. Rows sum to 1 only with `softmax` and `softmax_plus`. `scale` defaults to s^-1/2. `length` ignores scale.
     """
     scores = q @ k.mT
     if mask is None:
@@ -85,7 +85,7 @@ class DistanceBias(nn.Module):
 class GatedProjections(Mechanism):
     """Base of the gated units: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
 
-    A unit has one head. s is d_head, or D / n_heads if d_head is None: n_heads sets only this width. e is expansion · D.
+    A unit has one head. s is d_head, or D / n_heads if d_head is None: n_heads has no other effect than this width. e is expansion · D.
     interleaved: which pairs of columns are rotated, see `rotate`.
     """
 

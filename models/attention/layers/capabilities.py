@@ -18,7 +18,7 @@ class Capabilities:
     weights: Literal["pairs", "pattern", "sums", "none"] = "pairs"
     causal: bool = False  # True: a token attends to itself and earlier tokens (`CausalLayer`). False: also to later tokens
     cross: bool = True  # the mechanism's function accepts N_q queries of one sequence and N_k keys of another
-    # Growth of a causal layer's state; bounded: it has room for N_max tokens.
+    # How a causal layer's state grows with the tokens. bounded: the state has space for N_max tokens.
     state: Literal["none", "growing", "bounded", "constant"] = "none"
     # Name of an option: N is padded to a multiple of its value. In causal layers this is the `chunk` of the recurrence.
     pads_to: str | None = None
@@ -26,7 +26,7 @@ class Capabilities:
     pairs: bool = False  # accepts a pair mask and a pair bias, which change the scores of single pairs of tokens
     # True: outputs depend on the order of tokens, even without position encodings. False: permuting tokens permutes outputs.
     ordered: bool = False
-    straight_through: bool = False  # its gradient is a straight-through estimate, which differs from finite differences
+    straight_through: bool = False  # the layer's gradient is a straight-through estimate, which differs from finite differences
     averages: bool = True  # the weights of a query sum to 1, so a constant added to all values is added to the output (before any gate)
 
     @classmethod

@@ -15,7 +15,7 @@ from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.layers.scaled_dot_product import scale_of
 from models.parts.positions import Rotation
 
-State = dict[str, Tensor]  # name of a tensor in the paper -> tensor, batch axis first
+State = dict[str, Tensor]  # name of a tensor in the paper -> the tensor, whose first axis is the batch
 
 
 class CausalLayer(Mechanism):
@@ -27,7 +27,7 @@ class CausalLayer(Mechanism):
 
     capabilities = Capabilities.of_recurrence()
     biased = False
-    recurrence = staticmethod(chunkwise)  # may be replaced by another function of recurrence.py, which computes the same
+    recurrence = staticmethod(chunkwise)  # may be replaced by the other functions of recurrence.py, which compute the same results
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -53,13 +53,13 @@ class CausalLayer(Mechanism):
         """Return the outputs (B, N, D) of x (B, N, D) and the state after these N tokens. The given state is not modified.
 
         mask (B, N) bool: True = token. A row's tokens are at its left. Padding leaves the state bit for bit unchanged, except that a
-        growing state gets empty slots. The output of a padded token is arbitrary. state None: no tokens before. N = 1 is a decode
-        step. rotation: for the tokens' absolute positions, angles (B, 1, N, D_k/2). A layer without rotary positions ignores it.
+        growing state gets empty slots. The output of a padded token is arbitrary. state None: no tokens before. N = 1 is a decode step.
+        rotation: the rotation angles (B, 1, N, D_k/2) for the tokens' absolute positions. A layer without rotary positions ignores it.
         """
         return self.advance(x, mask, self.new_state(x) if state is None else state, rotation)
 
     def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        """Compute `forward` for a layer. The state is never None here."""
+        """Compute the outputs and the new state as `forward` defines them. Subclasses implement this method. `state` is never None."""
         raise NotImplementedError
 
     def __call__(self, x: Tensor, mask: Tensor | None = None, state: State | None = None, **options: Any) -> tuple[Tensor, State]:
@@ -69,11 +69,12 @@ class CausalLayer(Mechanism):
         return super().__call__(x, mask, state, **options)
 
     def prefill(self, x: Tensor, state: State, *, rotation: Rotation | None = None) -> tuple[Tensor, State]:
-        """Process tokens x (B, N, D), without padding, after those in `state`. See `init_state` for the state before any token."""
+        """Return the outputs of the tokens x (B, N, D) and the new state. x has no padding and follows the tokens of `state`."""
         return self(x, None, state, rotation=rotation)
 
     def step(self, x_t: Tensor, state: State, *, rotation: Rotation | None = None) -> tuple[Tensor, State]:
-        """Process one token x_t (B, 1, D) after those in `state`. Raises ValueError for any other number of tokens."""
+        """Return the output of one token x_t (B, 1, D), which follows the tokens of `state`, and the new state. Raises ValueError for any
+        other number of tokens."""
         if x_t.shape[1] != 1:
             raise ValueError(f"a step takes 1 token, not {x_t.shape[1]}; use `prefill` for several")
         return self(x_t, None, state, rotation=rotation)
@@ -102,7 +103,7 @@ def attend_causal_features(
     """Compute o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps),   S_t = exp(a_t) S_{t-1} + φ(k_t) v_tᵀ,   z_t = exp(a_t) z_{t-1} + φ(k_t).
 
     phi_q, phi_k (B, H, N, D_φ), v (B, H, N, D_v), past [S | z] (B, H, D_φ, D_v + 1), mask (B, N) -> o (B, H, N, D_v), the new [S | z].
-    past None: zeros. decay: a, (B, H, N); None: 0. Padding has φ(k) set to 0, and not k, since φ(0) is seldom 0.
+    If `past` is None, it is zeros. decay: a, (B, H, N); None stands for 0. Padding has φ(k) set to 0, and not k, since φ(0) is seldom 0.
     """
     refuse_cross("causal linear attention", phi_q=phi_q, phi_k=phi_k, v=v)
     past = no_past(v, phi_k.shape[-1], v.shape[-1] + 1) if past is None else past

@@ -36,7 +36,7 @@ def seen(filled: Tensor, *, n_new: int) -> Tensor:
 class CausalScoredAttention(EqualHeadsLayer):
     """A base class of causal layers with any score. A subclass sets `attend` as in `PairLayer`; it is called with a mask and no bias.
 
-    Its state is the rotated k, v and `filled`, with one more slot for every token of a call. All rows of a batch have as many
+    Its state is the rotated k, v and `filled`, with one more slot for every token of a call. All rows of a batch have the same number of
     slots. Padding takes empty slots (`filled` 0), which no token sees and which are not reused. So each row gets the
     outputs it would get alone, but its memory grows with the longest row of every call.
     """

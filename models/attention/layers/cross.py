@@ -11,7 +11,7 @@ from models.attention.layers.scaled_dot_product import attend
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention from (B, N_q, D) to a memory (B, N_k, D_kv)."""
+    """Multi-head attention whose queries come from x (B, N_q, D), and whose keys and values come from a memory (B, N_k, D_kv)."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def attend_fused(
 ) -> Tensor:
     """Return the concatenated heads, before W^O: x (B, N, D), W_qkv (3 H D_k, D), key_mask bool (B, N) -> (B, N, H D_k).
 
-    scale None: D_k^-1/2. dropout: the probability that an attention weight is set to 0.
+    `scale` defaults to D_k^-1/2. dropout: the probability that an attention weight is set to 0.
     """
     q, k, v = (split_heads(part, n_heads) for part in (x @ W_qkv.mT).chunk(3, dim=-1))  # (B, H, N, D_k)
     scores = (q * scale_of(q, scale)) @ k.mT  # (B, H, N, N)

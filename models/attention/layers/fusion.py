@@ -18,7 +18,8 @@ def fusion_weights(h: Tensor, *, W: Tensor, b: Tensor, c: Tensor, mask: Tensor |
 
 
 def fuse(h: Tensor, *, W: Tensor, b: Tensor, c: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return h (B, D), or 0 if no modality is present. Arguments: `fusion_weights`. Entries of absent modalities must be finite."""
+    """Return h (B, D), or 0 if no modality is present. The arguments are those of `fusion_weights`. Entries of absent modalities must be
+    finite."""
     return (fusion_weights(h, W=W, b=b, c=c, mask=mask).unsqueeze(-2) @ h).squeeze(-2)
 
 
@@ -31,7 +32,7 @@ class ModalityFusion(nn.Module):
         self.b = nn.Parameter(torch.zeros(d_hidden))
         self.c = nn.Parameter(torch.empty(d_hidden))
         nn.init.xavier_uniform_(self.W)
-        bound = (6 / (d_hidden + 1)) ** 0.5  # Xavier uniform for a map of A inputs to 1 output
+        bound = (6 / (d_hidden + 1)) ** 0.5  # Xavier uniform for a map of d_hidden inputs to 1 output
         nn.init.uniform_(self.c, -bound, bound)
 
     def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -13,18 +13,19 @@ from torch import nn
 
 from models.attention.layers.capabilities import Capabilities
 
-# What is true of a state tensor after a token. sums: each number is above 0. sums_in_last_column: in that column, none of a head is below 0
-# and one is above it. count: whole numbers from 1 to the number of tokens.
+# A condition that a state tensor satisfies after at least one token. sums: every number is above 0. sums_in_last_column: in the last column
+# of each head, no number is below 0 and at least one is above 0. count: all numbers are integers from 1 to the number of tokens.
 Holds = Literal["sums", "sums_in_last_column", "count"]
 
 
 class Sizes(SimpleNamespace):
-    """The sizes, other than N, that a cost depends on: attributes D, H, D_k and the options of the layer."""
+    """The sizes, other than N, that a cost depends on: they are attributes named D, H, D_k and like the options of the layer."""
 
 
 @dataclass(frozen=True)
 class ComplexityRow:
-    """A row of the complexity table: its name, the layers until every token can reach every other, and the sequential operations."""
+    """A row of the complexity table. `path`: number of layers until every token can influence every other. `sequential`: number of
+    sequential operations."""
 
     name: str
     path: str
@@ -35,8 +36,9 @@ class ComplexityRow:
 class Cost:
     """The stated time complexity of a layer.
 
-    words: as text, e.g. O(N² D). A layer with a row in the complexity table (section 14 of the specification) has the words of that
-    row, any other layer those of its docstring. work: multiply-adds for N tokens without projections, a function of (N, Sizes).
+    words: the cost as text, e.g. O(N² D). It equals the cost in the layer's row of the complexity table (section 14 of the specification)
+    or, for a layer without a row, in its docstring. work: a function of (N, Sizes) that returns the number of multiply-adds for N
+    tokens, without projections.
     """
 
     words: str
@@ -56,8 +58,9 @@ def cost_of_state(words: str, D_phi: Callable[[Any], float], row: ComplexityRow 
 class Examples:
     """Constructor options with which tests and measurements build a layer.
 
-    small: for the shared tests, whose some 10 tokens are too few for the defaults. large: for the comparison, with every option that
-    `cost` reads. short: replaces these options at 64 tokens. varied: an option that the cost depends on, and the values to measure.
+    small: options for the shared tests, whose texts of about 10 tokens are too short for the default options. large: options for the
+    comparison, including every option that `cost` reads. short: options that replace those of `large` for about 64 tokens. varied: the name
+    of an option that the cost depends on, and its values to measure.
     """
 
     small: Mapping[str, Any] = field(default_factory=dict)
@@ -73,16 +76,17 @@ class Mechanism(nn.Module):
     cost: Cost
     examples = Examples()
     biased: bool = True  # whether the projections have biases if the option `bias` is None
-    # A v is the heads' output before norms and gates. It is the input of the submodule with this dotted name, or the output of
-    # `recurrence`.
+    # Dotted name of the submodule whose input is A v, the heads' output before norms and gates. "recurrence": A v is the output of the
+    # method `recurrence`.
     answers: str = "to_out"
-    gates: tuple[tuple[str, float], ...] = ()  # names of gate projections, with the output at which the gate is 1
+    gates: tuple[tuple[str, float], ...] = ()  # name of each gate's projection, and the output of this projection at which the gate is 1
     value_of_one: float = 1.0  # the output of `to_v` for which the layer's value is 1
-    holds: tuple[tuple[str, Holds], ...] = ()  # names of state tensors whose numbers a server can check, and what is true of them
+    holds: tuple[tuple[str, Holds], ...] = ()  # names of state tensors that a server can check, each with its condition
     settles: tuple[str, ...] = ()  # names of state tensors that stop changing after some tokens, such as a count with a maximum
 
     def begin(self) -> None:
-        """Initialise the weights that differ from the model's rule. The model calls this after it has initialised all linear maps."""
+        """Initialise the weights to which the model's general rule does not apply. The model calls this after initialising all linear
+        maps."""
 
     def enlarge(self) -> None:
         """Redraw the parameters that are initialised near 0, with values of size 1. Measurements on untrained layers use this, because with

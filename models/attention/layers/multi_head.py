@@ -60,5 +60,6 @@ class EqualHeads(Mechanism):
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     def heads(self, x: Tensor, rotation: Rotation | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v, each (B, H, N, D_k), of x (B, N, D), with q and k rotated. dtype None: that of the projections."""
+        """Return q, k, v, each (B, H, N, D_k), of x (B, N, D), with q and k rotated. If `dtype` is None, they have the projections'
+        dtype."""
         return heads_of(x, (self.to_q, self.to_k, self.to_v), self.n_heads, rotation, dtype)

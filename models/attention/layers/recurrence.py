@@ -93,7 +93,7 @@ def chunkwise(
     beta: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the sums within all chunks together, then S from chunk to chunk. chunk: its tokens; None: CHUNK, or CHUNK_OF_ROWS."""
+    """Compute the sums within all chunks together, then S from chunk to chunk. chunk: tokens in a chunk; None: CHUNK, or CHUNK_OF_ROWS."""
     N, per_row = q.shape[2], decay is not None and decay.shape[-1] == q.shape[-1]
     C = min(N, chunk or (CHUNK_OF_ROWS if per_row else CHUNK))
     in_chunks: list[Any] = [None if x is None else _in_chunks(x, C) for x in (q, k, v, decay, beta)]
@@ -117,9 +117,9 @@ class _Chunk(NamedTuple):
     scores: Tensor  # (.., C, C), scores of tokens i and j <= i, times the decay between them
     q: Tensor  # (.., C, D_k), queries times the decay since the chunk's start
     k: Tensor  # (.., C, D_k), keys times the decay until the chunk's end
-    kept: Tensor | None  # (.., D_k or 1, 1), the share of S left at the chunk's end; None: all
+    kept: Tensor | None  # (.., D_k or 1, 1), the factor by which the chunk shrinks the earlier S; None: 1
     written: Tensor  # (.., C, D_v), the written value w of every token if S were 0
-    erased: Tensor | None  # (.., C, D_k), its product with S is subtracted from w; None without the delta rule
+    erased: Tensor | None  # (.., C, D_k); the product of `erased` and the earlier S is subtracted from w; None without the delta rule
 
 
 def _within(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None) -> _Chunk:
@@ -154,7 +154,7 @@ def _segment_sums(decay: Tensor) -> Tensor:
     and the product of exp(g_i) and exp(-g_j) would overflow.
     """
     C = decay.shape[-2]
-    after = torch.ones(C, C, dtype=torch.bool, device=decay.device).tril(-1).unsqueeze(-1)  # [t, j]: t > j
+    after = torch.ones(C, C, dtype=torch.bool, device=decay.device).tril(-1).unsqueeze(-1)  # entry [t, j] is True if t > j
     return torch.where(after, decay.unsqueeze(-2), 0.0).cumsum(-3)
 
 

@@ -19,7 +19,7 @@ def attend(
 ) -> Tensor:
     """Compute scaled dot-product attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
-    scale None: D_k^-1/2. `mask` (boolean, True = attend) and `bias` (added to the scores) broadcast to (B, H, N_q, N_k). A query
+    `scale` defaults to D_k^-1/2. `mask` (boolean, True = attend) and `bias` (added to the scores) broadcast to (B, H, N_q, N_k). A query
     that may attend to no key gets 0.
     """
     scores = (q * scale_of(q, scale)) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)

@@ -43,7 +43,10 @@ class ShortConvolution(nn.Module):
         return (self.weight.shape[0], self.weight.shape[2] - 1)
 
     def forward(self, x: Tensor, mask: Tensor | None, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve x (B, N, D_c) after past (B, D_c, K - 1). mask bool (B, N): tokens, at the left. Returns (B, N, D_c), new past."""
+        """Return the outputs (B, N, D_c) and the new past (B, D_c, K - 1) of x (B, N, D_c), whose earlier inputs are `past`.
+
+        mask bool (B, N): True at tokens, which are at the left of each row.
+        """
         x_BDN = x.transpose(1, 2).to(past.dtype)
         lengths = x.new_full(x.shape[:1], x.shape[1], dtype=torch.int64) if mask is None else mask.sum(1)
         y = F.silu(self.convolve(x_BDN, self.weight.to(past.dtype), past)).transpose(1, 2)

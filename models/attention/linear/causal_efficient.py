@@ -33,7 +33,7 @@ def attend_causal_efficient(
 ) -> tuple[Tensor, ColumnSums]:
     """Return o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v), mask bool (B, N) with the tokens at the left.
 
-    past None: zeros.
+    If `past` is None, it is zeros.
     """
     refuse_cross("causal efficient attention", q=q, k=k, v=v)
     if past is None:

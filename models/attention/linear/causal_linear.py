@@ -31,7 +31,7 @@ class CausalLinearAttention(EqualHeadsLayer):
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.feature_map = feature_map
         self.capabilities = replace(self.capabilities, averages=feature_map not in MAY_BE_ZERO)
-        if self.capabilities.averages:  # else every feature of every key may be 0
+        if self.capabilities.averages:  # otherwise all features of all keys may be 0, and so may the divisor
             self.holds = (("S", "sums_in_last_column"),)
         self.n_features = n_features(feature_map, self.d_head)
 

@@ -45,7 +45,7 @@ def attend_causal_performer(
 ) -> tuple[Tensor, FeatureSums]:
     """Return o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v), W, mask (B, N), a row's tokens at its left.
 
-    projection: W. past None: zeros. scale None: D_k^-1/2.
+    projection: W. If `past` is None, it is zeros. `scale` defaults to D_k^-1/2.
     """
     refuse_cross("the causal Performer", q=q, k=k, v=v)
     if past is None:

@@ -32,10 +32,12 @@ def attend_causal_to_codes(
     products: Tensor | None = None,
     recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention to codes: (B, H, N, D_k), int64 (B, H, N), (B, H, N, D_v), (H, Z, D_k) -> (B, H, N, D_v), the new [U | L].
+    """Compute causal attention to codes, and return o (B, H, N, D_v) and the new [U | L] (B, H, Z, D_v + 1).
 
-    past: [U | L] (B, H, Z, D_v + 1); None: zeros. scale None: D_k^-1/2. mask bool (B, N): True at tokens; rows without one yet give 0.
-    products: q . c (B, H, N, Z), if known.
+    q (B, H, N, D_k), codes int64 (B, H, N), v (B, H, N, D_v), codebook (H, Z, D_k).
+
+    past: the earlier [U | L]; None stands for zeros. `scale` defaults to D_k^-1/2. mask bool (B, N): True at tokens; rows without one yet
+    give 0. products: q . c (B, H, N, Z), if known.
     """
     refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     exact, Z = at_least_float32(v.dtype), codebook.shape[-2]

@@ -18,7 +18,10 @@ COMMITMENT = 1e-4
 
 
 def nearest(k: Tensor, codebook: Tensor, *, products: Tensor | None = None) -> Tensor:
-    """Return the index of the nearest code, in a tie the lowest: (B, H, N, D_k), (H, Z, D_k) -> int64 (B, H, N). products: k . c."""
+    """Return the index of the code nearest to each key: k (B, H, N, D_k), codebook (H, Z, D_k) -> int64 (B, H, N).
+
+    In a tie it is the lowest index. products: the dot products k . c if they are already known.
+    """
     products = k @ codebook.mT if products is None else products
     return (codebook.square().sum(-1).unsqueeze(-2) / 2 - products).argmin(-1)  # ||k||² is the same for all codes
 
@@ -30,7 +33,7 @@ def looked_up(codes: Tensor, codebook: Tensor) -> Tensor:
 
 
 def straight_through(k: Tensor, codes: Tensor, codebook: Tensor) -> Tensor:
-    """Return the code vectors k^ with the gradient of k: (B, H, N, D_k), int64 (B, H, N), (H, Z, D_k) -> (B, H, N, D_k)."""
+    """Return the code vectors k^ (B, H, N, D_k) with the gradient of k: k (B, H, N, D_k), codes int64 (B, H, N), codebook (H, Z, D_k)."""
     return k + (looked_up(codes, codebook) - k).detach()
 
 
@@ -73,7 +76,7 @@ def reseeded(
 
 
 def codes_of(sums: Tensor, counts: Tensor, *, least: float = LEAST_COUNT) -> Tensor:
-    """Return the codes c = sums / max(counts, least): (H, Z, D_k), (H, Z) -> (H, Z, D_k)."""
+    """Return the codes c = sums / max(counts, least): sums (H, Z, D_k), counts (H, Z) -> c (H, Z, D_k)."""
     return sums / counts.clamp_min(least).unsqueeze(-1)
 
 

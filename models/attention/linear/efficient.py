@@ -30,7 +30,7 @@ def attend_efficient(
     normalisation: Literal["softmax", "scaling"] = "softmax",
     length: float | None = None,
 ) -> Tensor:
-    """Efficient attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). It is 0 if there is no key.
+    """Compute efficient attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without any key.
 
     key_mask bool (B, N_k): True at tokens. length: the n of `scaling`; None: the number of unmasked keys.
     """

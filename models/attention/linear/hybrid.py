@@ -35,7 +35,8 @@ def attend_hybrid(
     gain: Tensor | float = 1.0,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """Hybrid attention: q, k (B, H, N, D_k), v (B, H, N, D_v) -> (B, H, N, D_v), float32 at least inside. It is 0 if there is no key.
+    """Compute hybrid attention: q, k (B, H, N, D_k), v (B, H, N, D_v) -> (B, H, N, D_v), or 0 without any key. Computes in float32 at
+    least.
 
     block: C; with 0, no token is near. gain: g, a number or (H, 1, 1, 1). key_mask bool (B, N): True at tokens. The dot products of
     phi_q(q) and phi_k(k) must not be negative.
@@ -65,7 +66,7 @@ def attend_hybrid(
 
 
 def features_of(q: Tensor, k: Tensor, phi_q: FeatureMap, phi_k: FeatureMap, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return φ_q(q) / exp(m), φ_k(k) and m: (B, H, N, D_k) twice, bool (B, 1, N, 1) -> (B, H, N, D_φ) twice, (B, H, N, 1).
+    """Return φ_q(q) / exp(m) and φ_k(k), each (B, H, N, D_φ), and m (B, H, N, 1): q, k (B, H, N, D_k), present bool (B, 1, N, 1).
 
     For maps whose features are exponentials, m is chosen so that no weight underflows. For other maps m is 0.
     """
@@ -86,14 +87,14 @@ def beyond_neighbours(x: Tensor) -> Tensor:
     """
     n = x.shape[2]
     at = torch.arange(n, device=x.device)
-    x = F.pad(x, (0, 0, 0, 0, 0, 1))  # index n: an empty block
+    x = F.pad(x, (0, 0, 0, 0, 0, 1))  # appends an empty block at index n
     left = x.index_select(2, torch.where(at < 2, n, at - 2)).cumsum(2)  # index b: sum of blocks 0 .. b - 2
     right = x.index_select(2, torch.where(at < 2, n, n + 1 - at)).cumsum(2)  # index b: sum of blocks n + 1 - b .. n - 1
     return left + right.index_select(2, n - 1 - at)
 
 
 def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor, log_scale: Tensor, gain: Tensor | float) -> Tensor:
-    """Softmax attention in which all far keys count as one more key, with the log of their weight as score. Returns (B, H, n, C, D_v).
+    """Return (B, H, n, C, D_v): softmax attention in which all far keys together count as one key, whose score is the log of their weight.
 
     The far key and the mask are extra columns of the matrix products, which add little to the (B, H, n, C, 3 C) weights. A query is
     [scale q, log of the far weight, 1]; a near key is [k, 0, 0 or, if it is absent, the lowest number]; the far key is [0, 1, 0]. Near
@@ -115,14 +116,18 @@ def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor,
 
 
 def _rows_seen(n: int, C: int, N: int) -> Tensor:
-    """Return the indices (n, 3 C + 1) of the keys that each block sees: three blocks, N for an absent token, and N + 1 for far."""
+    """Return the indices (n, 3 C + 1) of the keys that each block sees: those of three blocks, N for a token that does not exist, and N + 1
+    for the far key."""
     near = torch.arange(n).unsqueeze(1) * C + torch.arange(-C, 2 * C)
     near = torch.where((near < 0) | (near >= N), N, near)
     return torch.cat([near, torch.zeros_like(near[:, :1]) + N + 1], dim=1)
 
 
 def _spans(x: Tensor, absent: Tensor, far: Tensor, rows: Tensor) -> Tensor:
-    """Gather three blocks of x and the far row a block: (B, H, N, D_k) -> (B, H, n, 3 C + 1, D_k). One gather copies only once."""
+    """Return the rows that each block sees, three blocks of x and the row `far`: (B, H, N, D_k) -> (B, H, n, 3 C + 1, D_k).
+
+    `absent` replaces rows outside x. A single gather copies the data only once.
+    """
     x = torch.cat([x, torch.stack([absent, far]).expand(*x.shape[:2], -1, -1)], dim=2)
     return x.index_select(2, rows.flatten().to(x.device)).unflatten(2, rows.shape)
 

@@ -22,7 +22,7 @@ FeatureMap = Callable[[Tensor], Tensor]  # (B, H, N, D_k) -> (B, H, N, D_φ)
 def attend_linear(
     q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, eps: float = 1e-6, feature_map: str | FeatureMap = "elu"
 ) -> Tensor:
-    """Linear attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). The output is 0 if there is no key.
+    """Compute linear attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without any key.
 
     key_mask bool (B, N_k): True at tokens. feature_map: a name of feature_maps.py, or φ itself.
     """
@@ -31,7 +31,10 @@ def attend_linear(
 
 
 def attend_features(phi_q: Tensor, phi_k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """Linear attention of given features: (B, H, N_q, D_φ), (B, H, N_k, D_φ), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v)."""
+    """Compute linear attention from the features phi_q (B, H, N_q, D_φ), phi_k (B, H, N_k, D_φ) and v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
+
+    key_mask bool (B, N_k): True at tokens.
+    """
     exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: a half-precision sum over N would stall
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     if key_mask is not None:
@@ -49,7 +52,7 @@ class LinearAttention(EqualHeadsEncoderLayer):
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, feature_map: str = "elu") -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        map_named(feature_map)  # raises for an unknown name now, not at the first forward
+        map_named(feature_map)  # raises ValueError for an unknown name here instead of in the first forward
         self.feature_map = feature_map
         self.capabilities = replace(self.capabilities, averages=feature_map not in MAY_BE_ZERO)
 

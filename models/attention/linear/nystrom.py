@@ -32,7 +32,8 @@ def iterative_inverse(A: Tensor, n_iterations: int = 6) -> Tensor:
 
 
 def landmark_values(q_landmarks: Landmarks, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None) -> Tensor:
-    """Return R V, attention of the landmarks to the keys: (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_l, D_v)."""
+    """Return R V (B, H, N_l, D_v), the attention of the landmarks to the keys: k (B, H, N_k, D_k), v (B, H, N_k, D_v), key_mask (B,
+    N_k)."""
     seen = q_landmarks.exist[:, None, :, None]  # (B, 1, N_l, 1)
     if key_mask is not None:
         seen = seen & key_mask[:, None, None, :]
@@ -42,7 +43,7 @@ def landmark_values(q_landmarks: Landmarks, k: Tensor, v: Tensor, *, scale: floa
 def between_landmarks(
     q: Tensor, values: Tensor, q_landmarks: Landmarks, k_landmarks: Landmarks, *, scale: float, n_iterations: int | None = 6
 ) -> Tensor:
-    """Return F A⁺ values: q (B, H, N_q, D_k), values (B, H, N_l, D_v) -> (B, H, N_q, D_v). n_iterations None: exact A⁺ by SVD."""
+    """Return F A⁺ values: q (B, H, N_q, D_k), values (B, H, N_l, D_v) -> (B, H, N_q, D_v). If n_iterations is None, A⁺ is exact, by SVD."""
     keys, exist = k_landmarks.means.mT * scale, k_landmarks.exist[:, None, None, :]
     A = masked_softmax(q_landmarks.means @ keys, exist) * q_landmarks.exist[:, None, :, None]  # (B, H, N_l, N_l)
     inverse = torch.linalg.pinv(A) if n_iterations is None else iterative_inverse(A, n_iterations)
@@ -63,11 +64,11 @@ def attend_nystrom(
     short_by_softmax: bool = True,
     conv: Tensor | None = None,
 ) -> Tensor:
-    """Nyström attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). The output is 0 if there is no key.
+    """Compute Nyström attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without any key.
 
-    query_mask bool (B, N_q), key_mask bool (B, N_k): True at tokens. scale None: D_k^-1/2. landmarks: of q and k; None: segment means.
-    If a row has at most N_l queries, each is its own landmark and R V is exact softmax attention. R V is then the output, unless
-    `short_by_softmax` is False or landmarks are given. conv: the convolution kernel (H, 1, K, 1), K odd; it requires N_q = N_k.
+    query_mask bool (B, N_q), key_mask bool (B, N_k): True at tokens. `scale` defaults to D_k^-1/2. landmarks: those of q and of k; None:
+    segment means. If a row has at most N_l queries, each is its own landmark and R V is exact softmax attention. R V is then the output,
+    unless `short_by_softmax` is False or landmarks are given. conv: the convolution kernel (H, 1, K, 1), K odd; it requires N_q = N_k.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing

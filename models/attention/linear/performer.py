@@ -32,9 +32,10 @@ def attend_performer(
     eps: float = 1e-6,
     relu_eps: float = 1e-3,
 ) -> Tensor:
-    """Performer attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). It is 0 if there is no key.
+    """Compute the attention of the Performer: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without
+    any key.
 
-    projection: W. key_mask bool (B, N_k): True at tokens. scale None: D_k^-1/2. eps is added to the denominator only.
+    projection: W. key_mask bool (B, N_k): True at tokens. `scale` defaults to D_k^-1/2. eps is added to the denominator only.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
@@ -47,7 +48,7 @@ def attend_performer(
 
 
 def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return φ(q) / exp(m), φ(k), m from logs: (B, H, N_q, D_φ), (B, H, N_k, D_φ) -> the same shapes, in 0 .. 1, and (B, H, N_q, 1).
+    """Return φ(q) / exp(m) and φ(k), both between 0 and 1, and m (B, H, N_q, 1): log_q (B, H, N_q, D_φ), log_k (B, H, N_k, D_φ).
 
     c_d, the largest log of column d over the keys, is moved from the keys to the queries: exp(log_q + c) · exp(log_k - c). Then m, the
     largest exponent of each query, is subtracted. So φ(q)ᵀz >= 1 if there is a key, for q and k of any length.

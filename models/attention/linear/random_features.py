@@ -49,7 +49,7 @@ def default_features(d_head: int) -> int:
 
 
 def log_features(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", scale: float | None = None) -> Tensor:
-    """Return log φ of the exponential kernels: (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_φ), float32 at least."""
+    """Return log φ of the exponential kernels: x (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_φ), float32 at least."""
     x = _scaled(x, scale)
     projected = (x @ projection.to(x.dtype).mT).to(x.dtype)  # under autocast the product is in half precision
     if kernel == "hyperbolic":
@@ -58,7 +58,7 @@ def log_features(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", 
 
 
 def relu_features(x: Tensor, projection: Tensor, *, scale: float | None = None, relu_eps: float = 1e-3) -> Tensor:
-    """Return the features of the kernel `relu`: (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_r), float32 at least."""
+    """Return the features of the kernel `relu`: x (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_r), float32 at least."""
     x = _scaled(x, scale)
     return F.relu((x @ projection.to(x.dtype).mT).to(x.dtype)) + relu_eps
 

@@ -24,7 +24,7 @@ def attend_to_codes(
 ) -> Tensor:
     """Attend from q to the codes of the keys. Returns (B, H, N_q, D_v), 0 if there is no key.
 
-    q (B, H, N_q, D_k), codes int64 (B, H, N_k), v (B, H, N_k, D_v), codebook (H, Z, D_k), mask bool (B, N_k). scale None: D_k^-1/2.
+    q (B, H, N_q, D_k), codes int64 (B, H, N_k), v (B, H, N_k, D_v), codebook (H, Z, D_k), mask bool (B, N_k). `scale` defaults to D_k^-1/2.
     """
     exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: a half-precision sum over N would stall
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -47,7 +47,7 @@ def weights_of_codes(scores: Tensor, L: Tensor) -> Tensor:
 
 
 def mean_of_codes(weighted: Tensor, total: Tensor) -> Tensor:
-    """Return sum e U / sum e L: (.., D_v), (.., 1) -> (.., D_v). It is 0 if there is no key; else the denominator is at least 1."""
+    """Return sum e U / sum e L (.., D_v), or 0 if there is no key. weighted: sum e U (.., D_v). total: sum e L (.., 1), 0 or at least 1."""
     return weighted / (total + (total == 0))
 
 

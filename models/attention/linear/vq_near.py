@@ -30,7 +30,7 @@ def attend_causal_to_codes_and_near(
     """Attend causally to codes, with a position bias for near keys. Returns (B, H, N, D_v), 0 before a row's first token.
 
     q (B, H, N, D_k), codes int64 (B, H, N), v (B, H, N, D_v), codebook (H, Z, D_k), bias (H or 1, 2 C) by distance from 0; its length
-    sets C. scale None: D_k^-1/2. mask bool (B, N): True at tokens. Raises ValueError if the number of distances is odd.
+    sets C. `scale` defaults to D_k^-1/2. mask bool (B, N): True at tokens. Raises ValueError if the number of distances is odd.
     """
     refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     n_distances, Z, exact = bias.shape[-1], codebook.shape[-2], at_least_float32(v.dtype)

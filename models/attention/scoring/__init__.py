@@ -1,4 +1,4 @@
-"""Self-attention with other scores of a query and a key than the scaled dot product. Every query sees every key.
+"""Self-attention layers in which the score of a query and a key is not the scaled dot product. Every query sees every key.
 
 `scored.py` has the base class of the layers in
 `dot.py` and `causal_dot.py`, `cosine.py` and `causal_cosine.py`, `additive.py` and `causal_additive.py`, `softmax1.py` and

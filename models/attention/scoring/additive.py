@@ -28,7 +28,7 @@ def attend_additive(
     bias: Tensor | None = None,
     queries_at_once: int | None = QUERIES_AT_ONCE,
 ) -> Tensor:
-    """Additive attention: q (B, H, N_q, D_q), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
+    """Compute additive attention: q (B, H, N_q, D_q), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
     W_q (A, D_q), W_k (A, D_k) and w_v (A,); with a first axis H they differ by head. mask, bias: as in `scaled_dot_product.attend`.
     queries_at_once: number of queries computed at a time; None: all.
@@ -46,7 +46,7 @@ def attend_hidden(
     bias: Tensor | None = None,
     queries_at_once: int | None = QUERIES_AT_ONCE,
 ) -> Tensor:
-    """`attend_additive` for q and k that are already multiplied by W_q and W_k: (B, H, N_q, A) and (B, H, N_k, A)."""
+    """Compute additive attention from q (B, H, N_q, A) and k (B, H, N_k, A), which are already multiplied by W_q and W_k."""
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
     C = queries_at_once

@@ -29,7 +29,8 @@ def position_weights(shifts: Tensor, alpha: float = ALPHA) -> Tensor:
 
 
 def attend_to_places(x: Tensor, offsets: Tensor, position_weights: Tensor, W_v: Tensor, W_o: Tensor) -> Tensor:
-    """Compute y: x (B, N_k, C_in), (N_q, N_k, axes), (H, 1 + axes), (H, D_v, C_in), (H, C_out, D_v) -> (B, N_q, C_out)."""
+    """Compute y (B, N_q, C_out), without b: x (B, N_k, C_in), offsets δ (N_q, N_k, axes), position_weights v_h (H, 1 + axes), W_v
+    (H, D_v, C_in), W_o (H, C_out, D_v)."""
     weights = quadratic_scores(offsets, position_weights).softmax(-1)  # (H, N_q, N_k)
     heads = weights @ (x.unsqueeze(1) @ W_v.mT)  # (B, H, N_q, D_v)
     return torch.einsum("bhqd,hod->bqo", heads, W_o)
@@ -60,7 +61,7 @@ class ConvolutionAsAttention(nn.Module):
         keys = _grid([range(n) for n in x.shape[2:]]).to(x)  # (N_k, axes)
         reach = [step * (K - 1) for K, step in zip(self.kernel_size, self.dilation, strict=True)]
         corners = [range(0, n - r, stride) for n, r, stride in zip(x.shape[2:], reach, self.stride, strict=True)]
-        queries = _grid(corners).to(x)  # (N_q, axes): position of a kernel's first pixel
+        queries = _grid(corners).to(x)  # (N_q, axes): position of the kernel's first pixel for each output
         queries = queries + self._centre(queries)
         y = attend_to_places(x.flatten(2).mT, keys - queries.unsqueeze(1), self.position_weights, self.W_v, self.W_o)
         y = y if self.bias is None else y + self.bias
@@ -72,5 +73,5 @@ class ConvolutionAsAttention(nn.Module):
 
 
 def _grid(axes: Sequence[range]) -> Tensor:
-    """Return the coordinates of all positions, (positions, axes), the last axis fastest."""
+    """Return the coordinates (positions, axes) of all positions of a grid. The coordinate of the last axis changes fastest."""
     return torch.tensor(list(product(*axes)))

@@ -27,7 +27,7 @@ def attend_cosine(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Cosine attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). tau: a number or (H,)."""
+    """Compute cosine attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v). tau: a number or (H,)."""
     tau = tau[..., None, None] if isinstance(tau, Tensor) else tau  # (H, 1, 1)
     return attend(tau * F.normalize(q, dim=-1, eps=eps), F.normalize(k, dim=-1, eps=eps), v, scale=1.0, mask=mask, bias=bias)
 

@@ -28,9 +28,9 @@ def attend_differential(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Differential attention before the norm: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> o (B, H, N_q, D_v).
+    """Compute differential attention without the norm: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> o (B, H, N_q, D_v).
 
-    subtracted: λ. scale None: (D_k / 2)^-1/2. mask and bias are as in `scaled_dot_product.attend`, and apply to both softmaxes.
+    subtracted: λ. `scale` defaults to (D_k / 2)^-1/2. mask and bias are as in `scaled_dot_product.attend`, and apply to both softmaxes.
     """
 
     def weights(columns: slice) -> Tensor:

@@ -12,7 +12,10 @@ from models.attention.scoring.scored import ScoredAttention
 
 
 def attend_dot(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Dot-product attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). mask, bias as in `attend`."""
+    """Compute dot-product attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
+
+    mask and bias are those of `scaled_dot_product.attend`.
+    """
     return attend(q, k, v, scale=1.0, mask=mask, bias=bias)
 
 

@@ -20,9 +20,10 @@ LEAST_H = 1e-6
 def attend_nadaraya_watson(
     q: Tensor, k: Tensor, v: Tensor, *, h: Tensor | float = 1.0, mask: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """Kernel regression: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v).
+    """Compute kernel regression: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
-    h > 0: a number, (H, 1) for one a head, or (H, D_k) for one for each dimension of a head. mask, bias: as in `attend`.
+    h > 0: one number, a tensor (H, 1) with one number per head, or (H, D_k) with one per dimension of each head. mask, bias: as in
+    `attend`.
     """
     exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: the square of a key of length 256 overflows float16
     h = h.unsqueeze(-2) if isinstance(h, Tensor) and h.dim() > 0 else h  # (H, 1, 1 or D_k)

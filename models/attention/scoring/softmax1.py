@@ -2,7 +2,7 @@
 
 o_i = sum_j p_ij v_j,   p_ij = exp(s_ij) / (1 + sum_l exp(s_il)),   s_ij = scale * q_i . k_j + bias_ij,   scale = D_k^-1/2
 Miller 2023, "Attention is off by one". It is a softmax with one more key, of score 0 and value 0. The sum of weights is
-sigmoid(logsumexp(s)) < 1. The maximum that is subtracted includes the 0. O(N_q N_k (D_k + D_v)) time a head.
+sigmoid(logsumexp(s)) < 1. The maximum that is subtracted from the scores before exp is at least 0. O(N_q N_k (D_k + D_v)) time a head.
 """
 
 import torch
@@ -24,7 +24,10 @@ def softmax1(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 def attend_softmax1(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """softmax1 attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). Options as in `attend`."""
+    """Compute softmax1 attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
+
+    The options are those of `scaled_dot_product.attend`.
+    """
     scores = (q * scale_of(q, scale)) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
     return softmax1(scores if bias is None else scores + bias, mask) @ v
 
@@ -32,9 +35,11 @@ def attend_softmax1(
 def attend_softmax1_online(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None, keys_at_once: int = 64
 ) -> Tensor:
-    """`attend_softmax1` over `keys_at_once` keys at a time, in O(N_q keys_at_once) memory. The sum begins at 1 and the maximum at 0.
+    """Compute `attend_softmax1` for `keys_at_once` keys at a time, in O(N_q keys_at_once) memory.
 
-    scale None: D_k^-1/2. mask broadcasts to (B, H, N_q, N_k). The output is 0 if there is no key.
+    The running sum of weights begins at 1 and the running maximum of scores at 0, which is the score of the additional key.
+
+    `scale` defaults to D_k^-1/2. mask broadcasts to (B, H, N_q, N_k). The output is 0 if there is no key.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing

@@ -32,7 +32,10 @@ from models.parts.positions import Rotation
 
 
 def attend_by_scores(scores: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Attend by scores: (B or 1, H, N_q, N_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v), 0 if there is no key. mask as in `attend`."""
+    """Return softmax(scores) v: scores (B or 1, H, N_q, N_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without any key.
+
+    mask is that of `scaled_dot_product.attend`.
+    """
     return masked_softmax(scores, mask) @ v
 
 

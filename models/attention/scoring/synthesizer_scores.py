@@ -18,13 +18,14 @@ KINDS = ("dense", "random", "factorised_dense", "factorised_random", "dot_produc
 
 
 def dense_scores(x: Tensor, W_1: Tensor, b_1: Tensor, W_2: Tensor, b_2: Tensor) -> Tensor:
-    """Return dense scores: x (B, N, D), (H, D_h, D), (H, D_h), (H, N_k, D_h), (H, N_k) -> (B, H, N, N_k)."""
+    """Return dense scores (B, H, N, N_k): x (B, N, D), W_1 (H, D_h, D), b_1 (H, D_h), W_2 (H, N_k, D_h), b_2 (H, N_k)."""
     hidden = torch.relu(x.unsqueeze(1) @ W_1.mT + b_1.unsqueeze(-2))  # (B, H, N, D_h)
     return hidden @ W_2.mT + b_2.unsqueeze(-2)
 
 
 def factorised_dense_scores(x: Tensor, W_A: Tensor, W_B: Tensor) -> Tensor:
-    """Factorised dense scores: (B, N, D), (H, a, D), (H, b, D) -> (B, H, N, a b). Column l is (W_A x)[l // b] times (W_B x)[l mod b].
+    """Return factorised dense scores (B, H, N, a b): x (B, N, D), W_A (H, a, D), W_B (H, b, D). Column l is (W_A x)[l // b] (W_B x)[l mod
+    b].
 
     So W_A x is repeated and W_B x is tiled. Tiling both would give only lcm(a, b) different columns.
     """
@@ -33,7 +34,7 @@ def factorised_dense_scores(x: Tensor, W_A: Tensor, W_B: Tensor) -> Tensor:
 
 
 def factorised_random_scores(R_1: Tensor, R_2: Tensor) -> Tensor:
-    """Return R_1 R_2ᵀ: (.., N, k), (.., N_k, k) -> (.., N, N_k), of rank k at most."""
+    """Return R_1 R_2ᵀ (.., N, N_k), whose rank is at most k: R_1 (.., N, k), R_2 (.., N_k, k)."""
     return R_1 @ R_2.mT
 
 
@@ -71,7 +72,7 @@ class DenseScores(nn.Module):
         super().__init__()
         self.W_1 = nn.Parameter(torch.randn(n_heads, d_hidden, d_model) * d_model**-0.5)
         self.b_1 = nn.Parameter(torch.zeros(n_heads, d_hidden))
-        self.W_2 = nn.Parameter(torch.randn(n_heads, n_positions, d_hidden) * (2 / d_hidden) ** 0.5)  # the relu halves the variance
+        self.W_2 = nn.Parameter(torch.randn(n_heads, n_positions, d_hidden) * (2 / d_hidden) ** 0.5)  # 2, as the relu halves the variance
         self.b_2 = nn.Parameter(torch.zeros(n_heads, n_positions))
 
     def forward(self, x: Tensor, t: Tensor, n_keys: int) -> Tensor:
@@ -92,7 +93,8 @@ class RandomScores(nn.Module):
 
 
 class FactorisedDenseScores(nn.Module):
-    """A module for `factorised_dense_scores`. a None: the largest divisor of n_positions up to its square root."""
+    """A module that computes `factorised_dense_scores` with its own weights. a defaults to the largest divisor of n_positions up to its
+    square root."""
 
     def __init__(self, d_model: int, n_heads: int, n_positions: int, a: int | None) -> None:
         super().__init__()
@@ -139,7 +141,7 @@ class DotProductScores(nn.Module):
 
 
 def _keep(module: nn.Module, name: str, R: Tensor, fixed: bool) -> None:
-    """Store R in the module: as a buffer in the state dict if `fixed`, else as a parameter."""
+    """Store the matrix R in the module: as a buffer in the state dict if `fixed`, otherwise as a parameter."""
     if fixed:
         module.register_buffer(name, R)
     else:

@@ -26,7 +26,10 @@ def attend_atrous(
     key_mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Atrous attention: (B, H, N, D_k) twice, (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v), 0 without a key. causal: only j <= i."""
+    """Compute atrous attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 without any key.
+
+    With `causal`, only keys j <= i are seen.
+    """
     refuse_cross("atrous attention", q=q, k=k, v=v)
     q_r, k_r, v_r, present = (residues(x, rate) for x in (q, k, v, keys_present(k, key_mask)))  # (B, H, r, n, ..)
     seen = present.mT  # (B, 1, r, 1, n)

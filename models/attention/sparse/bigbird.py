@@ -31,10 +31,10 @@ def attend_bigbird(
     key_mask: Tensor | None = None,
     full_up_to: int = 0,
 ) -> Tensor:
-    """BigBird attention: q, k (B, H, N, D_k), v (B, H, N, D_v) -> (B, H, N, D_v), 0 if there is no key. key_mask bool (B, N).
+    """Compute BigBird attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 without any key.
 
-    table: int64 (H, n - 2, r), the random key blocks of query blocks 1 .. n - 2, n = ceil(N / b). Numbers that are not of a block are
-    ignored. full_up_to: up to this number of blocks all tokens see everything; 5 + 2 r in the layer. scale None: D_k^-1/2.
+    table: int64 (H, n - 2, r), the random key blocks of query blocks 1 .. n - 2, n = ceil(N / b). Numbers outside 0 .. n - 1
+    are ignored. full_up_to: up to this number of blocks all tokens see everything; 5 + 2 r in the layer. `scale` defaults to D_k^-1/2.
     """
     n = (q.shape[2] + block - 1) // block
     n_blocks = torch.full((1, 1, 1), n, device=q.device)
@@ -102,7 +102,7 @@ def random_blocks(draws: Tensor, n_blocks: Tensor) -> Tensor:
     Floyd's sampling (Bentley & Floyd 1987): draw t is from the first L - r + t + 1 of L blocks; a repeat becomes the last of these.
     """
     i = torch.arange(draws.shape[1], device=draws.device)
-    before = (i - 2).clamp_min(0)  # eligible: 1 .. i - 2 and i + 2 .. n - 2
+    before = (i - 2).clamp_min(0)  # the eligible blocks are 1 .. i - 2 and i + 2 .. n - 2
     legal = before + (n_blocks - 3 - i).clamp_min(0)  # (.., 1, n)
     ranks: list[Tensor] = []
     for t in range(draws.shape[2]):
@@ -168,7 +168,8 @@ class BigBirdAttention(EqualHeadsEncoderLayer):
         return attend_to_lists(q, k, v, lists, n_blocks, block=self.block, key_mask=key_mask)
 
     def lists(self, n: int, n_blocks: Tensor) -> Tensor:
-        """Return the key blocks of every query block: (B, 1, 1) -> (B, H, n, L), L = min(n, 5 + 2 r). Short rows get all."""
+        """Return the key blocks of every query block: n_blocks (B, 1, 1) -> (B, H, n, L), L = min(n, 5 + 2 r). In short rows, these are all
+        blocks."""
         L = 5 + 2 * self.n_random
         drawn = random_blocks(self.draws[:, :n], n_blocks)  # (B, H, n, r)
         fixed = _fixed_blocks(n, n_blocks).expand(-1, self.n_heads, -1, -1)

@@ -26,10 +26,11 @@ def attend_bigbird_etc(
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """BigBird-ETC: q, k (B, H, g + N, D_k), v (B, H, g + N, D_v) -> (B, H, g + N, D_v), 0 if there is no key. mask bool (B, g + N).
+    """Compute BigBird-ETC: q, k (B, H, g + N, D_k), v (B, H, g + N, D_v), key_mask bool (B, g + N) -> (B, H, g + N, D_v), 0 without any
+    key.
 
-    n_global: g. table: int64 (H, n, r), the random key blocks of every query block, n = ceil(N / b); numbers of no block are ignored.
-    scale None: D_k^-1/2. Raises ValueError if the table is for another n.
+    n_global: g. table: int64 (H, n, r), the random key blocks of every query block, n = ceil(N / b); numbers outside 0 .. n - 1 are
+    ignored. `scale` defaults to D_k^-1/2. Raises ValueError if the table is for another n.
     """
     refuse_cross("BigBird", q=q, k=k, v=v)
     g, present = n_global, keys_present(k, key_mask).expand(len(k), -1, -1, -1)  # (B, 1, g + N, 1)

@@ -33,9 +33,12 @@ def attend_causal_longformer(
     mask: Tensor | None = None,
     attend: Callable[..., Tensor] = attend_to_windows,
 ) -> tuple[Tensor, State]:
-    """Causal Longformer attention: q, k, v and q_g, k_g, v_g, each (B, H, N, D_k) -> (B, H, N, D_k) and the new state.
+    """Compute causal Longformer attention, and return the outputs (B, H, N, D_k) and the new state.
 
-    mask bool (B, N), tokens at the left. past: the state of `CausalLongformerAttention`; None: no token yet. scale None: D_k^-1/2.
+    local: q, k, v. of_globals: q_g, k_g, v_g. Each is (B, H, N, D_k).
+
+    mask bool (B, N), tokens at the left. past: the state of `CausalLongformerAttention`; None: there is no earlier token. `scale` defaults
+    to D_k^-1/2.
     """
     given, exact = local[2].dtype, at_least_float32(local[2].dtype)
     q, k, v, q_g, k_g, v_g = (x.to(exact) for x in (*local, *of_globals))
@@ -49,7 +52,7 @@ def attend_causal_longformer(
     new |= {name: newest(head, lengths, n_kept) for name, head in slots.items()}
     new["n"] = (n + lengths).clamp_max(n_kept + n_global)
 
-    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N), exact until no window holds a global token
+    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N); too small once n is capped, when no window contains a global token any more
     is_global = (t < n_global).unsqueeze(-1)  # (B, N, 1)
     sees_first = torch.arange(n_global, device=q.device) <= t.unsqueeze(-1)  # (B, N, g)
     position = torch.arange(slots["k"].shape[2], device=q.device) - n_kept + n  # (B, slots); negative for empty slots
@@ -71,7 +74,7 @@ def shapes_of_past(n_heads: int, d_head: int, window: int, n_global: int) -> dic
 
 
 def _first(known: Tensor, new: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
-    """Return the global tokens' heads, with those among the new tokens filled in: (B, H, g, D_k), (B, H, N, D_k) -> (B, H, g, D_k)."""
+    """Return the keys or values of the g global tokens (B, H, g, D_k): `known` with those of the new tokens (B, H, N, D_k) filled in."""
     i = torch.arange(known.shape[2], device=n.device) - n  # (B, g): index among the new tokens
     here = ((i >= 0) & (i < lengths))[:, None, :, None]
     i = i.long().clamp(0, new.shape[2] - 1)[:, None, :, None]

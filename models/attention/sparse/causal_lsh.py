@@ -1,9 +1,9 @@
 """Causal LSH attention with a cache: a token sees the past tokens that share a bucket with it in some round of hashing.
 
-o_t = sum_j p_tj v_j, p_t = softmax of q_t . k_j over j <= t with h_r(j) = h_r(t) for some r; k_j = q_j / |q_j|; the token itself has
--10^5 It equals causal `attend_lsh` with the rule of the paper if every bucket lies within two chunks: N_ij makes its rounds one
-softmax over their union. There are no chunks here, because where they are cut depends on future tokens.
-Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6. The t-th token costs O(t (D_k + R)); the cache holds t H (2 D_k + R) numbers. R rounds.
+o_t = sum_j p_tj v_j, p_t = softmax of q_t . k_j over j <= t with h_r(j) = h_r(t) for some r; k_j = q_j / |q_j|; the score of the token
+itself is -10^5. It equals causal `attend_lsh` with the rule of the paper if every bucket lies within two chunks: N_ij makes its rounds one
+softmax over their union. There are no chunks here, because where they are cut depends on future tokens. Kitaev et al. 2020,
+arXiv:2001.04451, eqs. 3-6. The t-th token costs O(t (D_k + R)); the cache holds t H (2 D_k + R) numbers. R rounds.
 """
 
 import math
@@ -20,7 +20,7 @@ from models.attention.sparse.lsh import EPS, SELF_LOGIT, unit_keys
 from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations, factors_of
 from models.parts.positions import Rotation
 
-NOWHERE = -1.0  # the number of the bucket for padding
+NOWHERE = -1.0  # the bucket number of padding
 MOST_BUCKETS = 2**24  # states are float32, which represents all integers up to this number
 
 
@@ -34,9 +34,12 @@ def attend_lsh_to_cache(
     self_logit: float = SELF_LOGIT,
     eps: float = EPS,
 ) -> tuple[Tensor, State]:
-    """Attend to the cache: (B, H, N, D_k), (B, H, N, D_v), buckets as floats (B, H, N, R) -> (B, H, N, D_v), state with N more slots.
+    """Attend to the cache and the new tokens. Return the outputs (B, H, N, D_v) and the state with N more slots.
 
-    A token in bucket -1 is padding: no token sees it, now or later. state None: no token yet. eps: as in `lsh.unit_keys`.
+    qk (B, H, N, D_k), v (B, H, N, D_v), buckets as floats (B, H, N, R).
+
+    A token in bucket -1 is padding: no token sees it, now or later. If `state` is None, there is no earlier token. eps: as in
+    `lsh.unit_keys`.
     """
     new = {"qk": qk, "v": v, "buckets": buckets}
     refuse_cross("causal LSH attention", **new)

@@ -27,7 +27,8 @@ def attend_local(
     causal: bool = False,
     block: int = 64,
 ) -> Tensor:
-    """Local attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v), 0 without any key.
+    """Compute local attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v), key_mask (B, N_k) -> (B, H, N_q, D_v), 0 without
+    any key.
 
     window: w, the distance that a token sees to either side. block: C; it affects the speed only. N_q may differ from N_k.
     """

@@ -37,7 +37,9 @@ def attend_longformer(
     key_mask: Tensor | None = None,
     block: int = 64,
 ) -> Tensor:
-    """Longformer attention: (q, k, v), (q_g, k_g, v_g), key_mask bool (B, N) -> (B, H, N, D_v), 0 for padding and if there is no key.
+    """Compute Longformer attention (B, H, N, D_v), which is 0 for padding and without any key.
+
+    local: (q, k, v). of_globals: (q_g, k_g, v_g). key_mask: bool (B, N), True at tokens.
 
     window: w, even. The global tokens are those of global_mask bool (B, N), if given, or else the first n_global. dilation: one for
     all heads, or one for each. block: C; it affects the speed only.
@@ -123,7 +125,10 @@ def _first(n_global: int, q: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]
 
 
 def _anywhere(global_mask: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return the same as `_first` for a mask. The function takes as many tokens as the row with most global tokens has."""
+    """Return the same two results as `_first`, for the global tokens of a mask (B, N).
+
+    The number of tokens that the function selects in every row is the largest number of global tokens in any row, at least 1.
+    """
     most = max(int(global_mask.sum(1).max()), 1)
     places = global_mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, G)
     is_global = global_mask[:, None, :, None]
@@ -146,7 +151,7 @@ class GlobalHeads(EqualHeads):
             of_globals.load_state_dict(local.state_dict())
 
     def heads_of_globals(self, x: Tensor, rotation: Rotation | None, dtype: torch.dtype | None = None) -> Heads:
-        """Return q, k and v as `heads` does, by the projections for global tokens."""
+        """Return q, k and v as `heads` does, but computed by the projections for global tokens."""
         return heads_of(x, (self.to_q_global, self.to_k_global, self.to_v_global), self.n_heads, rotation, dtype)
 
 

@@ -48,10 +48,10 @@ def attend_lsh(
     self_logit: float = SELF_LOGIT,
     eps: float = EPS,
 ) -> Tensor:
-    """LSH attention: (B, H, N, D_k), (B, H, N, D_v), int (B, H or 1, R, N), bool (B, N) -> (B, H, N, D_v), 0 for masked tokens.
+    """Compute LSH attention: qk (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), 0 for masked tokens.
 
-    buckets: from `lsh_buckets.py`, or any integers >= 0. chunk: in tokens. before, after: number of chunks seen before and after a
-    token's own. eps: as in `unit_keys`. Raises ValueError for an unknown rule or invalid sizes.
+    buckets: (B, H or 1, R, N), from `lsh_buckets.py` or any integers >= 0. chunk: in tokens. before, after: number of chunks seen before
+    and after a token's own. eps: as in `unit_keys`. Raises ValueError for an unknown rule or invalid sizes.
     """
     _check(rule, chunk, before, after)
     refuse_cross("LSH attention", qk=qk, v=v, buckets=buckets.mT)
@@ -66,8 +66,8 @@ def attend_lsh(
     real = F.pad(real, (0, more))[:, None].expand(-1, H, -1)  # (B, H, N'), N' = n_chunks * C
     buckets = F.pad(buckets.expand(-1, H, -1, -1), (0, more))  # (B, H, R, N')
     order = by_bucket(buckets, real)  # the place (sorted index) of each token
-    place = order.argsort(-1)  # the place of each token
-    n_filled = ((real[:, :1].sum(-1, keepdim=True) + chunk - 1) // chunk).clamp_min(1)  # (B, 1, 1): chunks with a token
+    place = order.argsort(-1)  # inverse of `order`: the place of each token
+    n_filled = ((real[:, :1].sum(-1, keepdim=True) + chunk - 1) // chunk).clamp_min(1)  # (B, 1, 1): number of chunks with a token
 
     i = order.unflatten(-1, (-1, chunk))  # (B, H, R, chunks, C)
     j, is_once = neighbours(order, n_filled, n_chunks, chunk, before, after, across_rounds=rule == "chunk")  # (B, H, R, chunks, W C) each
@@ -105,7 +105,7 @@ class LSHAttention(EncoderLayer):
     rotations are drawn once, from `seed`, and are saved with the weights. The other options are those of `attend_lsh`.
     """
 
-    # The order of the tokens matters: a bucket longer than its chunks is cut in that order.
+    # Outputs depend on the order of the tokens, because a bucket that does not fit into its chunks is cut in this order.
     capabilities = Capabilities(cross=False, pads_to="chunk", ordered=True, weights="pattern")
     cost = Cost(
         "O(R N c D + R N log N)",
@@ -162,7 +162,9 @@ class LSHAttention(EncoderLayer):
 
 
 def _softmax_and_lse(scores: Tensor, times: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over keys weighted by `times`, and the log of its sum: (.., C, W C) twice, (.., W C, D_v) -> (.., C, D_v), (.., C, 1).
+    """Return the softmax-weighted values (.., C, D_v) and the log of the sum of weights (.., C, 1).
+
+    scores and times (.., C, W C): a key's weight is times · exp(score). v (.., W C, D_v).
 
     If all keys of a row have the weight 0, the output is 0 and the log is the lowest number.
     """

@@ -17,7 +17,8 @@ Buckets = int | Sequence[int]  # the number of buckets n_b, or the factors of th
 
 
 def draw_rotations(n_heads: int, n_rounds: int, d_head: int, n_buckets: Buckets, *, seed: int) -> Tensor:
-    """Draw R for every head and round: (H, R, D_k, half of n_buckets or of the sum of its factors). ValueError if one is odd."""
+    """Draw R for every head and round: (H, R, D_k, half of n_buckets or of the sum of its factors). Raises ValueError if a number or factor
+    is odd."""
     if n_rounds < 1:
         raise ValueError(f"n_rounds={n_rounds} must be at least 1")
     generator = torch.Generator().manual_seed(seed)
@@ -33,9 +34,11 @@ def factors_of(n_buckets: Buckets) -> tuple[int, ...]:
 
 
 def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = None) -> Tensor:
-    """Return the angular bucket in each of R rounds: (B, H, N, D_k), (H or 1, R, D_k, columns) -> int64 (B, H, R, N). Tie: the first.
+    """Return the angular bucket of each vector in each of R rounds, int64 (B, H, R, N), in a tie the lowest bucket.
 
-    n_buckets None: twice the columns. Raises ValueError if n_buckets does not fit the number of columns.
+    x (B, H, N, D_k), rotations (H or 1, R, D_k, columns).
+
+    n_buckets defaults to twice the number of columns. Raises ValueError if n_buckets does not fit the number of columns.
     """
     factors = factors_of(2 * rotations.shape[-1] if n_buckets is None else n_buckets)
     if sum(factors) != 2 * rotations.shape[-1]:
@@ -49,7 +52,8 @@ def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = No
 
 
 def hyperplane_buckets(x: Tensor, planes: Tensor) -> Tensor:
-    """Return hyperplane buckets: (B, H, N, D_k), normals (H or 1, R, D_k, bits) -> int64 (B, H, R, N), in which plane b sets bit b."""
+    """Return hyperplane buckets: x (B, H, N, D_k), planes (their normals, (H or 1, R, D_k, bits)) -> int64 (B, H, R, N), in which plane b
+    sets bit b."""
     above = _projections(x, planes) > 0
     return (above * 2 ** torch.arange(planes.shape[-1], device=x.device)).sum(-1)
 

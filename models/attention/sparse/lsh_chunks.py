@@ -43,8 +43,8 @@ def neighbours(
 def n_rounds_seeing(i: Tensor, j: Tensor, buckets: Tensor, chunks: Tensor, n_filled: Tensor, before: int, after: int) -> Tensor:
     """Return N_ij: the number of rounds where i and j share a bucket and j's chunk is at most `before` ahead of i's or `after` behind.
 
-    (B, H, R, chunks, C), (B, H, R, chunks, W C), (B, H, R, N') twice, (B, 1, 1) -> int32 (B, H, R, chunks, C, W C). Bucket and chunk
-    are combined into one number, so that each pair takes W comparisons a round.
+    i (B, H, R, chunks, C), j (B, H, R, chunks, W C), buckets and chunks (B, H, R, N'), n_filled (B, 1, 1) -> int32 (B, H, R, chunks, C,
+    W C). Bucket and chunk are combined into one number, so that each pair takes W comparisons a round.
     """
     count = torch.zeros((), dtype=torch.int32, device=i.device)
     for bucket, chunk in zip(buckets.unbind(2), chunks.unbind(2), strict=True):  # (B, H, N') each

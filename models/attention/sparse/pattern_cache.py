@@ -20,7 +20,8 @@ Slots = tuple[Tensor, Tensor]  # slots that a token reads, int64 (B, N, L), and 
 class PatternCacheLayer(EqualHeadsLayer):
     """A base class of causal layers with a fixed pattern. Subclasses define `attend_whole` and `slots_of_heads`.
 
-    The state is k, v and `filled`, with N more slots after a call of N tokens. Tokens fill a row from the left; the rest is 0.
+    The state is k, v and `filled`, with N more slots after a call of N tokens. Tokens fill a row's slots from the left; all other slots are
+    0.
     """
 
     capabilities = Capabilities.of_cache(rotates=True, weights="pattern")
@@ -31,7 +32,7 @@ class PatternCacheLayer(EqualHeadsLayer):
         return {"k": slots, "v": slots, "filled": (0,)}
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend among tokens 0 .. N - 1: (B, H, N, D_k) three times -> (B, H, N, D_k)."""
+        """Attend among tokens 0 .. N - 1, without a past: q, k and v, each (B, H, N, D_k) -> (B, H, N, D_k)."""
         raise NotImplementedError
 
     def slots_of_heads(self, t: Tensor, n_slots: int) -> list[tuple[slice, Slots]]:
@@ -53,7 +54,7 @@ class PatternCacheLayer(EqualHeadsLayer):
 
 
 def attend_to_slots(q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
-    """Attend to the given slots: (B, H, N, D_k), (B, H, T, D_k), (B, H, T, D_v) -> (B, H, N, D_v), 0 for a token without slots."""
+    """Attend to the given slots: q (B, H, N, D_k), k (B, H, T, D_k), v (B, H, T, D_v) -> (B, H, N, D_v), 0 for a token without slots."""
     places, seen = slots
     row = torch.arange(q.shape[0], device=q.device)[:, None, None]
     places = places.clamp(0, k.shape[2] - 1)

@@ -58,7 +58,8 @@ class SlidingWindowAttention(EqualHeadsLayer):
 
 
 def newest(x: Tensor, lengths: Tensor, n_kept: int) -> Tensor:
-    """Return the last n_kept slots of each row's tokens: (B, H, n_kept + N, D_k), (B, 1) -> (B, H, n_kept, D_k)."""
+    """Return the newest n_kept slots of each row (B, H, n_kept, D_k): x (B, H, n_kept + N, D_k), lengths (B, 1), the new tokens of each
+    row."""
     slots = lengths.long() + torch.arange(n_kept, device=x.device)  # (B, n_kept)
     return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 

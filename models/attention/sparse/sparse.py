@@ -38,10 +38,11 @@ def attend_sparse(
     key_mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Sparse attention: q, k (B, H, N, D_k), v (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v), 0 if there is no key.
+    """Compute sparse attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 without any key.
 
-    stride: l. n_summaries: c, for `fixed` only. n_heads_a: heads of type A; None: half, rounded up. All or none if layers alternate.
-    In causal `fixed`, the tokens before the first end of a block see nothing in heads of type B.
+    stride: l. n_summaries: c, for `fixed` only. n_heads_a: heads of type A; None: half, rounded up. It is the number of heads or 0 if the
+    layers of a model alternate between both types. In causal `fixed`, the tokens before the first end of a block see nothing in heads of
+    type B.
     """
     refuse_cross("sparse attention", q=q, k=k, v=v)
     options: dict[str, Any] = {"scale": scale_of(q, scale), "causal": causal}

@@ -11,7 +11,7 @@ from models.attention.layers.causal import attend_to_past
 
 
 def attend_to_windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
-    """Attend to windows: (B, H, N, D_k), (B, H, window - 1 + N, D_k), the same, present bool (B, window - 1 + N) -> (B, H, N, D_k).
+    """Attend to windows: q (B, H, N, D_k), k and v (B, H, window - 1 + N, D_k), present bool (B, window - 1 + N) -> (B, H, N, D_k).
 
     seen_first, bool (B, N, n_first): k and v begin with n_first more slots, and it is True where a query sees one of these.
     Every query must see at least one key. Raises ValueError if there are fewer keys than queries.

@@ -24,7 +24,7 @@ class DecoderFamily:
     """A checkpoint format of decoders. `decoder_config` raises CheckpointError or ValueError for unsupported settings."""
 
     decoder_config: Callable[[JsonSettings], DecoderConfig]
-    sources: Callable[[DecoderConfig], list[PublishedTensor]]  # one for each tensor of a checkpoint, with the names of a text-only model
-    prefix: str  # the beginning of all tensor names except the unembedding's
+    sources: Callable[[DecoderConfig], list[PublishedTensor]]  # one entry for each tensor, named as in a text-only checkpoint
+    prefix: str  # the common beginning of all tensor names, except that of the unembedding
     prefix_beside_vision: str  # the beginning in place of `prefix` if the checkpoint also has a vision encoder
     unused: tuple[str, ...]  # prefixes of tensor names that are ignored

@@ -12,7 +12,7 @@ def encoder_config(settings: JsonSettings) -> EncoderConfig:
         n_layers=settings.need("n_layers"),
         n_heads=settings.need("n_heads"),
         d_feedforward=settings.need("hidden_dim"),
-        # Read even if sinusoidal_pos_embds is set, because the weights contain the position table.
+        # The position table is in the weights even if sinusoidal_pos_embds is set, so it is always loaded.
         n_positions=settings.need("max_position_embeddings"),
         activation=settings.pick("activation", "gelu", ACTIVATION_NAMES),
         norm_eps=1e-12,

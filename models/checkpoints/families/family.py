@@ -30,7 +30,7 @@ class HeadConfig:
     pooling: Literal["cls", "mean"] = "cls"
     activation: str = "tanh"
     bias: bool = True
-    norm: bool = False  # True: a norm like the encoder's, with its eps and bias
+    norm: bool = False  # True: the head has a norm like the encoder's, with the same eps and bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,6 @@ class Family:
     sequence_names: Names = field(default_factory=lambda: {"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"})
     token_names: Names = field(default_factory=lambda: {"classifier": "classifier"})
     token_head: Callable[[JsonSettings], HeadConfig | None] = lambda settings: None
-    unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor name without `prefix` -> number of first rows to skip
-    pad_token_id: int = 0  # default if config.json has none
+    unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor name without `prefix` -> number of rows to skip at its beginning
+    pad_token_id: int = 0  # the padding id if config.json has none
     reads_token_types: bool = False  # whether token types distinguish the texts of a pair

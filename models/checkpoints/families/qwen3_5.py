@@ -1,4 +1,5 @@
-"""The text decoder of the dense Qwen3.5 models: three gated delta rule blocks to one of gated softmax attention. Qwen Team 2026.
+"""The text decoder of the dense Qwen3.5 models: every three blocks with the gated delta rule are followed by one with gated softmax
+attention. Qwen Team 2026.
 
 If all layers of a checkpoint are linear, its state has constant size, and it can be exported and served. The published
 checkpoints have full attention layers, whose state grows with the text. They can be read, trained and run in torch, but not
@@ -17,7 +18,7 @@ LAYER_NAMES = {"linear_attention": "gated_delta", "full_attention": "gated_softm
 
 
 def decoder_config(settings: JsonSettings) -> DecoderConfig:
-    """Read a text-only config.json, or the `text_config` of one that also has a `vision_config`."""
+    """Return the DecoderConfig of a text-only config.json, or of the `text_config` in a config.json with a `vision_config`."""
     text = JsonSettings(settings.get("text_config", settings.values), settings.file)
     text.allow("hidden_act", "silu")
     text.allow("attention_bias", False)
@@ -91,12 +92,13 @@ def sources(config: DecoderConfig) -> list[PublishedTensor]:
 
 
 def _from_zero(weight: Tensor) -> Tensor:
-    """Convert the weight of a norm that multiplies by 1 + weight. Added in float32, since in bfloat16 1 + 0.002 is 1."""
+    """Convert the weight of a norm that multiplies by 1 + weight. The sum is computed in float32, since 1 + 0.002 is 1 in bfloat16."""
     return 1.0 + weight.float()
 
 
 def _gates_last(n_heads: int, weight: Tensor) -> Tensor:
-    """Reorder rows (q of head 1, gate of head 1, q of head 2, ..) to all of q, then all gates: (H * 2 * D_k, D) -> same."""
+    """Reorder rows (q of head 1, gate of head 1, q of head 2, ..) so that all rows of q come first, then those of all gates: (H * 2 * D_k,
+    D)."""
     return weight.unflatten(0, (n_heads, 2, -1)).transpose(0, 1).flatten(0, 2)
 
 
@@ -137,6 +139,6 @@ QWEN3_5 = DecoderFamily(
     sources=sources,
     prefix="model.",
     prefix_beside_vision="model.language_model.",
-    # Vision encoder, multi-token prediction head, and the copy of a tied embedding.
+    # These are the vision encoder, the multi-token prediction head, and the copy of a tied embedding.
     unused=("model.visual.", "mtp.", "lm_head."),
 )

@@ -1,7 +1,8 @@
-"""Reads a Reformer from a folder with `config.json` and safetensors. The served model is its encoder.
+"""Reads a Reformer from a folder with `config.json` and safetensors weights. Only its encoder is served.
 
-The random rotations of its LSH attention are in no checkpoint. With a `hash_seed` in config.json they are those that
-`transformers` draws from it, otherwise ours. Either is valid, as the attention was trained with new rotations in every step.
+The random rotations of its LSH attention are in no checkpoint. If config.json has a `hash_seed`, they are drawn from this seed as in
+`transformers`, otherwise from the default seed of `LSHAttention`. Either is valid, as the attention was trained with new rotations in every
+step.
 """
 
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def _fill(model: Reformer, folder: Path) -> None:
     else:
         names |= {f"{prefix}embeddings.position_embeddings.weights.{axis}": f"positions.{axis}.weight" for axis in (0, 1)}
     names |= {"lm_head.decoder.weight": "head.weight", "lm_head.bias": "head.bias"}
-    places = model.state_dict()  # shares memory with the model
+    places = model.state_dict()  # these tensors share memory with the model
     names = {theirs: ours for theirs, ours in names.items() if ours in places}
     check_names({theirs: [ours] for theirs, ours in names.items()}, tensors, harmless=HEADS)
     for theirs, ours in names.items():

@@ -15,7 +15,7 @@ def encoder_config(settings: JsonSettings) -> EncoderConfig:
     return replace(
         bert.encoder_config(settings),
         position_padding_id=padding_id,
-        n_positions=settings.need("max_position_embeddings") - padding_id - 1,  # e.g. 514 rows for 512 tokens
+        n_positions=settings.need("max_position_embeddings") - padding_id - 1,  # e.g. 514 rows of the table hold 512 positions
     )
 
 

@@ -10,13 +10,14 @@ from torch import Tensor
 from models.training.number_words.tokens import BEGIN, END, PADDING, id_of, padded
 from models.training.number_words.words import Example, draw
 
-STEPS = 8  # numbers for this many steps are drawn together and sorted by length into batches
+STEPS = 8  # the numbers for this many steps are drawn together, then sorted by length and cut into batches
 FIRST_DIGITS = 3  # maximum number of digits at the first step
 
 
 @dataclass(frozen=True)
 class NumberWordsBatch:
-    """A batch: `source` (B, N) and its mask, `targets` (B, T), -100 after the end, `previous` (B, T) the tokens before them."""
+    """A batch: `source` (B, N) and its mask, `targets` (B, T), which are -100 after the end, and `previous` (B, T), the token before each
+    target."""
 
     source: Tensor
     mask: Tensor

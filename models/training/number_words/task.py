@@ -33,7 +33,7 @@ from models.training.optimisation import learning_rate, optimizer_of, untrained
 from models.training.task import Loss, Progress, Report, Task
 
 BEAM = 4
-MAX_SOURCE = 256  # longest source in characters; the longest number of nine digits has 124
+MAX_SOURCE = 256  # longest source in characters; the words of a number of nine digits have at most 124
 EVALUATION_SEED = "evaluation"
 
 
@@ -118,7 +118,8 @@ def build(config: NumberWordsConfig, config_file: Path, tokenizer: Tokenizer) ->
 
 
 def exact_matches(model: EncoderDecoder, tokenizer: Tokenizer, config: NumberWordsConfig) -> dict[str, Any]:
-    """Evaluate: {"greedy", "beam"} -> {"all": share right, "numbers": count, "cells": language -> digits -> share right}."""
+    """Evaluate greedy and beam search on held-out numbers. For each ("greedy", "beam") return a dict: "all", the share of exact matches;
+    "numbers", the number of examples; "cells", the share of exact matches by language and number of digits."""
     found: dict[str, Any] = {}
     searches: dict[str, Search] = {"greedy": greedy, "beam": partial(beam, width=BEAM)}
     for name, search in searches.items():

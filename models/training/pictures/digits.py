@@ -1,7 +1,7 @@
 """Writes training pictures as text: python -m models.training.pictures.digits --out data/digits
 
-scikit-learn has 1,797 handwritten digits (8x8 pixels, grey levels 0 to 16). They become pictures of 28x28 pixels in 16 levels,
-each as a document: the digit it shows, then a letter for each pixel, row by row from the upper left, `a` black to `p`
+scikit-learn has 1,797 handwritten digits (8x8 pixels, grey levels 0 to 16). They become pictures of 28x28 pixels in 16 levels.
+Each picture is a document: first the digit that it shows, then a letter for each pixel, row by row from the upper left, `a` black to `p`
 white. With one token per byte this is the experiment of Katharopoulos et al. 2020, section 4.2, trained like any text. A tenth of
 the originals is held out. Each other original is used unchanged and in slightly shifted, rotated and zoomed variants.
 """

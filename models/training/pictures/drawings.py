@@ -13,7 +13,7 @@ from models.checkpoints.decoder import ImageFormat
 
 ROWS = 4
 ENLARGED = 3
-GAP = 2  # pixels between two pictures
+GAP = 2  # number of pixels between two pictures
 GREY = 96  # grey level of the gaps, 0 to 255
 
 

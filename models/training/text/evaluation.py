@@ -2,8 +2,8 @@
 
 Each document starts after <|endoftext|> with an empty state. Each of its tokens counts, including the <|endoftext|> at its end;
 the sum is divided by the bytes of the text. With `context=None` the whole document is read in chunks that pass on the state.
-Otherwise it is cut into windows of `context` tokens. Each window begins with an empty state and the token before it, as training
-sequences do. A model with learned positions is always evaluated in windows, of at most n_positions tokens.
+Otherwise it is cut into windows of `context` tokens. Each window begins with an empty state, and its first input is the token
+before the window, as in training sequences. A model with learned positions is always evaluated in windows, of at most n_positions tokens.
 """
 
 import math
@@ -45,7 +45,7 @@ def evaluate(
     longest = model.config.n_positions if isinstance(model, Decoder) else None
     context = min((limit for limit in (context, longest) if limit is not None), default=None)
     stretches = [stretch for i, document in enumerate(documents) for stretch in _stretches(i, document, end_of_text, context)]
-    stretches.sort(key=lambda stretch: -len(stretch[1]))  # longest first, so that a lack of memory raises an error at the beginning
+    stretches.sort(key=lambda stretch: -len(stretch[1]))  # longest first, so that memory runs out at the beginning if it is too small
     bits, done, total = np.zeros(len(documents)), 0, sum(len(document.tokens) for document in documents)
     training = model.training
     model.eval()
@@ -61,7 +61,8 @@ def evaluate(
 
 
 def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocument]:
-    """Return the first documents, as many as fit into `size_bytes`, but at least one."""
+    """Return the documents in order, without each one that would make their total size exceed `size_bytes`. The first is always
+    included."""
     taken, total = list[TokenDocument](), 0
     for document in documents:
         if not taken or total + document.size_bytes <= size_bytes:

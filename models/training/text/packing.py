@@ -22,7 +22,7 @@ class Packing:
             raise ValueError(f"context={context} must be {document} tokens, which each of these documents has")
         self.tokens, self.context, self.batch, self.seed = tokens, context, batch, seed
         self.whole_documents = document is not None
-        self.steps_per_epoch = (len(tokens) - context) // context // batch  # one sequence fewer, as the first cut is random
+        self.steps_per_epoch = (len(tokens) - context) // context // batch  # one sequence fewer, as the first offset is random
         if self.steps_per_epoch < 1:
             raise ValueError(
                 f"{len(tokens)} tokens do not fill a batch of {batch} x {context}; collect more text, or lower batch or context"
@@ -43,5 +43,5 @@ class Packing:
         """Return the start offsets of an epoch's sequences, in their shuffled order."""
         random = np.random.default_rng((self.seed, epoch))
         first = self.context - 1 if self.whole_documents else random.integers(self.context)
-        last = len(self.tokens) - self.context - 1  # so that the last target exists
+        last = len(self.tokens) - self.context - 1  # the index of the last possible first token, for which all targets exist
         return random.permutation(np.arange(first, last + 1, self.context, dtype=np.int64))

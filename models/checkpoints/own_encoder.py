@@ -80,8 +80,8 @@ def encoder_config(values: Any, file: Path) -> EncoderConfig:
 
 
 def _sentence(problem: Any) -> str:
-    """Return an error message such as "d_model: Input should be a valid integer (is 'x')". Errors of the config as a whole have
-    no key and already contain the values.
+    """Return an error message such as "d_model: Input should be a valid integer (is 'x')". An error that concerns the whole
+    config names no key, and its message already contains the values.
     """
     said, key = problem["msg"].removeprefix("Value error, "), ".".join(map(str, problem["loc"]))
     if problem["type"] == "missing":
