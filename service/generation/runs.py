@@ -94,7 +94,8 @@ class Runs:
             if self._ending:
                 await asyncio.sleep(0)
             await self._something(timeout_s)
-            taken = self._polled()
+            if self._opening is None:  # else the lost runs are in `self.runs`, and what they still have comes again from the new ones
+                taken = self._polled()
         if not taken and self._error is not None and not self._opened_again():
             self.close()
             raise self._error
@@ -188,21 +189,22 @@ class Runs:
             return False
         log.warning("runs lost", extra={**self._call.identity, "reason": str(self._error)})
         self._error = None
+        self._there = self._ending = False
+        for run in self.runs:
+            run.listen(lambda ended: None)
         self._opening = asyncio.create_task(self._open_again(self._reopening))
         return True
 
     async def _open_again(self, reopening: Reopening) -> None:
-        before = list(self.runs)
         try:
             await reopening.open(self.runs)
         except Exception as error:
             self._error = error
         else:
             log.info("runs opened again", extra=self._call.identity)
-        for run, old in zip(self.runs, before, strict=True):
-            if run is not old:
-                old.listen(lambda ended: None)
-                run.listen(self._told)
+        for run in self.runs:
+            run.listen(self._told)
+        self._opening = None
         self._told(self._error is not None)
 
     async def _something(self, timeout_s: float | None) -> None:
