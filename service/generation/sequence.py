@@ -138,7 +138,8 @@ class Sequence:
                     raise InvalidRequest("the run has ended: there is nothing to go on with")
                 self.over = made.last()
         self.tokens = self.request.prompt + completion
-        self.run.said(completion)
+        ended_by_id = self.over is not None and bool(completion) and completion[-1] in self.ends
+        self.run.said(completion[:-1] if ended_by_id else completion)  # a token that ends a run has no text
         self.run.usage.completion_tokens = len(completion)
 
     def _watched(self, stops: TextStream, token: Token) -> Delta:

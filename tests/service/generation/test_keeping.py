@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from export import contract
 from service.errors import InputTooLong, InvalidRequest, QuotaExceeded, ServiceError, StateNotFound
@@ -259,6 +260,13 @@ async def test_a_run_that_was_lost_after_its_last_token_still_keeps_its_state(
         assert list(rest.token_ids) == steps.expected((5, 6, *whole.token_ids), 5)
         with pytest.raises(InvalidRequest, match="the run has ended"):
             await kept.run(5, 6, sampling=RANDOM, known=(*whole.token_ids, 9), **options)
+
+
+async def test_a_run_that_was_lost_after_its_end_token_still_gives_an_incomplete_character(steps: FakeSteps, tokenizer: Path) -> None:
+    first_byte = 1 + sorted(pre_tokenizers.ByteLevel.alphabet()).index("Ã")  # of a character of two bytes
+    async with keeping(steps, tokenizer) as kept:
+        end, _ = await kept.run(5, 6, known=(first_byte, 70), max_tokens=50, stop_token_ids=(70,))
+        assert end == Delta("\N{REPLACEMENT CHARACTER}", finish_reason="stop", stop_reason=70)
 
 
 async def test_a_run_that_had_ended_cannot_go_on(steps: FakeSteps, tokenizer: Path) -> None:
