@@ -79,7 +79,7 @@ async def test_what_was_kept_after_a_completion_continues_it(http: httpx.AsyncCl
         {**body, "prompt": "", "max_tokens": 8, "frequency_penalty": 0, "logprobs": None, "state": part["state"]["id"]},
     )
     assert part["choices"][0]["text"] + rest["choices"][0]["text"] == ids["choices"][0]["text"]
-    assert rest["usage"]["prompt_tokens"] == 0
+    assert rest["usage"]["prompt_tokens"] == rest["usage"]["prompt_tokens_details"]["cached_tokens"] == fed + 12
 
 
 async def test_a_chat_continues_from_its_state(http: httpx.AsyncClient) -> None:
