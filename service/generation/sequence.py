@@ -35,7 +35,8 @@ class Sequence:
     tokens: tuple[int, ...] = ()  # the run's prompt, and the tokens that were drawn before the run was restored
     origin: State | None = None  # the state that the request continues; None: the empty state
     base: State | None = None  # the state at which this engine began to feed tokens: `origin`, or the state of a snapshot
-    over: Delta | None = None  # the last delta of a run that draws no more tokens, because only its state is wanted
+    # The last delta of a run that draws no more tokens, because only its state is wanted. Such a run has at least one token to feed.
+    over: Delta | None = None
     marked: State | None = None  # the state of the newest checkpoint, without tensors; `origin` before the first one
     shared: int = 0  # number of first tokens after which the store has a state that other processes find
     saved_at: int = 0  # position of the run's newest checkpoint
@@ -77,7 +78,7 @@ class Sequence:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        return bool(self.request.checkpoint) and self.position - self.saved_at >= CHECKPOINT_TOKENS
+        return bool(self.request.checkpoint) and self.over is None and self.position - self.saved_at >= CHECKPOINT_TOKENS
 
     @property
     def gone_on(self) -> int:

@@ -46,7 +46,7 @@ class Prefixes:
         request, salt = sequence.request, _salt(sequence)
         if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # the latter need every token's logits
             return
-        entry, miss = self._cache.entry(salt, sequence.tokens, len(sequence.tokens) - (not request.max_tokens))
+        entry, miss = self._cache.entry(salt, sequence.tokens, len(sequence.tokens) - (sequence.over is not None))
         found = 0 if entry is None else entry.length
         self._metrics.looked_up(len(sequence.tokens), found, miss)
         if entry is not None:

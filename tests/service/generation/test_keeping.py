@@ -68,7 +68,13 @@ class Kept:
 
 @asynccontextmanager
 async def keeping(
-    steps: StepSession[Any], tokenizer: Path, store: Store | None = None, *, numerics: str = "ab", hot_bytes: int = 0
+    steps: StepSession[Any],
+    tokenizer: Path,
+    store: Store | None = None,
+    *,
+    numerics: str = "ab",
+    hot_bytes: int = 0,
+    cache_bytes: int = 0,
 ) -> AsyncIterator[Kept]:
     own = store or Store(SqliteEngine(None))
     keeper = StateKeeper(
@@ -81,7 +87,7 @@ async def keeping(
         grammars=Grammars(tokenizer, (EOS,)),
         keeper=keeper,
         numerics=numerics,
-        limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S),
+        limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S, prefix_cache_bytes=cache_bytes),
         metrics=GeneratorMetrics(Metrics(), "fake"),
     )
     engine.start()
@@ -260,6 +266,22 @@ async def test_a_run_that_was_lost_after_its_last_token_still_keeps_its_state(
         assert list(rest.token_ids) == steps.expected((5, 6, *whole.token_ids), 5)
         with pytest.raises(InvalidRequest, match="the run has ended"):
             await kept.run(5, 6, sampling=RANDOM, known=(*whole.token_ids, 9), **options)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+async def test_a_run_that_is_lost_twice_after_its_last_token_draws_no_other(
+    steps: FakeSteps, tokenizer: Path, checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence, "CHECKPOINT_TOKENS", 10)
+    prompt = tuple(range(5, 25))
+    id = new_state_id() if checkpoint else ""
+    async with keeping(steps, tokenizer, cache_bytes=0 if checkpoint else 2**20) as kept:
+        kept.keeper.forget = lambda *args, **options: None  # type: ignore[method-assign]  # the checkpoint stays, as if the process were lost
+        whole = await all_of(kept.engine.submit(ask(*prompt, max_tokens=6)))
+        for _ in range(2):  # the second one finds the state after all tokens, in the prefix cache or as a checkpoint
+            end, state = await kept.run(*prompt, max_tokens=6, known=whole.token_ids, checkpoint=id)
+            assert (end.token_ids, end.finish_reason) == ((), "length")
+            assert (await kept.record(state)).position == 26
 
 
 async def test_a_run_that_was_lost_after_its_end_token_still_gives_an_incomplete_character(steps: FakeSteps, tokenizer: Path) -> None:
