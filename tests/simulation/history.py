@@ -157,7 +157,8 @@ def wrong_name(operations: Iterable[NameOperation]) -> Iterator[str]:
         if move.version in by_version:
             yield f"two moves gave version {move.version}: {move} and {by_version[move.version]}"
         by_version[move.version] = move
-    highest = max((each.version or 0 for each in known), default=0)
+    refused = [each.expected + 1 for each in operations if each.failed and each.expected is not None]  # it was written, or a later one
+    highest = max((*(each.version or 0 for each in known), *refused), default=0)
     for version in range(1, highest + 1):
         if version not in by_version and (may := next((each for each in unsure if each.expected == version - 1), None)) is None:
             yield f"nobody has written version {version}"

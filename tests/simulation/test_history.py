@@ -17,6 +17,8 @@ def test_a_register_is_found_right() -> None:
     assert not list(wrong_name([SEEN, FIRST, SECOND, lost, read]))
     assert not list(wrong_name([SEEN, FIRST, SECOND, lost, read, unknown]))
     assert not list(wrong_name([SEEN, FIRST, SECOND, lost, read, unknown, later]))
+    late = NameOperation(8, 9, 2, None, "e", failed=True)  # refused, because the operation of the lost answer has taken effect
+    assert not list(wrong_name([SEEN, FIRST, SECOND, read, unknown, late]))
     overlapping = NameOperation(3.5, 6, None, 1, "a")  # it began before the second move had ended
     assert not list(wrong_name([SEEN, FIRST, SECOND, overlapping]))
 
