@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from loadtest.bench import peers, runner
+from loadtest.bench import overhead, peers, runner
+from loadtest.bench.overhead import Overhead
 from loadtest.bench.runner import Contestant, Figure, Measurement, Measurements
 from loadtest.common import machine, memory, texts, wrk
 from loadtest.common.report import Bar, ReportRow
@@ -45,6 +46,10 @@ class BenchPart(StrEnum):
     bulk = "bulk"
     memory = "memory"
     start = "start"
+    overhead = "overhead"
+
+
+DEFAULT_PARTS = [part for part in BenchPart if part != BenchPart.overhead]  # the part `overhead` measures other models
 
 
 @app.command()
@@ -53,7 +58,7 @@ def bench(
     rounds: runner.Rounds = 3,
     seconds: runner.WholeSeconds = 10,
     quick: Annotated[bool, typer.Option("--quick", help="One round of one second: shows that it works, proves nothing.")] = False,
-    only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(BenchPart),
+    only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(DEFAULT_PARTS),
     peer_env: Annotated[Path, typer.Option(help="Where `python -m loadtest.bench.peers install infinity` put infinity.")] = peers.INFINITY,
     out: runner.Out = Path("out/bench"),
     markdown: runner.Markdown = False,
@@ -64,7 +69,7 @@ def bench(
     """
     parts = chosen(only, BenchPart)
     manifest = runner.manifest_of(bundle, "encoder")
-    if parts & set(LOADS):
+    if parts & {*LOADS, BenchPart.overhead}:
         wrk.binary()
     measured, missing = Measurements(), peers.missing(peer_env)
     rounds, seconds = (1, 1.0) if quick else (rounds, seconds)
@@ -72,10 +77,14 @@ def bench(
     if missing and work.loads:
         measured.absent[PEER] = missing
     plan = {"seconds": seconds, "parts": sorted(parts), "seed": work.seed}
-    about = runner.run(work.contestants(), rounds, measured, [bundle], plan)
+    contestants = work.contestants() if parts - {BenchPart.overhead} else []
+    if BenchPart.overhead in parts:
+        contestants += Overhead(bundle, out / "models", seconds, measured).contestants()
+    about = runner.run(contestants, rounds, measured, [bundle], plan)
     about["peer"] = {"name": "infinity-emb, optimum engine", "versions": peers.versions(work.peer)} if work.peer else None
     subject = f"{manifest.name}, {manifest.precision}"
-    runner.finish(rows(parts, measured), measured, about, subject=subject, out=out, markdown=markdown, judged=not quick)
+    overheads = overhead.rows(measured) if BenchPart.overhead in parts else []
+    runner.finish([*rows(parts, measured), *overheads], measured, about, subject=subject, out=out, markdown=markdown, judged=not quick)
 
 
 class Work:

@@ -59,7 +59,7 @@ def name(process: psutil.Process) -> str:
     if not words:
         return f"pid {process.pid}"
     if words[0].startswith("ray::"):
-        return " ".join(words)
+        return words[0].partition(".")[0]  # without the method that the process runs at this moment
     program, *rest = words
     if "python" in Path(program).name:
         program = next((word for word in rest if not word.startswith("-")), program)

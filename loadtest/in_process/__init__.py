@@ -5,5 +5,5 @@ models, exporters, engines or ONNX Runtime.
 between tokens, `states.py` states that are restored, `checkpoints.py` the cost of checkpoints, `prefixes.py` prompts whose state another
 process has stored, `stores.py` the stores of states. `shapes.py` defines decoders with random weights and `decoders.py` exports them,
 `twin.py` measures a decoder with softmax attention, `gpt2.py` a GPT-2 of transformers, `batches.py` the throughput by batch size,
-`draws.py` a draw of the sampler.
+`draws.py` a draw of the sampler. `tiny_models.py` exports models whose computation takes almost no time.
 """
