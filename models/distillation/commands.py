@@ -16,7 +16,7 @@ def distill(
     data: Annotated[Path, typer.Option(help="Folder that `python -m models.distillation.collect` wrote.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder to write; an unfinished run there is resumed.", show_default=False)],
     attention: Annotated[str, typer.Option(help="Attention that replaces softmax, a name in LAYERS.")] = "hybrid",
-    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the layer, such as block=64. Repeatable.")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the layer, such as block=64. May be given several times.")] = None,
     positions: Annotated[int, typer.Option(min=2, help="Longest input of the student, in tokens.")] = 8_192,
     transfer_steps: Annotated[int, typer.Option(min=0, help="Steps of the first phase, which trains each layer by itself.")] = 400,
     end_to_end_steps: Annotated[int, typer.Option(min=0, help="Steps of the second phase, which trains all layers together.")] = 400,

@@ -1,6 +1,6 @@
 """The distillation as a task of the trainer: a student learns to return the same embeddings as its teacher.
 
-Besides what every task writes, its output folder has:
+Besides what every task writes (see models/training/run.py), its output folder has:
 OUT/
   delta.safetensors, delta.json   the student, see models/distillation/delta.py
   curve.png        curves, redrawn at every evaluation
