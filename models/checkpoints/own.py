@@ -1,5 +1,5 @@
-"""Writes and reads checkpoint folders in this project's own formats. It has what all kinds of models share: config.json, tokenizer.json
-and the weights by parameter name.
+"""Writes and reads checkpoint folders in this project's own formats, as far as they are the same for all kinds of models: config.json,
+tokenizer.json and the weights by parameter name.
 """
 
 import hashlib

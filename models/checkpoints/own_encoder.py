@@ -28,7 +28,7 @@ ARCHITECTURE = "AttnserveEncoder"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnEncoderConfig:
-    """What config.json says in a folder that `save_encoder` wrote."""
+    """The content of config.json in a folder that `save_encoder` wrote."""
 
     config: EncoderConfig
     pooling: str

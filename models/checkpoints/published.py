@@ -36,7 +36,7 @@ Kind = Literal["encoder", "reranker", "classifier", "token_classifier"]
 ScoreActivation = Literal["sigmoid", "identity", "softmax"]
 
 ATTENTION_OF_CHECKPOINTS = "softmax"
-SWAPPABLE = ("softmax", "linear")  # mechanisms that can use trained weights of softmax attention: their projections have the same shapes
+SWAPPABLE = ("softmax", "linear")  # mechanisms whose projections have the shapes of softmax attention, so that its trained weights fit
 UNLIMITED = 1_000_000  # token limit that stands for "no limit", above the number of positions of every published model
 
 SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
@@ -72,9 +72,9 @@ class Checkpoint:
 def load_checkpoint(
     folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32, settings: JsonSettings | None = None
 ) -> Checkpoint:
-    """Load the model in `folder`. If `attention` differs from the checkpoint's softmax attention, it replaces it, and the new layers get
-    the trained projections of q, k, v and the output. `settings` is the config.json of `folder`, if the caller has already read it. It is
-    ignored if the model is in a subfolder.
+    """Load the model in `folder`. If `attention` is not "softmax", layers of that mechanism replace the checkpoint's softmax attention and
+    get its trained projections of q, k, v and the output. `settings` is the config.json of `folder`, if the caller has already read it.
+    `settings` is ignored if the model is in a subfolder.
 
     Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """

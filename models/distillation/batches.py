@@ -68,8 +68,8 @@ def cut_into_batches(rows: Sequence[Sequence[int]], *, tokens: int) -> list[list
 
 
 class TextBatches:
-    """The batches of a training run: called with a step, it returns the batch of that step. Raises TextError if all texts are shorter
-    than `shortest` tokens.
+    """A callable: `batches(step)` returns the batch of a step of training. Raises TextError if all texts are shorter than `shortest`
+    tokens.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]], *, tokens: int, shortest: int, seed: int) -> None:

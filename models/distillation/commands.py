@@ -26,7 +26,7 @@ def distill(
     blocks_rate: Annotated[float, typer.Option(min=0, help="Learning rate of the teacher's own weights in the second phase.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """Replace an encoder's attention, train it to give the same embeddings, and write the difference. The same command resumes a run."""
+    """Replace an encoder's attention, train it to give the same embeddings, and write the changes. The same command resumes a run."""
     with needing("train"):
         from models.distillation.config import DistillationConfig
         from models.distillation.task import distill as run

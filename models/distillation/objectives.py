@@ -1,5 +1,5 @@
 """The losses of the student in the two phases of a distillation. y is the output of one attention layer and x that of the last block, both
-with a vector per token. e is the embedding of a text.
+with a vector per token. e is the embedding of a text; in e eᵀ it is a matrix with a row for each text of the batch.
 
 transfer     each attention layer gets the input of the teacher's layer, and its output is compared with that layer's output
              loss = mean over layers of sum |y - y_teacher|² / sum |y_teacher|²

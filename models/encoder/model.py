@@ -36,7 +36,7 @@ class EncoderConfig:
     attention_options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the layer's constructor
     attention_bias: bool = True
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
-    position_padding_id: int | None = None  # an id: positions count from id + 1, without tokens of this id, as in RoBERTa; None: from 0
+    position_padding_id: int | None = None  # if set, positions start at this id + 1 and skip tokens of this id (RoBERTa); None: start at 0
     rotary_base: float = 10_000.0
     local_rotary_base: float | None = None  # rotary base of layers with a window; None: rotary_base
     windows: tuple[int | None, ...] = ()  # per layer: largest distance of tokens that attend to each other; None or (): no limit

@@ -132,7 +132,7 @@ class CrossAttentionBlock(nn.Module):
 
 def _draw_weights(module: nn.Module) -> None:
     """Initialise linear layers with Xavier's method, as the paper's own code does. Narrow models learn slowly if their weights are
-    initialised from N(0, 0.02), as those of other models here.
+    initialised from N(0, 0.02), like those of the project's other models.
     """
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)

@@ -79,7 +79,7 @@ def validated(kind: type[Config], values: dict[str, Any], key: str) -> Config:
     needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     if missing := needed - values.keys():
         raise ValueError(f"{key} lacks the field {min(missing)!r}")
-    text = json.dumps(bounded(values))  # as JSON, since only there does strict validation accept a list for a tuple
+    text = json.dumps(bounded(values))  # because pydantic's strict mode accepts a list for a tuple only in JSON
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:

@@ -4,7 +4,7 @@ x1 = x2 = tokens + positions;   block:  y1 = x1 + attention(norm(x2)),   y2 = x2
 The output is norm([y1 | y2]), of width 2 D.
 Axial positions: position t = n_2 a + b has the embedding [row a of a table (n_1, D_1) | row b of a table (n_2, D_2)],
 with D_1 + D_2 = D.
-Kitaev et al. 2020, arXiv:2001.04451; local attention and axial positions as in its public code.
+Kitaev et al. 2020, arXiv:2001.04451. Local attention and axial positions follow the public code of this paper.
 """
 
 from collections.abc import Iterable

@@ -55,7 +55,7 @@ class TextDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDocument:
-    """One document of the evaluation split."""
+    """One document of the split "held_out", as tokens."""
 
     package: str
     file: str

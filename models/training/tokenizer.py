@@ -1,7 +1,7 @@
 """Byte-level byte-pair encoding for Python code. It can encode every text without loss.
 
 Text is first split into pieces, and no token crosses the borders between pieces. A piece is a line end, the whole indentation of a line
-(so that 8 or 12 spaces are one token), a name with its underscores and the space before it, a single digit, or several other signs in a
+(so that 8 or 12 spaces can be one token), a name with its underscores and the space before it, a single digit, or several other signs in a
 row. Prompts mostly end at such a border. A prompt that ends in `:`, in a newline or in the indentation gets the same tokens as the text
 from which it was cut.
 Sennrich et al. 2016, arXiv:1508.07909; bytes as the alphabet: Radford et al. 2019 (GPT-2).

@@ -73,8 +73,9 @@ def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocu
 
 
 def _stretches(i: int, document: TokenDocument, end_of_text: int, context: int | None) -> list[tuple[int, np.ndarray]]:
-    """Cut document number `i` into windows of `context` tokens, or one window if that is None. Return a pair for each window: i, and the n
-    tokens of the window with the token before them, (n + 1,). The model reads a window from an empty state and predicts its n tokens.
+    """Cut a document into windows of `context` tokens. If `context` is None, the whole document is one window. Return for each window the
+    pair of `i`, the document's number, and the window's n tokens with the token before them, (n + 1,). The model reads a window from an
+    empty state and predicts its n tokens.
     """
     tokens = np.concatenate([[end_of_text], document.tokens]).astype(np.int64)
     length = len(document.tokens) if context is None else context
