@@ -1,8 +1,8 @@
 """Attention layers in torch, and the models that are built from them. No file here imports ONNX or HTTP libraries.
 
-A folder imports only those before it: `parts/`, `attention/` (the layers of the table below), `folders/`, `encoder/`, `decoder/`,
-`reformer/`, `checkpoints/` (loads folders as models), `encoder_decoder/`, `maps/`, `training/`, `distillation/`. `configs/` and
-`pretrained/` are data.
+A folder imports only from folders before it in this list: `parts/`, `attention/` (the layers of the table below), `folders/`,
+`encoder/`, `decoder/`, `reformer/`, `checkpoints/` (loads folders as models), `encoder_decoder/`, `maps/`, `training/`,
+`distillation/`. `configs/` and `pretrained/` are data.
 
 Letters: B batch, H heads, H_k heads of keys where they are fewer, N length in tokens (N_q, N_k when they differ, N_max the largest), C
 chunk length, K tokens of a short convolution, L labels, M wanted positions, N_l landmarks, V vocabulary, Z codes of a codebook, A hidden
@@ -41,7 +41,7 @@ _CLASSES = {
     "lsh": "sparse.lsh.LSHAttention",
     "gau": "gated.gau.GatedAttentionUnit",
     "flash": "gated.flash.MixedChunkAttention",
-    # Layers of decoders: a token attends to earlier tokens, which are kept as a state.
+    # Layers of decoders: a token attends to itself and to earlier tokens, of which the layer keeps a state.
     "causal_softmax": "layers.causal_softmax.CausalSoftmaxAttention",
     "causal_dot": "scoring.causal_dot.CausalDotAttention",
     "causal_cosine": "scoring.causal_cosine.CausalCosineAttention",

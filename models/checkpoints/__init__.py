@@ -1,4 +1,6 @@
-"""Loads checkpoint folders as models. `published.py` loads published encoders, with `families/` (their settings and tensor names) and
-`weights.py`. `own_encoder.py` and `decoder.py` load and save the folders that training writes, with `own.py`. `description.py` builds an
-encoder from a file that describes it.
+"""Loads checkpoint folders as models.
+
+`published.py` loads published encoders: `families/` describes their settings and tensor names, and `weights.py` copies their tensors
+into the model. `own_encoder.py` and `decoder.py` load and save folders in this project's own formats, with the functions of `own.py`.
+`decoder.py` also loads published decoders. `description.py` builds an encoder from a YAML or JSON file that describes it.
 """

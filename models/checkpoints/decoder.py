@@ -4,9 +4,9 @@ can be read too (see `families/`).
 FOLDER/
   config.json           {"architectures": ["AttnserveDecoder"], "attnserve_decoder": {the fields of DecoderConfig},
                          "eos_token_id": number, list or null, "bos_token_id": number or null,
-                         "image": {the fields of Image}, if its tokens are pixels}
+                         "image": {the fields of ImageFormat}, only if the decoder generates images}
   model.safetensors     the parameters by name; tied weights are stored once
-  tokenizer.json        of `tokenizers`
+  tokenizer.json        in the format of the package `tokenizers`
   chat_template.jinja   optional
   README.md             the model card, optional
 """
@@ -44,15 +44,15 @@ CHAT_TEMPLATE = "chat_template.jinja"
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFormat:
-    """The format of the images that a decoder generates: `width * height` tokens after a prompt, each a grey level, row by row
-    from the upper left.
+    """The format of the images that a decoder generates. After a prompt come `width * height` tokens. Each token is the grey level of
+    a pixel, row by row from the upper left.
 
-    Raises ValueError, with the values, if they are invalid.
+    Raises ValueError, with the value, if a field is invalid.
     """
 
     width: int
     height: int
-    level_token_ids: tuple[int, ...]  # tokens of the grey levels, evenly spaced, black first
+    level_token_ids: tuple[int, ...]  # token ids of the grey levels, in equal steps from black to white
     prompts: tuple[str, ...]  # all allowed prompts
 
     def __post_init__(self) -> None:
@@ -95,7 +95,9 @@ def save_decoder(
     chat_template: str | None = None,
     image: ImageFormat | None = None,
 ) -> None:
-    """Write `folder`, with the weights in their present dtype. `tokenizer` and `chat_template` are the texts of their files."""
+    """Write the decoder to `folder`. The weights keep their dtype. `tokenizer` is the content of tokenizer.json, and `chat_template` the
+    content of chat_template.jinja, which is not written if it is None.
+    """
     config = {
         "architectures": [ARCHITECTURE],
         "attnserve_decoder": asdict(decoder.config),
@@ -108,8 +110,8 @@ def save_decoder(
 
 @rehearsed
 def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: JsonSettings | None = None) -> DecoderCheckpoint:
-    """Load the decoder in `folder`: a folder of this project or of a family in DECODERS. Its weights are cast to `dtype`.
-    `settings` is its config.json, if already read.
+    """Load the decoder in `folder`, which `save_decoder` wrote or which is a published checkpoint of a family in DECODERS. Its weights
+    are cast to `dtype`. `settings` is the folder's config.json, if the caller has already read it.
 
     Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """
@@ -156,9 +158,10 @@ def _read_model(architecture: str, settings: JsonSettings, dtype: torch.dtype) -
 
 
 def _fill_from(family: DecoderFamily, decoder: Decoder, tensors: dict[str, Tensor]) -> None:
-    """Copy `tensors` into `decoder`, cast to its dtype.
+    """Copy the tensors of a published checkpoint into `decoder`, cast to the decoder's dtype.
 
-    Raises CheckpointError for a missing tensor, an unexpected one (see `DecoderFamily.unused`), and one of another shape.
+    Raises CheckpointError if a tensor is missing, is unexpected (neither needed nor listed in `DecoderFamily.unused`) or has another
+    shape than in the decoder.
     """
     beside_vision = any(name.startswith(family.prefix_beside_vision) for name in tensors)
     prefix = family.prefix_beside_vision if beside_vision else family.prefix
@@ -175,7 +178,7 @@ def _fill_from(family: DecoderFamily, decoder: Decoder, tensors: dict[str, Tenso
 
 
 def _places(decoder: Decoder) -> dict[str, Tensor]:
-    """Return the decoder's tensors by name. They share memory with the decoder. A tied unembedding is left out."""
+    """Return the decoder's tensors by name. They share memory with the decoder. A tied unembedding is left out, as it is the embedding."""
     return {name: tensor for name, tensor in decoder.state_dict().items() if not (decoder.config.tied and name == "unembedding.weight")}
 
 
@@ -183,7 +186,9 @@ def _places(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def _token_ids(key: str, settings: JsonSettings, config: DecoderConfig) -> tuple[int, ...]:
-    """Return the ids below `key`, which is one number, a list or absent. generation_config.json overrides config.json."""
+    """Return the token ids under `key` in the settings, where the value is one number, a list or absent. A value in
+    generation_config.json overrides the one in config.json.
+    """
     generation = read_settings(settings.file.parent / "generation_config.json", required=False)
     text = settings.get("text_config", {})
     found = generation.get(key, settings.get(key, text.get(key)))

@@ -1,8 +1,8 @@
-"""Builds an encoder from a YAML or JSON file that describes it, without a checkpoint; `models/configs/encoder.yaml` is an
+"""Builds an encoder from a YAML or JSON file that describes it, without a checkpoint. `models/configs/encoder.yaml` is an
 example.
 
-Its weights are random, drawn from the file's seed, unless the file names a weights file. A random encoder serves for benchmarks
-and trials.
+The encoder's weights are random numbers drawn with the seed in the file, unless the file names a weights file. An encoder with
+random weights is enough for benchmarks and trials.
 """
 
 from collections.abc import Mapping
@@ -30,16 +30,18 @@ class EncoderFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: dict[str, Any] = Field(description="fields of models.encoder.model.EncoderConfig, without vocab_size, which is the tokenizer's")
-    tokenizer: str = Field(BYTES, description="`bytes`, a token for each of the 256, or a folder with a tokenizer.json")
+    model: dict[str, Any] = Field(description="fields of models.encoder.model.EncoderConfig, without vocab_size, which the tokenizer sets")
+    tokenizer: str = Field(BYTES, description="`bytes` (one token for each of the 256 bytes), or a folder with a tokenizer.json")
     pooling: Literal["cls", "mean", "max", "last", "mean_sqrt_len"] = "mean"
     normalized: bool = True
-    seed: int = Field(0, ge=0, description="of the weights that are drawn")
-    weights: Path | None = Field(None, description="a safetensors file with the encoder's tensors by name; None: drawn")
+    seed: int = Field(0, ge=0, description="seed of the random weights")
+    weights: Path | None = Field(None, description="a safetensors file with the encoder's tensors by name; None: random weights")
 
 
 def build_encoder(file: Path, folder: Path) -> None:
-    """Write the encoder that `file` describes as a checkpoint. Raises CheckpointError, with the value, if it is invalid."""
+    """Build the encoder that `file` describes and save it in `folder`. Raises CheckpointError, with the value, if a value in the file is
+    invalid.
+    """
     asked = _read(file)
     if "vocab_size" in asked.model:
         raise CheckpointError(f"{file}: vocab_size={asked.model['vocab_size']!r} follows from the tokenizer; remove this key")
@@ -78,8 +80,8 @@ def _tokenizer(asked: EncoderFile, file: Path) -> Tokenizer:
 
 
 def _with_seed(make: Any, seed: int, what: str) -> Encoder:
-    """Return `make()`, run with this seed. The global random state is restored. Errors of a layer become a CheckpointError that
-    begins with `what`.
+    """Return the encoder that `make()` builds with this random seed. Torch's global random state is restored afterwards. An error that
+    a layer raises becomes a CheckpointError whose message begins with `what`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,6 @@
-"""Writes and reads the folders that training writes, for every kind of model: tokenizer, weights by parameter name, config.json."""
+"""Writes and reads checkpoint folders in this project's own formats, as far as they are the same for all kinds of models: config.json,
+tokenizer.json and the weights by parameter name.
+"""
 
 import hashlib
 import json
@@ -17,7 +19,8 @@ CONFIG, TOKENIZER, CARD = "config.json", "tokenizer.json", "README.md"
 
 
 def save_folder(folder: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str | None], config: Mapping[str, Any]) -> None:
-    """Write `folder`, with the tensors in their present dtype. texts: file name -> content of another file; None: the file is not written.
+    """Write `tensors`, `texts` and `config` to `folder`. The tensors keep their dtype. `texts` maps the names of further files to their
+    contents. A file whose content is None is not written, and an old file of that name is deleted.
 
     config.json is written last, so an unfinished folder is not a valid checkpoint.
     """
@@ -33,7 +36,9 @@ def save_folder(folder: Path, tensors: Mapping[str, Tensor], texts: Mapping[str,
 
 @torch.no_grad()
 def fill_places(places: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy each tensor into the place of the same name. Raises CheckpointError if a tensor is missing, unexpected or of another shape."""
+    """Copy each tensor of a checkpoint into the model's tensor of the same name (`places`). Raises CheckpointError if a tensor is
+    missing, unexpected or of another shape.
+    """
     check_names({name: [name] for name in places}, dict(tensors), harmless=())
     for name, place in places.items():
         copy_rows(tensors[name], [place], name)
@@ -47,7 +52,9 @@ def tokenizer_file(folder: Path) -> Path:
 
 
 def weights_sha256(folder: Path) -> str:
-    """Return the sha256 of the weights: of the single file, or of the shards' hashes in the order of the shards' names."""
+    """Return the sha256 of the weights file. If the folder has several weights files (shards), return the sha256 of their joined hex
+    digests, in the order of the file names.
+    """
     files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     digests = []
     for file in files:

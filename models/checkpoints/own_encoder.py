@@ -3,8 +3,8 @@
 FOLDER/
   config.json         {"architectures": ["AttnserveEncoder"], "attnserve_encoder": {the fields of EncoderConfig},
                        "pooling": a name in POOLINGS, "normalized": bool, "untrained": bool}
-  model.safetensors   the encoder's parameters and the random buffers of its layers, by name
-  tokenizer.json      of `tokenizers`
+  model.safetensors   by name, the encoder's parameters and the buffers that its layers drew at random
+  tokenizer.json      in the format of the package `tokenizers`
 """
 
 from collections.abc import Mapping
@@ -28,18 +28,18 @@ ARCHITECTURE = "AttnserveEncoder"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnEncoderConfig:
-    """The config of a folder that `save_encoder` wrote, without its weights."""
+    """The content of config.json in a folder that `save_encoder` wrote."""
 
     config: EncoderConfig
     pooling: str
     normalized: bool
-    untrained: bool
+    untrained: bool  # True if the weights are random
 
 
 def save_encoder(
     folder: Path, encoder: Encoder, *, tokenizer: str, pooling: str = "mean", normalized: bool = True, untrained: bool = False
 ) -> None:
-    """Write `folder`, with the weights in their present dtype. `tokenizer` is the text of its file."""
+    """Write the encoder to `folder`. The weights keep their dtype. `tokenizer` is the content of tokenizer.json."""
     config = {
         "architectures": [ARCHITECTURE],
         "attnserve_encoder": asdict(encoder.config),
@@ -59,14 +59,18 @@ def read_own(settings: JsonSettings) -> OwnEncoderConfig:
 
 
 def sentence_encoder(own: OwnEncoderConfig, tensors: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> SentenceEncoder:
-    """Return the model in eval mode, with `tensors` cast to `dtype`. Raises CheckpointError if they do not fit."""
+    """Return the sentence encoder with the config `own` and the weights `tensors`, cast to `dtype`, in eval mode. Raises CheckpointError
+    if the tensors do not fit the config.
+    """
     encoder = Encoder(own.config, dtype=dtype)
     fill_places(encoder.state_dict(), tensors)
     return SentenceEncoder(encoder, pooling=own.pooling, normalized=own.normalized).eval()
 
 
 def encoder_config(values: Any, file: Path) -> EncoderConfig:
-    """Return the EncoderConfig with these fields of `file`. Raises CheckpointError, with key and value, if one is invalid."""
+    """Return the EncoderConfig whose fields are `values`, read from `file`. Raises CheckpointError, with key and value, if a field is
+    invalid.
+    """
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: the encoder is {values!r:.80}, but must be an object with the fields of EncoderConfig")
     known = [field.name for field in fields(EncoderConfig)]
@@ -80,8 +84,8 @@ def encoder_config(values: Any, file: Path) -> EncoderConfig:
 
 
 def _sentence(problem: Any) -> str:
-    """Return an error message such as "d_model: Input should be a valid integer (is 'x')". An error that concerns the whole
-    config names no key, and its message already contains the values.
+    """Return one error of pydantic as text, such as "d_model: Input should be a valid integer (is 'x')". An error that concerns the
+    whole config has no key, and its message already contains the values.
     """
     said, key = problem["msg"].removeprefix("Value error, "), ".".join(map(str, problem["loc"]))
     if problem["type"] == "missing":

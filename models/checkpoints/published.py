@@ -1,8 +1,9 @@
 """Loads a published checkpoint folder: the model, with all settings that the server needs.
 
-Supported are plain Hugging Face folders and sentence-transformers folders, with safetensors weights (one file or shards), never
-pickles. Every tensor of the model must be in the files. Every tensor in the files must belong to the model or be on a short list
-of ignored ones. So a checkpoint that does not match its model raises an error instead of giving wrong vectors.
+It reads plain Hugging Face folders and sentence-transformers folders. The weights must be safetensors (one file or shards), not
+pickles, which can run code when read. Every tensor of the model must be in the files. Every tensor in the files must belong to the
+model or have a name that the family lists as unused. So a checkpoint that does not match its model raises an error instead of
+giving wrong vectors.
 """
 
 from dataclasses import dataclass, field, replace
@@ -35,8 +36,8 @@ Kind = Literal["encoder", "reranker", "classifier", "token_classifier"]
 ScoreActivation = Literal["sigmoid", "identity", "softmax"]
 
 ATTENTION_OF_CHECKPOINTS = "softmax"
-SWAPPABLE = ("softmax", "linear")  # layers whose projections have the same shapes as softmax attention
-UNLIMITED = 1_000_000  # a tokenizer's limit above this many tokens counts as none; transformers writes 1e30 for a tokenizer without a limit
+SWAPPABLE = ("softmax", "linear")  # mechanisms whose projections have the shapes of softmax attention, so that its trained weights fit
+UNLIMITED = 1_000_000  # token limit that stands for "no limit", above the number of positions of every published model
 
 SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -71,8 +72,9 @@ class Checkpoint:
 def load_checkpoint(
     folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32, settings: JsonSettings | None = None
 ) -> Checkpoint:
-    """Load the model in `folder`. If `attention` differs from the checkpoint's attention, the new layers get the trained weights of q, k, v
-    and o. `settings` is `folder`'s config.json, if already read. It is ignored if the model is in a subfolder.
+    """Load the model in `folder`. If `attention` is not "softmax", layers of that mechanism replace the checkpoint's softmax attention and
+    get its trained projections of q, k, v and the output. `settings` is the config.json of `folder`, if the caller has already read it.
+    `settings` is ignored if the model is in a subfolder.
 
     Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """
@@ -142,7 +144,7 @@ def _of_our_own(folder: Path, own: OwnEncoderConfig, pipeline: Pipeline, attenti
 
 
 def _of_reformer(folder: Path, settings: JsonSettings, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
-    """Load a Reformer as a sentence encoder. It has reversible blocks and is therefore no `Encoder`."""
+    """Load a Reformer as a sentence encoder. A Reformer has reversible blocks, so `Encoder` cannot represent it."""
     if attention != ATTENTION_OF_CHECKPOINTS:
         raise CheckpointError(f"{settings.file}: attention={attention!r} cannot replace the checkpoint's lsh; leave `attention` out")
     encoder = reformer.ReformerEncoder(reformer.load_reformer(pipeline.transformer, dtype=dtype, logits=False))
@@ -186,8 +188,8 @@ def _encoder_config(family: Family, settings: JsonSettings, attention: str) -> E
 
 
 def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
-    """Return the pooling: the pipeline's for an encoder, or mean if it has none, as in sentence-transformers. Returns None for a
-    classifier, whose head does the pooling.
+    """Return the pooling of an encoder: the one that its pipeline names, otherwise mean, as in sentence-transformers. Return None for a
+    classifier, whose head does the pooling. Raises CheckpointError if a classifier's pipeline has a pooling.
     """
     if task == "encoder":
         return pipeline.pooling or "mean"
@@ -200,7 +202,7 @@ def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
 
 
 def _labels(settings: JsonSettings) -> dict[int, str]:
-    """Return the labels by number. Without names in the file they are "LABEL_0", "LABEL_1", .., as in transformers."""
+    """Return the label names by number. If config.json has no names, they are "LABEL_0", "LABEL_1", .., as in transformers."""
     n_labels = settings.get("num_labels", 2)
     names = settings.get("id2label", {str(i): f"LABEL_{i}" for i in range(n_labels)})
     labels = {int(i): names[i] for i in sorted(names, key=int)}
@@ -210,7 +212,7 @@ def _labels(settings: JsonSettings) -> dict[int, str]:
 
 
 def _score_activation(task: str, settings: JsonSettings, prompting: JsonSettings, *, n_labels: int) -> ScoreActivation:
-    """Return the function from logits to scores. It is searched for in the same order as in the CrossEncoder of
+    """Return the name of the function from logits to scores. The settings are searched for it in the same order as by CrossEncoder of
     sentence-transformers.
     """
     if task == "encoder":
@@ -263,7 +265,9 @@ def _lower_cases(tokenizer_file: Path) -> bool:
 
 
 def _max_tokens(n_positions: int, pipeline: Pipeline) -> int:
-    """Return the number of positions, limited by max_seq_length or, if that is missing, by the tokenizer's limit."""
+    """Return the longest input in tokens: the smaller of the model's number of positions and `max_seq_length` of the pipeline or, if
+    that is missing, `model_max_length` of the tokenizer.
+    """
     tokenizer = read_settings(pipeline.transformer / "tokenizer_config.json", required=False)
     limit = pipeline.settings.get("max_seq_length", tokenizer.get("model_max_length", UNLIMITED))
     return int(min(n_positions, limit))

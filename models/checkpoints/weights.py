@@ -7,14 +7,15 @@ from models.checkpoints.families.family import Family, Names
 from models.encoder.heads import Headed
 from models.folders.folder import CheckpointError
 
-BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older releases saved with the weights
+BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older releases of transformers saved with the weights
 SHOWN = 5  # largest number of names in an error message
 
 
 def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: Names) -> None:
-    """Copy `tensors` into `model`, cast to the model's dtype. The encoder is `model.encoder`.
+    """Copy the tensors of a checkpoint into `model`, cast to the model's dtype. `head_names` maps the names of the head's modules in the
+    checkpoint to those in `model`.
 
-    Raises CheckpointError for a missing tensor, an unexpected one (see `Family.unused`), or one with a wrong shape.
+    Raises CheckpointError if a tensor is missing, is unexpected (neither needed nor listed in `Family.unused`) or has a wrong shape.
     """
     tensors = {_modern(name): tensor for name, tensor in tensors.items()}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
@@ -31,19 +32,22 @@ def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: 
 
 
 def _modern(name: str) -> str:
-    """Return the current name of a tensor whose name comes from a TensorFlow checkpoint."""
+    """Return the current name of a tensor. Older checkpoints use TensorFlow's names gamma and beta for a norm's weight and bias."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _encoder_names(family: Family, prefix: str, tensors: dict[str, Tensor]) -> Names:
-    """Return the encoder's module names in the naming scheme that matches most of the file's tensors."""
+    """Choose the family's naming scheme that matches the most tensors in the file. Return it as a map from module names in the
+    checkpoint to module names in the model.
+    """
     spellings = [{prefix + theirs: ours for theirs, ours in names.items()} for names in family.encoder_names]
     best = max(spellings, key=lambda names: sum(_numbered(f"{theirs}.weight", 0) in tensors for theirs in names))
     return {theirs: tuple(f"encoder.{part}" for part in _parts(ours)) for theirs, ours in best.items()}
 
 
 def _sources(names: Names, places: dict[str, Tensor], *, n_layers: int) -> dict[str, list[str]]:
-    """Map each tensor name in the file to the model's tensors that share its rows, for all layers, weights and biases.
+    """Map the name of each tensor in the file to the names of the model's tensors among which its rows are split. The map has the
+    weights and biases of all layers.
 
     Tensors that the model does not have are left out, such as a disabled bias or the norm before the first layer.
     """
@@ -59,7 +63,9 @@ def _sources(names: Names, places: dict[str, Tensor], *, n_layers: int) -> dict[
 
 
 def check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, harmless: tuple[str, ...]) -> None:
-    """Raise CheckpointError if a source is missing, or if a tensor is no source and its name has no `harmless` prefix."""
+    """Raise CheckpointError if the checkpoint's `tensors` lack a name in `sources`, which lists all that the model needs. Raise it also
+    for a tensor that is not in `sources`, unless its name begins with a prefix in `harmless` or ends in a name in BUFFERS.
+    """
     missing = [name for name in sources if name not in tensors]
     if missing:
         raise CheckpointError(
@@ -75,7 +81,9 @@ def check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, ha
 
 
 def copy_rows(tensor: Tensor, places: list[Tensor], name: str) -> None:
-    """Split the rows of `tensor` among `places`, in order, and copy them. Raises CheckpointError if the shapes do not match."""
+    """Split the rows of `tensor` among the model's tensors `places`, in order, and copy them. Raises CheckpointError, with `name`, if
+    the shapes do not match.
+    """
     rows = [place.shape[0] for place in places]
     wanted = (sum(rows), *places[0].shape[1:])
     if tuple(tensor.shape) != wanted:

@@ -1,8 +1,9 @@
 """The decoder: it maps tokens and the blocks' states to the logits of the next token and new states.
 
 x = embedding;   each block:  x = x + layer(norm(x));  x = x + feedforward(norm(x));   logits = unembedding(norm(x))
-The blocks are pre-norm as in GPT-2 (Radford et al. 2019), and their residual projections are initialised smaller by
-sqrt(2 L). Any causal layer may be used in any block. One call can be a whole prefill, a part of it, or one decode step.
+The blocks are pre-norm as in GPT-2 (Radford et al. 2019). With L blocks, their projections into the residual stream are initialised
+smaller by a factor of sqrt(2 L). Any causal layer may be used in any block. One call can be a whole prefill, a part of it, or one
+decode step.
 """
 
 import inspect
@@ -20,12 +21,12 @@ from models.parts.modules import Modules
 from models.parts.positions import Rotation, rotation_at, sinusoids_at
 from models.parts.scale_norm import ScaleNorm
 
-DRAWN = ("to_q", "to_k", "to_v")  # if a layer has these projections, they are initialised like other weights
+DRAWN = ("to_q", "to_k", "to_v")  # a causal layer's projections that the decoder initialises, if the layer has them
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """The hyperparameters of a decoder. Raises ValueError, with the values, if they do not fit together."""
+    """The hyperparameters of a decoder. Raises ValueError, with the values, if they are invalid or do not fit together."""
 
     vocab_size: int
     d_model: int
@@ -39,7 +40,7 @@ class DecoderConfig:
     positions: Literal["rotary", "sinusoidal", "learned", "none"] = "rotary"
     n_positions: int | None = None  # N_max, the number of rows of a learned position table; None for other kinds of positions
     rotary_base: float = 10_000.0
-    rotary_width: int | None = None  # columns of a head that are rotated; None: all
+    rotary_width: int | None = None  # how many columns of each head are rotated; None: all
     norm: Literal["rms", "layer", "scale"] = "rms"
     norm_eps: float = 1e-6
     bias: bool = False  # whether projections and feed-forward layers have biases
@@ -121,12 +122,12 @@ class Decoder(nn.Module):
 
     @property
     def takes_positions(self) -> bool:
-        """True if `forward` uses its positions."""
+        """True if `forward` uses its argument `positions`."""
         return self.config.positions != "none"
 
     @property
     def grows(self) -> bool:
-        """True if the state grows with every token, or has room for a limited number of tokens."""
+        """True if the state of any block grows with every token or has room for a limited number of tokens."""
         return any(block.layer.capabilities.state != "constant" for block in self.blocks)
 
     def init_states(self, batch: int) -> list[State]:
@@ -169,14 +170,17 @@ class Decoder(nn.Module):
         return self.unembedding(self.final_norm(x)), new_states
 
     def _embed(self, tokens: Tensor, t: Tensor) -> tuple[Tensor, Rotation | None]:
-        """Return the embeddings (B, N, D) of tokens (B, N) at positions t (B, N), and the rotation of q and k or None."""
+        """Return the embeddings (B, N, D) of tokens (B, N) at positions t (B, N), and the rotation of q and k, which is None if positions
+        are not rotary.
+        """
         c = self.config
         x = self.embedding(tokens)
         if c.n_positions is not None:
             assert self.position_embedding is not None
             x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # clamped, because positions of padding may exceed the table
         if c.positions == "sinusoidal":
-            # Scaled as in Vaswani et al. 2017, section 3.4: embeddings begin at 0.02, far smaller than sinusoids of size 1.
+            # Embeddings are scaled as in Vaswani et al. 2017, section 3.4. They are initialised from N(0, 0.02), so without the scale they
+            # would be far smaller than the sinusoids, which reach 1.
             x = x * c.d_model**0.5 + sinusoids_at(t, c.d_model).to(x.dtype)
         return x, rotation_at(t, c.rotated_width, base=c.rotary_base, dtype=x.dtype) if c.positions == "rotary" else None
 
@@ -212,7 +216,7 @@ class DecoderBlock(nn.Module):
         self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.bias)
 
     def forward(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        """Run the block with the arguments of `CausalLayer.forward`. Returns the output and the new state."""
+        """Return the block's output (B, N, D) and its new state. The arguments are those of `CausalLayer.forward`."""
         y, state = self.layer(self.layer_norm(x), mask, state, rotation=rotation)
         x = x + y
         return x + self.feedforward(self.feedforward_norm(x)), state

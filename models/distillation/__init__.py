@@ -1,7 +1,7 @@
 """Distillation of an encoder with softmax attention (the teacher) into one with another attention (the student).
 
 `pieces.py` and `collect.py` make the training texts, `config.py` has the config, `batches.py` the batches, `student.py` builds
-the student, `objectives.py` has the losses, `evaluation.py` compares student and teacher, `task.py` is the task for
-`models/training/trainer.py`, `delta.py` saves the student as its difference to the teacher, `plot.py` draws curves, `card.py`
-writes the model card, and `commands.py` has the command. `trials.py` compares feature maps.
+the student, `objectives.py` has the losses, `evaluation.py` compares student and teacher, `task.py` is the task that
+`models/training/trainer.py` runs, `delta.py` saves the student as its difference to the teacher, `plot.py` draws curves, `card.py`
+writes the model card, and `commands.py` has the command `distill`. `trials.py` compares feature maps.
 """

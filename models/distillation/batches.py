@@ -22,11 +22,11 @@ Batch = tuple[Tensor, Tensor]  # token ids (B, N) and mask (B, N), both int64
 
 
 class TextError(AttnserveError, ValueError):
-    """The folder's texts cannot be used for distillation. The message names the problem and a remedy."""
+    """The texts of a data folder cannot be used for distillation. The message names the problem and a remedy."""
 
 
 def read_pieces(data: Path, split: str) -> list[TextPiece]:
-    """Read the texts of a split. Raises TextError if the split's file is missing or malformed."""
+    """Read the texts of a split, "train" or "held_out". Raises TextError if the split's file is missing or malformed."""
     file = data / f"{split}.jsonl"
     if not file.is_file():
         raise TextError(f"{file} is missing; make it with `python -m models.distillation.collect --data TEXTS --out {data}`")
@@ -51,7 +51,9 @@ def padded(rows: Sequence[Sequence[int]]) -> Batch:
 
 
 def cut_into_batches(rows: Sequence[Sequence[int]], *, tokens: int) -> list[list[int]]:
-    """Return the row indices of each batch. A batch has at most `tokens` tokens, padding included, unless a single row is longer."""
+    """Sort the rows by length, cut them into batches, and return the row indices of each batch. A batch has at most `tokens` tokens,
+    padding included, unless it is a single row that is longer.
+    """
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]) // LENGTH_STEP, hashlib.sha256(str(rows[i]).encode()).digest()))
     batches: list[list[int]] = []
     width = 0
@@ -66,7 +68,9 @@ def cut_into_batches(rows: Sequence[Sequence[int]], *, tokens: int) -> list[list
 
 
 class TextBatches:
-    """The batches of a run; `batches(step)` returns the batch of a step. Raises TextError if no text has `shortest` tokens."""
+    """A callable: `batches(step)` returns the batch of a step of training. Raises TextError if all texts are shorter than `shortest`
+    tokens.
+    """
 
     def __init__(self, rows: Sequence[Sequence[int]], *, tokens: int, shortest: int, seed: int) -> None:
         self.rows = [row for row in rows if len(row) >= shortest]

@@ -1,9 +1,9 @@
 """Cut collected documents into texts to distil on: python -m models.distillation.collect --data data/python --out data/distillation
 
 DATA is a folder written by `models.training.collect`, which has already checked licences, removed copies and held out packages.
-Texts in non-Latin scripts come from the message catalogues of installed packages, under the same rule for licences; for these texts, too,
-whole packages are held out. No text occurs twice, in one split or in both. For each kind of text, the packages contribute in turns
-until the limit is reached, so that no package dominates.
+Texts in non-Latin scripts come from the message catalogues of installed packages, whose licences must pass the same check. For these
+texts, too, whole packages are held out. No text occurs twice, neither within a split nor in both splits. For each kind of text, the
+packages contribute in turns until the limit for this kind is reached, so that no package dominates.
 
     OUT/train.jsonl, OUT/held_out.jsonl     one {"kind", "package", "text"} per line, ordered by hash
     OUT/sources.json                        packages, versions, licences, sizes
@@ -70,7 +70,9 @@ def _first(documents: Iterable[TextDocument], max_bytes: float) -> Iterator[Text
 
 
 def _catalogues(held_out: Sequence[str], split: str) -> Iterator[tuple[Distribution, Path]]:
-    """Yield the compiled message catalogues of installed packages with permissive licences, ordered by package name."""
+    """Yield the compiled message catalogues of installed packages with permissive licences, ordered by package name. For the split
+    "held_out" these are the packages that `held_out` names, for "train" all others.
+    """
     for distribution in sorted(distributions(), key=lambda found: found.metadata["Name"].lower()):
         if licence_of(distribution.metadata).permissive and (distribution.metadata["Name"].lower() in held_out) == (split == "held_out"):
             for file in sorted(distribution.files or [], key=str):
@@ -86,8 +88,8 @@ def _new(found: Iterable[TextPiece], seen: set[str]) -> Iterator[TextPiece]:
 
 
 def _shared_out(found: Iterable[TextPiece], at_most: int) -> list[TextPiece]:
-    """Keep at most `at_most` pieces of each kind, taken from its packages in turns. The result is ordered by hash, so it is
-    reproducible."""
+    """Return at most `at_most` pieces of each kind, taken in turns from the packages that have pieces of that kind. The result is
+    ordered by hash, so it is reproducible."""
     by_kind: dict[str, dict[str, list[TextPiece]]] = defaultdict(lambda: defaultdict(list))
     for piece in sorted(found, key=_hash):
         by_kind[piece.kind][piece.package].append(piece)
@@ -131,8 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that `python -m models.training.collect` wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--per-kind", type=int, default=PER_KIND["train"], help=f"texts of a kind to train on ({PER_KIND['train']})")
-    parser.add_argument("--held-out-per-kind", type=int, default=PER_KIND["held_out"], help=f"to evaluate on ({PER_KIND['held_out']})")
-    parser.add_argument("--max-mb", type=float, default=16, help="of Python files to cut, in 1,000,000 bytes (16)")
+    parser.add_argument("--held-out-per-kind", type=int, default=PER_KIND["held_out"], help=f"texts to test on ({PER_KIND['held_out']})")
+    parser.add_argument("--max-mb", type=float, default=16, help="size of the Python files to cut, in 1,000,000 bytes (16)")
     options = parser.parse_args(arguments)
     per_kind = {"train": options.per_kind, "held_out": options.held_out_per_kind}
     summary = collect(options.data, options.out, per_kind=per_kind, max_mb=options.max_mb)

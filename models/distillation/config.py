@@ -23,11 +23,11 @@ class DistillationConfig:
     tokens: int = 4_096  # maximum tokens of a batch, padding included
     shortest: int = 1  # minimum length of a training text, in tokens
     longest: int = 1_024  # maximum length of a training text, in tokens; longer texts are cut
-    map_rate: float = 1e-2  # peak learning rate of the new parameters, in the transfer phase
+    map_rate: float = 1e-2  # peak learning rate of the new parameters (which the teacher does not have), in the transfer phase
     end_map_rate: float = 2e-3  # peak learning rate of the new parameters, in the end-to-end phase
     end_rate: float = 0.0  # peak learning rate of the blocks' other parameters, in the end-to-end phase; 0 freezes them
-    similarities: float = 1.0  # weight of the similarity-matrix term in the end-to-end loss
-    hidden: float = 0.1  # weight of the last layer's vectors in the end-to-end loss
+    similarities: float = 1.0  # weight of the term for the texts' similarities to each other, in the end-to-end loss
+    hidden: float = 0.1  # weight of the term for the last layer's token vectors, in the end-to-end loss
     clip: float = 1.0  # maximum norm of the gradient of all parameters together
     warm_up: float = 0.05  # share of each phase in which the learning rate rises
     evaluations: int = 8  # number of evaluations on held-out text, evenly spread over all steps
@@ -56,7 +56,9 @@ class DistillationConfig:
         return "transfer" if step < self.transfer_steps else "end to end"
 
     def rates(self, step: int) -> tuple[float, float]:
-        """Return the learning rates of the new and of the other parameters. In each phase they rise linearly, then decay as a cosine."""
+        """Return the learning rate of the new parameters and that of the blocks' other parameters. In each phase both rise linearly, then
+        fall along a cosine.
+        """
         if self.phase(step) == "transfer":
             return self.map_rate * self._height(step, self.transfer_steps), 0.0
         height = self._height(step - self.transfer_steps, self.end_to_end_steps)

@@ -1,6 +1,6 @@
-"""Saves a student as its difference to the teacher, which takes half the bytes of a checkpoint or less.
+"""Saves a student as its difference to the teacher, which takes at most half the bytes of a checkpoint.
 
-    FOLDER/delta.safetensors   float16: the values of new parameters, and the differences of changed ones
+    FOLDER/delta.safetensors   in float16: new parameters, and the changes of those parameters that training changed
     FOLDER/delta.json          the teacher's fingerprint, the attention and its options, the number of positions
 
 `python -m models.distillation.delta --teacher T --delta FOLDER --out OUT` adds the difference to the teacher and writes an ordinary
@@ -92,7 +92,7 @@ def read_student(folder: Path, teacher: Checkpoint) -> Encoder:
 def assemble(teacher_folder: Path, folder: Path, out: Path, *, softmax: bool = False) -> None:
     """Write the student as an ordinary checkpoint. With `softmax`, write the teacher with the student's number of positions instead.
 
-    Raises CheckpointError.
+    Raises CheckpointError if the teacher cannot be loaded, or if the difference does not fit it.
     """
     teacher = load_checkpoint(teacher_folder)
     student = read_student(folder, teacher)
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--teacher", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--delta", type=Path, required=True, help="folder that `attnserve distill` wrote")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    parser.add_argument("--softmax", action="store_true", help="the teacher with the student's positions, and not the student")
+    parser.add_argument("--softmax", action="store_true", help="write the teacher with the student's positions instead")
     options = parser.parse_args(arguments)
     assemble(options.teacher, options.delta, options.out, softmax=options.softmax)
 

@@ -1,7 +1,8 @@
 """Measures how similar a student's embeddings of held-out texts are to its teacher's.
 
-Two figures are computed: the cosine between both embeddings of a text, and Spearman's rank correlation between the pairwise
-similarities of a set of texts. The second shows whether student and teacher agree on which texts are near each other.
+Two figures are computed. One is the cosine between the student's and the teacher's embedding of a text. The other is Spearman's rank
+correlation between the student's and the teacher's similarities of all pairs in a set of texts. It shows whether both agree on which
+texts are near each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from models.distillation.objectives import Embedder
 LENGTHS = (32, 64, 128, 256, 512)  # upper limits, in tokens, of the ranges of length that are evaluated
 TOKENS = 8_192  # largest number of tokens in a batch
 BEYOND = (1_024, 2_048, 4_096, 8_192)  # lengths in tokens, beyond the teacher's limit, that are evaluated
-BEYOND_TEXTS = 6  # maximum number of texts for each of these lengths
+BEYOND_TEXTS = 6  # maximum number of texts for each length in BEYOND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,8 @@ class Likeness:
 
     texts: int
     cosine: float  # mean cosine over the texts
-    lowest: float
-    ranks: float  # Spearman's correlation of pair similarities; NaN for fewer than three texts
+    lowest: float  # lowest cosine of a text
+    ranks: float  # Spearman's rank correlation of the similarities of all pairs of texts; NaN for fewer than three texts
 
 
 @torch.no_grad()
@@ -65,13 +66,13 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def by_kind(ours: Tensor, teachers: Tensor, kinds: Sequence[str]) -> dict[str, Likeness]:
-    """Return the likeness for each kind of text, and under "all" for all texts. `kinds` has the kind of each row."""
+    """Return the likeness of each kind of text, and under the key "all" that of all texts. `kinds` has the kind of each row."""
     groups = {kind: [i for i, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
     return {kind: likeness(ours[rows], teachers[rows]) for kind, rows in groups.items()} | {"all": likeness(ours, teachers)}
 
 
 def by_length(ours: Tensor, teachers: Tensor, lengths: Sequence[int]) -> dict[str, Likeness]:
-    """Return the likeness for each range of lengths in LENGTHS that has texts. `lengths` has the tokens of each row."""
+    """Return the likeness for each range of lengths in LENGTHS that has texts. `lengths` has the number of tokens of each row."""
     found, least = {}, 0
     for most in LENGTHS:
         if rows := [i for i, length in enumerate(lengths) if least < length <= most]:

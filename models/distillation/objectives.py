@@ -1,11 +1,12 @@
-"""The losses of the student in the two phases, where y and x are vectors of tokens and e is the embedding of a text.
+"""The losses of the student in the two phases of a distillation. y is the output of one attention layer and x that of the last block, both
+with a vector per token. e is the embedding of a text; in e eᵀ it is a matrix with a row for each text of the batch.
 
-transfer     each layer gets the input of the teacher's layer, and its output is compared with that layer's output
+transfer     each attention layer gets the input of the teacher's layer, and its output is compared with that layer's output
              loss = mean over layers of sum |y - y_teacher|² / sum |y_teacher|²
-end to end   the student reads the text by itself, and is compared with the teacher's embeddings, with their similarities in a
-             batch, and with the vectors of the teacher's last layer; a and b are `similarities` and `hidden` of the config
+end to end   the student reads the text by itself. Its embeddings, their similarities within a batch and the token vectors of its last
+             block are compared with the teacher's; a and b are `similarities` and `hidden` of the config
              loss = mean (1 - cos(e, e_teacher)) + a mean (e eᵀ - e_teacher e_teacherᵀ)² + b sum |x - x_teacher|² / sum |x_teacher|²
-The transfer is that of Zhang et al. 2024 (LoLCATs), arXiv:2410.10254; the similarity term that of Tung & Mori 2019, arXiv:1907.09682.
+The transfer phase follows Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, and the similarity term Tung & Mori 2019, arXiv:1907.09682.
 """
 
 from typing import NamedTuple
@@ -54,7 +55,7 @@ def teachers_layers(teacher: Embedder, batch: Batch) -> list[tuple[Tensor, Tenso
 
 
 def layer_losses(student: Embedder, seen: list[tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
-    """Return the transfer loss of each layer, (L,). `seen` has the inputs and outputs of the teacher's layers."""
+    """Return the transfer loss of each layer, one number per layer. `seen` has the input and the output of each of the teacher's layers."""
     answers = (block.attention(x, mask != 0) for block, (x, _) in zip(student.encoder.blocks, seen, strict=True))
     return torch.stack([_distance(answer, y, mask) for answer, (_, y) in zip(answers, seen, strict=True)])
 

@@ -2,7 +2,7 @@
 
 prose      paragraphs of documentation            short      first sentences, comments, headings
 docstring  docstrings, without their indentation  symbols    lines that are mostly digits and punctuation
-code       a function or class                    long       a stretch of a document, usually longer than the teacher's limit
+code       a function or class                    long       a part of a document, usually longer than the teacher's limit
 scripts    messages in non-Latin scripts, from the message catalogues of packages (`translated`)
 """
 
@@ -91,7 +91,9 @@ def _first_sentence(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _symbols(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each line that is mostly digits and punctuation. A line with an odd index is joined with the two lines after it."""
+    """Yield each line that is mostly digits and punctuation. Lines with an odd index are yielded together with the two lines after
+    them.
+    """
     for i, line in enumerate(lines):
         dense = line.replace(" ", "")
         if len(dense) >= 6 and sum(character.isalpha() for character in dense) < 0.45 * len(dense) and len(set(dense)) > 4:
@@ -99,7 +101,9 @@ def _symbols(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _long(text: str) -> Iterator[tuple[str, str]]:
-    """Cut the text into stretches of LONG characters. The last stretch may be shorter, but has at least LONGEST characters."""
+    """Yield consecutive parts of the text, of LONG characters each. The last part may be shorter. It is left out if it has fewer than
+    LONGEST characters.
+    """
     for start in range(0, len(text), LONG):
         if len(text) - start >= LONGEST:
             yield "long", text[start : start + LONG]

@@ -27,7 +27,8 @@ def repeated_positions(table: Tensor, n_positions: int) -> Tensor:
 
 
 def with_attention(teacher: Checkpoint, attention: str, options: Mapping[str, Any], n_positions: int) -> Encoder:
-    """Return an encoder with the teacher's weights, another attention and more positions. New parameters have their initial values.
+    """Return an encoder with the teacher's weights, another attention and more positions. Parameters that the teacher does not have keep
+    their initial values.
 
     With attention="softmax" the result is the teacher for longer texts. Raises CheckpointError if the teacher is not an encoder with
     softmax attention and learned positions that count from 0, or if the layer's projections differ from those of softmax attention.
@@ -58,7 +59,9 @@ def with_attention(teacher: Checkpoint, attention: str, options: Mapping[str, An
 
 
 class FusedSoftmaxAttention(nn.Module):
-    """`SoftmaxAttention` with PyTorch's fused operator, for a teacher that is not trained: no (B, H, N, N) matrix is stored."""
+    """`SoftmaxAttention` computed by PyTorch's fused operator, which does not store a (B, H, N, N) matrix. It serves a teacher, which is
+    not trained.
+    """
 
     def __init__(self, layer: SoftmaxAttention) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 """The distillation as a task of the trainer: a student learns to return the same embeddings as its teacher.
 
+Besides what every task writes (see models/training/run.py), its output folder has:
 OUT/
   delta.safetensors, delta.json   the student, see models/distillation/delta.py
   curve.png        curves, redrawn at every evaluation
@@ -141,8 +142,8 @@ class DistillationTask(Task):
 def distill(teacher_folder: Path, data: Path, out: Path, config: DistillationConfig, console: Console) -> bool:
     """Distil, or resume the run in `out`. Returns True if the result was written, False if a signal stopped the run.
 
-    Raises CheckpointError for the teacher, TextError for the data, ResumeError if `out` has a run with another config, and
-    TrainingError for every other failure.
+    Raises CheckpointError if the teacher cannot be used, TextError if the data cannot be used, ResumeError if `out` has a run with
+    another config, and TrainingError for every other failure.
     """
     with in_sentences(f"distilling {teacher_folder} on {data} into {out} failed", TrainingError):
         return run_task(DistillationTask(teacher_folder, data, config, out.resolve().name), out, console)

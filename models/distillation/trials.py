@@ -1,7 +1,8 @@
 """Compare feature maps and block sizes: python -m models.distillation.trials --teacher T --data data/distillation --out out/trials
 
-Every candidate is trained by attention transfer alone, on the same batches in the same order. All candidates are trained together,
-so that the teacher processes each batch once. Each is then compared with the teacher by text length, and a table is written.
+Every candidate is trained by attention transfer only (see objectives.py), on the same batches in the same order. All candidates are
+trained together, so that the teacher processes each batch once. Then each candidate is compared with the teacher, separately for
+each range of text lengths, and a table is written.
 """
 
 import argparse
@@ -48,7 +49,9 @@ class Trial(NamedTuple):
 def run(
     teacher_folder: Path, data: Path, config: DistillationConfig, names: Sequence[str], show: Callable[[float], None]
 ) -> dict[str, dict[str, Any]]:
-    """Train the candidates. Returns for each name its mean loss over the last steps and its likeness to the teacher by text length."""
+    """Train the candidates. Return for each name its options, number of new parameters, mean loss over the last 10 steps, and likeness to
+    the teacher by text length.
+    """
     source = load_checkpoint(teacher_folder)
     assert source.pooling is not None, "an encoder has one"
     teacher = Embedder(reading(with_attention(source, "softmax", {}, config.n_positions)), source.pooling)
@@ -110,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder that `python -m models.distillation.collect` wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder for trials.json and trials.md")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--tokens", type=int, default=1_024, help="of a step")
+    parser.add_argument("--tokens", type=int, default=1_024, help="tokens of a step (1024)")
     parser.add_argument("--only", nargs="+", default=list(CANDIDATES), choices=list(CANDIDATES), metavar="NAME", help="candidates (all)")
     options = parser.parse_args(arguments)
     config = DistillationConfig(

@@ -2,9 +2,9 @@
 have no weight.
 
 x = norm(tokens + token types);   24 times:  x = norm(x + unit(x)),   norm(x) = x / sqrt(mean x² + eps)
-Su et al. 2022, "GAU-α: (FLASH) Transformer Quality in Linear Time, a first look", technical report, and bert4keras. The units
-normalise by `softmax_plus`, which scales scores by the logarithm of the length. Positions are rotary only. Two units have as
-many weights as one block of BERT.
+Su et al. 2022, "GAU-α: (FLASH) Transformer Quality in Linear Time, a first look", technical report, and the code of bert4keras. The
+units normalise attention scores by `softmax_plus`, which scales them by the logarithm of the length. The only positions are rotary.
+Two units have as many weights as one block of BERT.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from models.parts.positions import RotationTable
 
 @dataclass(frozen=True, kw_only=True)
 class GauAlphaConfig:
-    """The shape of a GAU-α model; the defaults are those of the base model. Raises ValueError, with the value, for an invalid one."""
+    """The shape of a GAU-α model. The defaults are those of the base model. Raises ValueError, with the value, if a field is invalid."""
 
     vocab_size: int
     d_model: int = 768
     n_layers: int = 24
-    d_key: int = 128  # s
-    expansion: int = 2  # e = expansion * d_model, which is 1,536 by default
+    d_key: int = 128  # width of queries and keys, called s in the papers
+    expansion: int = 2  # the width of values and gates is e = expansion * d_model, which is 1,536 by default
     n_token_types: int = 2
     n_positions: int = 512  # longest input in tokens
     least_length: int = 1  # softmax_plus computes its scale as if shorter inputs had this length; 16 in later releases
     rotary_base: float = 10_000.0
-    rotary_interleaved: bool = True  # rotates pairs (2i, 2i + 1), as bert4keras does, instead of (i, i + s/2)
+    rotary_interleaved: bool = True  # True: columns 2i and 2i + 1 are rotated together, as in bert4keras; False: columns i and i + s/2
     norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:

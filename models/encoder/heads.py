@@ -20,16 +20,17 @@ class Headed(nn.Module):
 class SentenceOutput(NamedTuple):
     """The output of a `SentenceEncoder`. `embedding` and `pooled` are None if the model has no pooling."""
 
-    embedding: Tensor | None  # (B, D_out), of length 1, or 0 for a row without tokens
-    pooled: Tensor | None  # (B, D_out), `embedding` before normalisation
+    embedding: Tensor | None  # (B, D_out), normalised to length 1; 0 for a row without tokens
+    pooled: Tensor | None  # (B, D_out), the same as `embedding`, before normalisation
     token_embeddings: Tensor  # (B, N, D), 0 at padding
 
 
 class SentenceEncoder(Headed):
     """A model from token ids to one vector per text: encoder, pooling, optional dense layers, normalisation.
 
-    `pooling` is a name in POOLINGS or "none". `normalized` is True if the checkpoint's own pipeline ends in a normalisation:
-    then `embedding` is what its authors call the embedding, otherwise `pooled`. The model always returns both.
+    `pooling` is a name in POOLINGS or "none". `normalized` is True if the checkpoint's own pipeline ends in a normalisation. In that
+    case the output's `embedding` is what the checkpoint's authors call the embedding, otherwise its `pooled` is. The model always
+    returns both.
     """
 
     def __init__(

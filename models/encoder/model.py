@@ -23,20 +23,20 @@ from models.parts.positions import RelativeBias, Rotation, RotationTable, positi
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """The hyperparameters of an encoder. Raises ValueError, with the values, if they do not fit together."""
+    """The hyperparameters of an encoder. Raises ValueError, with the values, if they are invalid or do not fit together."""
 
     vocab_size: int
     d_model: int
     n_layers: int
     n_heads: int
     d_feedforward: int  # 0: blocks without feed-forward layers, as in a model of gated attention units
-    n_positions: int  # longest input in tokens, for every kind of position
+    n_positions: int  # longest input in tokens, whatever `positions` is
     d_head: int | None = None  # None: d_model / n_heads
     attention: str = "softmax"  # name of a non-causal layer in LAYERS
     attention_options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the layer's constructor
     attention_bias: bool = True
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
-    position_padding_id: int | None = None  # tokens with this id are not counted, and the first position is id + 1
+    position_padding_id: int | None = None  # if set, positions start at this id + 1 and skip tokens of this id (RoBERTa); None: start at 0
     rotary_base: float = 10_000.0
     local_rotary_base: float | None = None  # rotary base of layers with a window; None: rotary_base
     windows: tuple[int | None, ...] = ()  # per layer: largest distance of tokens that attend to each other; None or (): no limit
@@ -191,7 +191,7 @@ class EncoderBlock(nn.Module):
         pair_mask: Tensor | None,
         pair_bias: Tensor | None,
     ) -> Tensor:
-        """Run the block with the arguments of `SoftmaxAttention.forward`."""
+        """Compute the block's output (B, N, D) from x (B, N, D). The other arguments are those of `SoftmaxAttention.forward`."""
         seen = self.attention_norm(x) if self.pre_norm else x
         attended = self.attention(seen, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=pair_bias)
         return self.apply_feedforward(x + attended if self.pre_norm else self.attention_norm(x + attended))
@@ -206,7 +206,9 @@ class EncoderBlock(nn.Module):
 
 
 def _rotations(c: EncoderConfig, dtype: torch.dtype) -> nn.ModuleDict:
-    """Return rotation tables for "full" and "local" layers. Local layers attend within a window and may have a lower base."""
+    """Return the rotation tables of the "full" layers and of the "local" layers, which attend within a window and may have a lower
+    rotary base. Return no tables if positions are not rotary.
+    """
     if c.positions != "rotary":
         return nn.ModuleDict()
     d_head = c.d_head or c.d_model // c.n_heads

@@ -1,8 +1,9 @@
-"""Reads the modules of a sentence-transformers folder, which are the steps after the encoder.
+"""Reads the modules of a sentence-transformers folder, which are the encoder and the steps after it.
 
-`modules.json` lists them in order. Only one order is supported: Transformer, Pooling, any number of Dense or Dropout,
-Normalize. A folder without that file is a single Transformer. A module's kind is the last part of its type name, since
-releases moved the classes between packages ("sentence_transformers.models.Pooling", "...modules.pooling.Pooling").
+`modules.json` lists the modules in order. Only one order is supported: Transformer, Pooling, any number of Dense or Dropout,
+Normalize. A folder without that file is read as a single Transformer. Only the last part of a module's type name is compared, since
+releases of sentence-transformers moved the classes between packages ("sentence_transformers.models.Pooling",
+"...modules.pooling.Pooling").
 """
 
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ TRANSFORMER_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The settings of a folder's modules. `pooling` is a name in POOLINGS, "none" if the listed modules have no pooling, or None
-    if no modules are listed.
+    """The settings of a folder's modules. `pooling` is a name in POOLINGS. It is "none" if modules.json lists no Pooling module, and
+    None if there is no modules.json.
     """
 
     transformer: Path  # folder of config.json, weights and tokenizer
@@ -64,7 +65,7 @@ class Pipeline:
 
 
 def read_pipeline(folder: Path) -> Pipeline:
-    """Read the pipeline of a folder. Raises CheckpointError for unsupported modules, an unsupported order or unsupported settings."""
+    """Read the pipeline of a folder. Raises CheckpointError if the modules, their order or their settings are not supported."""
     modules = read_modules(folder)
     if not modules:
         settings = _transformer_settings(folder)

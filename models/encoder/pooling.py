@@ -1,6 +1,7 @@
-"""Pooling functions, which compute one vector from token vectors: (B, N, D) and a boolean mask (B, N) -> (B, D).
+"""Pooling functions, which compute one vector per text from its token vectors: (B, N, D) and a boolean mask (B, N), True for tokens
+-> (B, D).
 
-A row without tokens gives 0. Sums run in at least float32. Reimers & Gurevych 2019, arXiv:1908.10084, section 3.
+A row without tokens gives 0. Sums are computed in at least float32. Reimers & Gurevych 2019, arXiv:1908.10084, section 3.
 """
 
 import torch
@@ -21,7 +22,7 @@ def last_token(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def maximum(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the largest value of each column."""
+    """Return the largest value of each column over the tokens of a row."""
     present = torch.where(mask.unsqueeze(-1), x, torch.finfo(x.dtype).min)
     return present.amax(1) * mask.any(1, keepdim=True)
 
@@ -32,7 +33,7 @@ def mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_sqrt_length(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum divided by the square root of the number of tokens, so that longer texts give longer vectors."""
+    """Return the sum of the token vectors divided by the square root of their number, so that longer texts give longer vectors."""
     total, count = _sum(x, mask)
     return (total / count.sqrt()).to(x.dtype)
 
@@ -53,7 +54,7 @@ def unit_length(x: Tensor) -> Tensor:
 
 
 def _sum(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum over the tokens (B, D), and their number (B, 1), at least 1."""
+    """Return the sum of the token vectors of each row (B, D), and the number of tokens of each row (B, 1), raised to at least 1."""
     exact = _exact(x)
     weights = mask.unsqueeze(-1).to(exact)  # (B, N, 1)
     return (x * weights).sum(1), weights.sum(1).clamp_min(1)

@@ -1,10 +1,10 @@
-"""The folder of an encoder-decoder, written by training and read by the export.
+"""Reads and writes encoder-decoder checkpoints. Training writes the folder below and the export reads it.
 
 FOLDER/
   config.json           {"architectures": [name of its class], "attnserve_encoder_decoder": {the fields of its config},
                          "examples": [typical sources, with which a bundle is tested]}
   model.safetensors     the parameters by name
-  tokenizer.json        of `tokenizers`
+  tokenizer.json        in the format of the package `tokenizers`
   README.md             the model card, optional
 """
 
@@ -40,7 +40,7 @@ class EncoderDecoderCheckpoint:
 
 
 def save_encoder_decoder(folder: Path, model: EncoderDecoder, *, tokenizer: str, examples: Sequence[str]) -> None:
-    """Write `folder`. `tokenizer` is the text of its file."""
+    """Write the model to `folder`. `tokenizer` is the content of tokenizer.json. `examples` are typical sources."""
     architecture = next(name for name, (_, kind) in ARCHITECTURES.items() if isinstance(model, kind))
     config = {"architectures": [architecture], OWN: asdict(model.config), "examples": list(examples)}
     save_folder(folder, model.state_dict(), {TOKENIZER: tokenizer}, config)
@@ -48,9 +48,9 @@ def save_encoder_decoder(folder: Path, model: EncoderDecoder, *, tokenizer: str,
 
 @rehearsed
 def load_encoder_decoder(folder: Path, *, settings: JsonSettings | None = None) -> EncoderDecoderCheckpoint:
-    """Read `folder`, with weights in float32. `settings` is the content of config.json if the caller has read it.
+    """Load the model in `folder`, with weights in float32. `settings` is the folder's config.json, if the caller has already read it.
 
-    Raises CheckpointError for anything missing, unexpected or unsupported in the folder.
+    Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """
     settings = settings or read_settings(folder / CONFIG)
     architecture = settings.need("architectures")[0]

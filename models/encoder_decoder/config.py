@@ -8,7 +8,7 @@ from models.parts.feedforward import ACTIVATIONS
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The fields that all encoder-decoders have. Raises ValueError, with the values, if they do not fit together."""
+    """The fields that all encoder-decoders have. Raises ValueError, with the values, if they are invalid or do not fit together."""
 
     vocab_size: int
     begin_token_id: int  # the first input token of the decoder
@@ -27,7 +27,9 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(Config):
-    """The config of a recurrent encoder-decoder. d_encoder is the width of one direction, so the memory is 2 d_encoder wide."""
+    """The config of a recurrent encoder-decoder. d_encoder is the width of one direction of the encoder, so a vector of the memory has
+    2 d_encoder columns.
+    """
 
     d_embedding: int
     d_encoder: int

@@ -1,7 +1,7 @@
 """The interface of all encoder-decoders: `read` encodes a source once, then each `step` generates one token.
 
 The encoded source is the *memory*, tensors (B, N, ..) with a row for each source token. The *state* changes with every step. Its
-tensors (B, ..) have a constant size, so that rows at different steps can run in one batch.
+tensors (B, ..) have a constant size, so that sequences at different steps can be computed in one batch.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,8 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, source: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        """Compute the logits (B, T, V) that follow each token of `previous` (B, T), in training, where the outputs are known.
+        """Compute in one call the logits (B, T, V) of the token after each token of `previous` (B, T) int64. This is for training, where
+        the outputs are known.
 
         The source (B, N) and its mask (B, N) are those of `read`.
         """

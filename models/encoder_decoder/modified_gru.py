@@ -3,9 +3,9 @@ reset gate r to the state before the product with W_ss.
 
 r = σ(W_yr y + W_sr s + W_cr c + b_r)        s̃ = tanh(W_ys y + W_ss (s ⊙ r) + W_cs c + b_s)
 z = σ(W_yz y + W_sz s + W_cz c + b_z)        s' = z ⊙ s + (1 - z) ⊙ s̃
-Bahdanau et al. 2014, arXiv:1409.0473, appendix A.2.2, where z and 1 - z are exchanged. `torch.nn.GRUCell` differs: it resets
-after the product with W_ss. ONNX's GRU with linear_before_reset=0 is this cell, on the input [y; c] and with the gates in the
-order z, r, s̃.
+Bahdanau et al. 2014, arXiv:1409.0473, appendix A.2.2, where z and 1 - z are exchanged. `torch.nn.GRUCell` differs: it applies the
+reset gate after the product with W_ss. ONNX's GRU with linear_before_reset=0 computes this cell, if its input is [y; c] and its gates
+are in the order z, r, s̃.
 """
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 def advance(given: Tensor, s: Tensor, *, W_sr: Tensor, W_sz: Tensor, W_ss: Tensor) -> Tensor:
     """Compute the next state s' (B, D_s) from `given` (B, 3 D_s) and the state s (B, D_s).
 
-    given: W_y y + W_c c + b, concatenated for r, z and s̃. W_sr, W_sz and W_ss are (D_s, D_s), [out, in].
+    `given` is W_y y + W_c c + b for r, z and s̃, concatenated in this order. W_sr, W_sz and W_ss are (D_s, D_s), stored as [out, in].
     """
     given_r, given_z, given_s = given.chunk(3, dim=-1)
     r = torch.sigmoid(given_r + s @ W_sr.mT)
@@ -25,7 +25,9 @@ def advance(given: Tensor, s: Tensor, *, W_sr: Tensor, W_sz: Tensor, W_ss: Tenso
 
 
 class ModifiedGru(nn.Module):
-    """A cell that runs `advance` with its own weights. `from_y` (with the biases) and `from_c` stack the rows of r, z and s̃."""
+    """A cell that computes `advance` with its own weights. `from_y`, which has the biases, and `from_c` have the rows of r, then those of
+    z, then those of s̃.
+    """
 
     def __init__(self, d_output: int, d_context: int, d_state: int) -> None:
         super().__init__()

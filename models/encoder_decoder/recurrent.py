@@ -3,9 +3,9 @@ output step.
 
 h_t = [forward GRU; backward GRU] at token t          s_0 = tanh(W_init h)     h: output of the backward GRU at the first token
 e_t = a(s, h_t),  α = softmax_t(e),  c = Σ_t α_t h_t   s' = ModifiedGru(y, c, s)     logits = W_out [s'; c]
-The score a is additive, w_vᵀ tanh(W_s s + W_h h), or the dot product. Bahdanau et al. 2014, arXiv:1409.0473, sections 3.1, 3.2
-and A.2 (whose readout has an additional maxout layer). A step costs O(N (A + 2 D_h)). The state has D_s numbers, and the memory
-stores W_h h.
+The score a is additive, w_vᵀ tanh(W_s s + W_h h), or the dot product s · h. Bahdanau et al. 2014, arXiv:1409.0473, sections 3.1, 3.2
+and A.2. The paper has an additional maxout layer before the logits. A step costs O(N (A + 2 D_h)). The state has D_s numbers. The
+memory stores W_h h, which is computed once per source.
 """
 
 import torch
@@ -102,5 +102,7 @@ def reversal_indices(mask: Tensor) -> Tensor:
 
 
 def _rows_at(x: Tensor, t: Tensor) -> Tensor:
-    """Return the rows t (B, N) of x (B, N, D). N is taken from t, as the exporter makes it a constant in a GRU's output."""
+    """Return the rows t (B, N) of x (B, N, D). The code reads N from the shape of t and not of x, because torch's exporter makes the N of
+    a GRU's output a constant.
+    """
     return x.gather(1, t[:, :, None].expand(-1, -1, x.shape[2]))

@@ -39,9 +39,9 @@ def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> SearchOutputs
 
 @torch.inference_mode()
 def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, length_power: float = 1.0) -> SearchOutputs:
-    """Generate with beam search of `width` (K) outputs per source and return the best output of each. All B K outputs advance in
-    one batch. An ended output remains in the beam while its score is among the K best. The search stops when all have ended, or
-    at `max_output` tokens."""
+    """Generate with beam search, which keeps `width` (K) outputs per source, and return the best output of each source. All B K outputs
+    are computed in one batch. An ended output remains in the beam as long as its score is among the K best of its source. The search
+    stops when all outputs have ended, or at `max_output` tokens."""
     c, B, K = model.config, len(source), width
     memory, state = model.read(source, mask)
     rows = torch.arange(B, device=source.device).repeat_interleave(K)

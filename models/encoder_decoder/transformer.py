@@ -100,7 +100,11 @@ class CrossAttentionBlock(nn.Module):
         mask: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
         """Run the block on one target position y (B, 1, D). Returns (B, 1, D), the keys and values with the new entry at `place`, and the
-        attention weights on the source (B, N).
+        attention weights on the source (B, N), averaged over the heads.
+
+        past: keys and values of the earlier target positions, (B, H, T, D_k) each. place (B, T): one-hot vector of the current position.
+        known (B, T) bool: True at positions up to the current one. rotation: that of the current position. source: the source's keys and
+        values, (B, N, D) each. mask (B, N): nonzero at source tokens.
         """
         own, cross, x = self.own, self.cross, self._seen(self.own_norm, y)
         q, k, v = (split_heads(project(x), own.n_heads) for project in (own.to_q, own.to_k, own.to_v))  # (B, H, 1, D_k)
@@ -127,7 +131,9 @@ class CrossAttentionBlock(nn.Module):
 
 
 def _draw_weights(module: nn.Module) -> None:
-    """Initialise with Xavier's method, as the paper's own code does: narrow models learn slowly if the weights begin at 0.02."""
+    """Initialise linear layers with Xavier's method, as the paper's own code does. Narrow models learn slowly if their weights are
+    initialised from N(0, 0.02), like those of the project's other models.
+    """
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:

@@ -1,1 +1,3 @@
-"""Reads folders of settings and weights: `folder.py`, `config_fields.py` (types and bounds of settings), `byte_tokenizer.py`."""
+"""Reads checkpoint folders: `folder.py` (settings and weights), `config_fields.py` (types and bounds of the settings),
+`byte_tokenizer.py` (a tokenizer that needs no file).
+"""

@@ -15,7 +15,7 @@ Layers = Annotated[int, Field(strict=True, ge=1, le=512)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**16)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**24)]
 Real = Annotated[float, Field(strict=True, gt=0, le=1e30, allow_inf_nan=False)]
-Limit = Annotated[float, Field(strict=True, ge=1, le=1e40)]  # token limit of a tokenizer; 1e30 means none
+Limit = Annotated[float, Field(strict=True, ge=1, le=1e40)]  # token limit of a tokenizer; transformers writes 1e30 for no limit
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(max_length=100_000)]
 Texts = Annotated[list[Text], Field(max_length=2**16)]
@@ -57,7 +57,7 @@ _ADAPTERS = {key: TypeAdapter(kind) for kind, keys in _KINDS.items() for key in 
 
 
 def checked(key: str, value: Any) -> Any:
-    """Return the value unchanged. Raises ValueError, with the reason, if it has the wrong type or is out of bounds."""
+    """Return the value of `key` unchanged. Raises ValueError, with the reason, if it has the wrong type or is out of bounds."""
     try:
         _ADAPTERS[key].validate_python(value)
     except ValidationError as error:
@@ -70,14 +70,16 @@ MOST_LAYERS, MOST_OPTION, MOST_VALUES = 512, 2**20, 10_000
 
 
 def validated(kind: type[Config], values: dict[str, Any], key: str) -> Config:
-    """Return the config with the fields below `key` of a JSON file. Raises ValueError, in one line, for the first invalid field."""
+    """Return a config of the class `kind` with the fields `values`, which a JSON file has under `key`. Raises ValueError, with a message
+    of one line, for the first invalid field.
+    """
     known = {field.name: field for field in fields(cast(Any, kind))}
     if unknown := values.keys() - known.keys():
         raise ValueError(f"{key} has {min(unknown)!r}, which is not one of {', '.join(known)}")
     needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     if missing := needed - values.keys():
         raise ValueError(f"{key} lacks the field {min(missing)!r}")
-    text = json.dumps(bounded(values))  # strict JSON validation accepts a list as a tuple and an object as a dataclass
+    text = json.dumps(bounded(values))  # because pydantic's strict mode accepts a list for a tuple only in JSON
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -87,8 +89,8 @@ def validated(kind: type[Config], values: dict[str, Any], key: str) -> Config:
 
 
 def bounded(values: Any) -> dict[str, Any]:
-    """Return the fields as a dict. Raises ValueError if numbers or lists are larger than in any real model. Types are checked by
-    the config class.
+    """Return `values`, the fields of a config, as a new dict. Raises ValueError if a number or a list in it is larger than in any real
+    model. The types of the fields are not checked here, since the config class does so.
     """
     if not isinstance(values, dict):
         raise ValueError(f"{values!r:.80} should be an object")

@@ -32,7 +32,7 @@ MOST_JSON_BYTES = 16 * 2**20
 MOST_INDEX_BYTES = MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_HEADER_BYTES = 16 * 2**20  # largest header of a safetensors file
 MOST_TEMPLATE_BYTES = 2**20
-MOST_BUFFER_NUMBERS = 2**27  # most numbers in the tables (buffers) that a model computes
+MOST_BUFFER_NUMBERS = 2**27  # largest total number of values in the tables (buffers) that a model computes
 
 _DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool, "U8": torch.uint8},
@@ -82,7 +82,9 @@ class JsonSettings:
             )
 
     def pick(self, key: str, default: str, choices: Mapping[str, Choice]) -> Choice:
-        """Return the entry of `choices` for the value. Raises CheckpointError if there is none."""
+        """Return the entry of `choices` for the value of `key`, which is `default` if the key is absent or null. Raises CheckpointError if
+        `choices` has no such entry.
+        """
         value = self.get(key, default)
         if value not in choices:
             supported = ", ".join(choices)
@@ -115,7 +117,7 @@ def regular(file: Path, *, most_bytes: int | None = None) -> Path:
 
 
 def present(file: Path) -> bool:
-    """Return True if a file or link of this name exists, even a broken link, for which `regular` then raises the error."""
+    """Return True if a file or a link of this name exists, even if the link is broken. `regular` raises the error for a broken link."""
     return os.path.lexists(file)
 
 
@@ -143,8 +145,8 @@ def read_settings(file: Path, *, required: bool = True, most_bytes: int = MOST_J
 
 
 def rehearsed(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
-    """A decorator for functions that load a model from a folder. The function is run twice, first as a rehearsal with the shapes of all
-    tensors only.
+    """A decorator for functions that load a model from a folder. It calls the function twice: first as a rehearsal, in which tensors have
+    shapes but no data (torch's meta device), then to load the model.
 
     The rehearsal compares config.json with the headers of the weights before memory is allocated. Any error that torch raises
     because of a broken file becomes a CheckpointError with a one-line message.
@@ -167,7 +169,7 @@ def rehearsed(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
 
 
 def rehearsing() -> bool:
-    """Return True during a rehearsal (see `rehearsed`), in which a model is loaded with the shapes of its tensors only."""
+    """Return True during a rehearsal (see `rehearsed`), in which tensors have shapes but no data."""
     return _rehearsing.get()
 
 
@@ -219,8 +221,8 @@ def in_a_line(error: BaseException) -> str:
 
 
 def read_modules(folder: Path) -> list[dict[str, Any]]:
-    """Return the modules of a sentence-transformers folder in order, or [] for any other folder. Raises CheckpointError for a
-    malformed file.
+    """Return the modules that `modules.json` of a sentence-transformers folder lists, in order. Return [] for a folder without that
+    file. Raises CheckpointError if the file is malformed.
     """
     file = folder / "modules.json"
     if not present(file):
@@ -234,7 +236,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def subfolder(folder: Path, path: str) -> Path:
-    """Return `folder/path`. Raises CheckpointError if the path leaves the folder."""
+    """Return `folder/path`, the folder of a module. Raises CheckpointError if the path leads out of `folder`."""
     try:
         inside = (folder / path).resolve()
     except (OSError, RuntimeError, ValueError) as error:
@@ -277,7 +279,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Read a safetensors file. In a rehearsal (see `rehearsed`) its tensors have shapes only."""
+    """Read a safetensors file. In a rehearsal (see `rehearsed`) the returned tensors have shapes but no data."""
     regular(file)
     with file.open("rb") as stream:
         if (size := int.from_bytes(stream.read(8), "little")) > MOST_HEADER_BYTES:
@@ -293,7 +295,7 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
 def _shapes(file: Path) -> dict[str, Tensor]:
     tensors = {}
     with safe_open(file, framework="pt") as opened:
-        for name in opened.keys():  # noqa: SIM118  it is no dictionary
+        for name in opened.keys():  # noqa: SIM118  `opened` is not a dictionary
             kind = opened.get_slice(name).get_dtype()
             if kind not in _DTYPES:
                 raise CheckpointError(f"{file}: {name} has the type {kind}; supported are {', '.join(_DTYPES)}; convert it")

@@ -1,1 +1,3 @@
-"""Computes attention matrices: `matrix.py` of one layer, `model.py` of all layers on one text. `rank.py` computes their ranks."""
+"""Computes attention matrices: `matrix.py` that of one layer, `model.py` those of all layers of a model on one text. `rank.py` computes
+the rank of such a matrix.
+"""

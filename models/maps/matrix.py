@@ -1,9 +1,9 @@
 """Computes the attention matrix of any layer: for each head, the weight of every token's value in every token's output.
 
-Attention is linear in the values, o = A v, even if A (N, N) is never formed. So A can be measured: the layer is run with its own
-queries and keys, but with values that are 1 for one token and 0 for all others, and its output is a column of A. A head has room
-for D_v such tokens at a time, so N / D_v runs are needed. A includes neither short convolutions and activations of v, nor norms
-and gates of o.
+Attention is linear in the values, o = A v, even if the layer never computes A (N, N). So A can be measured: the layer is run with its
+own queries and keys, but with values that are 1 for one token and 0 for all others. Its output is then one column of A. As values have
+D_v columns, one run measures D_v columns of A, and N / D_v runs are needed. A does not include what a layer does to v before the
+attention (a short convolution, an activation) or to o after it (a norm, a gate).
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ def attention_matrix(layer: Mechanism, x: Tensor, key_mask: Tensor | None = None
     """Return the matrix A: x (B, N, D), key_mask bool (B, N) -> A (B, H, N, N), [.., query, key].
 
     H is 1 for gated attention units. Rows of padding are 0. positions: further arguments of the layer's forward, which are
-    rotation, pair_mask or pair_bias. The layer is one of LAYERS and is not changed. If the layer averages values, the rows of A sum
-    to 1. If a norm follows a recurrence, they need not sum to 1 and may contain negative numbers.
+    rotation, pair_mask or pair_bias. The layer is one of LAYERS and is not changed. If the layer averages values, each row of A sums
+    to 1. If the layer is a recurrence followed by a norm, a row need not sum to 1 and may contain negative numbers.
     """
     read = _of_recurrence if layer.answers == "recurrence" else _of_unit_values
     A = read(layer, x, key_mask, positions)
@@ -69,9 +69,9 @@ def _of_unit_values(layer: Any, x: Tensor, mask: Tensor | None, positions: dict[
 
 @contextmanager
 def _values_replaced(layer: Any, units: Tensor) -> Iterator[list[Tensor]]:
-    """Within the block, replace the values of every head by `units` (N, D_v) and set every gate to 1.
+    """Within the `with` block, replace the values of every head by `units` (N, D_v) and set every gate to 1.
 
-    Yields a list, to which each run appends the input of `layer.answers`.
+    Yields a list. Each run of the layer appends to it the input of the submodule that `layer.answers` names.
     """
     one = layer.value_of_one
     answers: list[Tensor] = []

@@ -1,7 +1,7 @@
 """Computes the attention matrices of all layers of a model on one text.
 
-The model is run once on the text, and the inputs of each attention layer are recorded. Then each layer's matrix is computed from
-them (matrix.py).
+The model is run once on the text, and the inputs of each attention layer are recorded. Then matrix.py computes each layer's matrix
+from its inputs.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def attention_maps(model: Encoder | Decoder, ids: Tensor) -> list[Map]:
     given: list[tuple[Any, Tensor, dict[str, Any]]] = []
 
     def catch(layer: nn.Module, arguments: tuple[Any, ...], positions: dict[str, Any]) -> None:
-        given.append((layer, arguments[0], positions))  # mask and state are not needed: the text begins here and has no padding
+        given.append((layer, arguments[0], positions))  # without mask and state, as the text has no padding and nothing before it
 
     hooks = [part.register_forward_pre_hook(catch, with_kwargs=True) for part in model.modules() if type(part) in NAMES]
     try:

@@ -9,7 +9,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Modules(nn.ModuleList, Generic[Module]):
-    """An `nn.ModuleList` whose members have a type for type checkers. At runtime it is an ordinary `nn.ModuleList`."""
+    """An `nn.ModuleList` that tells type checkers the type of its members. At runtime it is an ordinary `nn.ModuleList`."""
 
     if TYPE_CHECKING:
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 def sinusoids(n_positions: int, d_model: int) -> Tensor:
     """Return sinusoidal embeddings (N_max, D) float64: e[t, 2i] = sin(t / 10000^(2i/D)), e[t, 2i+1] = cos(t / 10000^(2i/D)).
 
-    Vaswani et al. 2017, section 3.5. Sines and cosines alternate. Other code stores all sines first; trained weights are
-    only valid with one of the two orders.
+    Vaswani et al. 2017, section 3.5. Sines and cosines alternate. Other code stores all sines first. Trained weights are only valid
+    with the order with which they were trained.
     """
     return sinusoids_at(torch.arange(n_positions), d_model)
 
@@ -47,7 +47,7 @@ def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tenso
     """Rotate the pair (x_i, x_{i + D_k/2}) of a token at position t by the angle t base^(-2i/D_k): (B, H, N, D_k) -> same.
     Columns for which `rotation` has no angles are unchanged (Wang & Komatsuzaki 2021, GPT-J).
 
-    Su et al. 2021, arXiv:2104.09864, eq. 34, with the pairs of GPT-NeoX, with which ModernBERT and Nomic were trained.
+    Su et al. 2021, arXiv:2104.09864, eq. 34, but with columns paired as in GPT-NeoX, as ModernBERT and Nomic were trained.
     `interleaved` rotates x_2i with x_{2i+1} as in the paper, which is equivalent up to a permutation of the rows of W^Q and
     W^K. The score of a query at t_q and a key at t_k then depends on t_q - t_k only.
     """
@@ -87,7 +87,7 @@ class RelativeBias(nn.Module):
     """A learned bias on attention scores, for each head and each distance between key and query, shared by all layers.
 
     Each small distance has its own bucket, larger ones share buckets of growing width, and all distances beyond `max_distance` share the
-    last bucket. Keys before and after the query have different buckets, or with `causal`, all buckets are for keys before the query.
+    last bucket. Keys before the query and keys after it have different buckets. With `causal`, all buckets are for keys before the query.
     Raffel et al. 2019 (T5), arXiv:1910.10683, section 2.1. `scale` multiplies the learned numbers: 1 in T5, sqrt(D) in a gated
     attention unit (Hua et al. 2022, arXiv:2202.10447).
     """
@@ -121,8 +121,8 @@ class RelativeBias(nn.Module):
 def distance_buckets(distances: Tensor, n_buckets: int, max_distance: int, *, causal: bool = False) -> Tensor:
     """Return the bucket numbers of distances key - query: any shape -> same shape, int64.
 
-    Half of the buckets are for keys after the query. With `causal` no bucket is, and such keys, which are masked anyway,
-    get bucket 0 like the query's own token.
+    Half of the buckets are for keys after the query. With `causal`, all buckets are for keys before the query. Keys after it, which
+    are masked anyway, then get bucket 0 like the query's own token.
 
     The logarithm is computed in float32, as in training, because at exact powers of two its rounding decides the bucket.
     """
@@ -141,6 +141,8 @@ def _buckets_of_a_side(gaps: Tensor, n_buckets: int, max_distance: int) -> Tenso
 
 
 def _angles(t: Tensor, width: int, *, base: float) -> Tensor:
-    """Return the angles t * base^(-2i/width), (.., ceil(width/2)), in float64: float32 would have an error of 0.06 at position 10⁶."""
+    """Return the angles t * base^(-2i/width), (.., ceil(width/2)), in radians. They are float64, since in float32 they would be wrong by
+    0.06 at position 10⁶.
+    """
     frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=t.device) / width)
     return t.unsqueeze(-1) * frequencies

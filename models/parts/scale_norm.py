@@ -1,8 +1,8 @@
 """ScaleNorm: it scales a vector to a learned length, with one weight for all columns.
 
 y = g sqrt(D) x / |x|
-Nguyen & Salazar 2019, arXiv:1910.05895, whose g is g sqrt(D) here, so that g can be initialised with 1. It is RMSNorm with one
-weight instead of D. Hua et al. 2022, arXiv:2202.10447, use it with gated attention units.
+Nguyen & Salazar 2019, arXiv:1910.05895. The g of the paper is g sqrt(D) here, so that g can be initialised with 1. ScaleNorm is
+RMSNorm with one weight instead of D weights. Hua et al. 2022, arXiv:2202.10447, use it with gated attention units.
 """
 
 import torch

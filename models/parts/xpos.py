@@ -3,8 +3,8 @@
 q_i at t_q and k_i at t_k are rotated as in rotary positions (positions.py) and multiplied by ζ_i^(t_q / s) and ζ_i^(-t_k / s):
 score = sum_i ζ_i^((t_q - t_k) / s) (q_i rotated by t_q) . (k_i rotated by t_k)
 with ζ_i = (2i / D_k + γ) / (1 + γ) for pairs i = 0 .. D_k/2 - 1
-Sun et al. 2022, arXiv:2212.10554: γ = 0.4, s = 512. It is only for causal attention, since scores would grow with the distance of
-later keys. Retention with a rotation has the same form, with one rate per head (retention.py).
+Sun et al. 2022, arXiv:2212.10554: γ = 0.4, s = 512. It is only for causal attention, since the scores of keys after the query would
+grow with their distance. Retention with a rotation has the same form, with one rate per head (retention.py).
 """
 
 import torch

@@ -4,7 +4,7 @@ x1 = x2 = tokens + positions;   block:  y1 = x1 + attention(norm(x2)),   y2 = x2
 The output is norm([y1 | y2]), of width 2 D.
 Axial positions: position t = n_2 a + b has the embedding [row a of a table (n_1, D_1) | row b of a table (n_2, D_2)],
 with D_1 + D_2 = D.
-Kitaev et al. 2020, arXiv:2001.04451; local attention and axial positions as in its public code.
+Kitaev et al. 2020, arXiv:2001.04451. Local attention and axial positions follow the public code of this paper.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class ChunkSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class ReformerConfig:
-    """The hyperparameters of a Reformer. Raises ValueError, with the values, if they do not fit together."""
+    """The hyperparameters of a Reformer. Raises ValueError, with the values, if they are invalid or do not fit together."""
 
     vocab_size: int
     d_model: int
@@ -152,7 +152,7 @@ class NormedFeedForward(nn.Module):
 class ChunkAttention(nn.Module):
     """Softmax attention to a token's own chunk and neighbouring chunks. The chunks form a circle: the first one follows the last.
 
-    Published weights were trained with this circle. Only chunks up to a row's last token belong to its circle, so that padding
+    Published weights were trained with this circle. The circle of a row ends with the chunk that has its last token, so that padding
     does not change the result. With `causal`, no token attends to later tokens.
     """
 
@@ -173,7 +173,7 @@ class ChunkAttention(nn.Module):
         n_filled = ((F.pad(place * key_mask, (1, 0)).amax(1) + C - 1) // C).clamp_min(1)[:, None, None]  # (B, 1, 1)
         offset = torch.arange(-self.chunks.before, self.chunks.after + 1, device=x.device)
         source = (torch.arange(n, device=x.device)[:, None] + offset) % n_filled  # (B, n, W)
-        is_once = offset + self.chunks.before < n_filled  # (B, 1, W): if fewer than W chunks are filled, use each only once
+        is_once = offset + self.chunks.before < n_filled  # (B, 1, W): if fewer than W chunks have tokens, use each only once
         here = in_blocks(key_mask[:, None, :, None], C)[:, 0, :, :, 0]  # (B, n, C)
         seen = (_chunks_at(here.unsqueeze(1), source) & is_once.repeat_interleave(C, -1).unsqueeze(1)).unsqueeze(3)  # (B, 1, n, 1, W C)
         if self.causal:

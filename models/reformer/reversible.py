@@ -42,8 +42,8 @@ class ReversibleBlock(nn.Module):
 class ReversibleStack(nn.Module):
     """A sequence of reversible blocks. Its gradients are those of plain autograd up to rounding, even with dropout or autocast.
 
-    In training, F and G must compute the same in forward and backward, apart from random numbers, whose state is restored. Second
-    derivatives raise an error.
+    In training, F and G are computed again in the backward pass and must return the same as in the forward pass. Random numbers may be
+    used, since the state of the generators is restored. Second derivatives raise an error.
     """
 
     def __init__(self, blocks: Iterable[ReversibleBlock]) -> None:
@@ -89,7 +89,7 @@ class _Recomputed(Function):
     def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
         x1, x2, *given = ctx.saved_tensors
         leaves = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in given[: ctx.n_context]]
-        sums: dict[Tensor, Tensor] = {}  # sums of gradients, of leaves and parameters
+        sums: dict[Tensor, Tensor] = {}  # context tensor (leaf) or parameter -> sum of its gradients over the blocks
         for block, (before_F, before_G) in zip(reversed(ctx.blocks), reversed(ctx.moments), strict=True):
             with before_G.again():
                 change, d = _gradients(block.G, x1, (), d2, sums)

@@ -6,6 +6,7 @@
 Tasks: `text/`, `pictures/`, `number_words/`, and `models/distillation/`. `start.py` starts the first three, `commands.py` has their
 commands.
 
-Training text: `licences.py` and `sources.py` (which installed packages may be used), `collect.py` (the command that copies them into a
-data folder), `tokenizer.py`, `corpus.py` (the data folder: texts and tokens). `compare.py` compares several runs.
+Training text: `licences.py` (which installed packages may be used), `sources.py` (reads their files), `collect.py` (the command that
+writes these texts to a data folder), `tokenizer.py`, `corpus.py` (the data folder: texts and tokens). `compare.py` compares several
+runs.
 """

@@ -17,8 +17,8 @@ def front_matter(**fields: Any) -> str:
 
 
 def licence_table(packages: Iterable[dict[str, Any]]) -> list[str]:
-    """Return Markdown table rows with licence, number of packages and total size, the largest size first. `packages` is as in
-    sources.json."""
+    """Return the lines of a Markdown table with licence, number of packages and total size, the largest size first. `packages` is the
+    list of that name in sources.json."""
     by_licence: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for package in packages:
         by_licence[package["licence"]].append(package)

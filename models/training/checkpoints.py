@@ -6,7 +6,7 @@ same bits as an uninterrupted one.
       optimizer.safetensors   AdamW's step and moments, as `PARAMETER/exp_avg`
       progress.json           the step, the time used, the curves so far
 
-A checkpoint is written under another name, flushed to the disk and renamed; then the older checkpoint is removed. Batches are not
+A checkpoint is written under another name, flushed to the disk and renamed. Then the older checkpoint is removed. Batches are not
 stored, because they depend on seed and step only.
 """
 
@@ -27,7 +27,7 @@ MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.safetensors", "prog
 
 
 class ResumeError(AttnserveError, ValueError):
-    """The checkpoint belongs to another run or is damaged. The message names the file and the difference."""
+    """The checkpoint in the folder belongs to another run or is damaged. The message names the file and what is wrong."""
 
 
 def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> None:
@@ -57,7 +57,9 @@ def newest(folder: Path) -> Path | None:
 
 
 def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Fill the model and the optimizer, and return `progress`. Raises ResumeError if the tensors are those of another model."""
+    """Fill the model and the optimizer from the checkpoint, and return the content of its progress.json. Raises ResumeError if a file is
+    missing or if the tensors are those of another model.
+    """
     progress = read_json(checkpoint / PROGRESS)
     for name in (MODEL, OPTIMIZER):
         _check_file(checkpoint / name)
@@ -92,7 +94,7 @@ def _check_file(file: Path) -> None:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters, each once, and the buffers that training changes, such as a codebook."""
+    """Return the parameters, each once, and the persistent buffers, some of which training changes (such as codebooks)."""
     kept = model.state_dict().keys()
     return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in kept}
 

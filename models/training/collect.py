@@ -1,9 +1,9 @@
 """Collects training text from installed packages: python -m models.training.collect --out data/python
 
-Whole packages are held out for evaluation. A file is left out if it is a copy or a near copy of a file that is kept: in a near copy, more
-than half of the distinct lines of at least 20 characters occur in kept files. Held-out packages are read first, so that files similar to
-theirs are removed from the training text and not from the held-out text. The standard library is kept whole if it fits. Of the other
-packages the largest are cut until the text fits, so that no single package dominates.
+Whole packages are held out for evaluation. A file is left out if it is a copy or a near copy of a file that is kept. A near copy is a
+file of which more than half of the distinct lines of at least 20 characters occur in kept files. Held-out packages are read first, so
+that files similar to theirs are removed from the training text and not from the held-out text. The standard library is kept whole if it
+fits into the largest allowed size. Of the other packages the largest are cut until the text fits, so that no single package dominates.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class KeptText:
     lines: set[int] = field(default_factory=set)
 
     def copy_of_kept(self, text: str) -> str | None:
-        """Return the reason why the text is left out, or None if it is kept. Later texts are compared with all kept texts."""
+        """Return the reason why the text is left out, or None if it is kept. A kept text is added, so later texts are compared with it."""
         digest = hashlib.sha256(text.encode()).digest()
         lines = {hash(line) for line in map(str.strip, text.split("\n")) if len(line) >= LINE}
         if digest in self.files:
@@ -77,7 +77,7 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
 
 
 def _documents(package: Package, seen: KeptText) -> tuple[list[TextDocument], Counter[str]]:
-    """Return the documents of a package that are kept, and how many files were left out for each reason."""
+    """Return the documents of the package that are kept, and the number of its files left out for each reason."""
     kept, left_out = list[TextDocument](), Counter[str]()
     for file, text, refused in texts(package):
         if text is None or (reason := seen.copy_of_kept(text)):
@@ -88,7 +88,9 @@ def _documents(package: Package, seen: KeptText) -> tuple[list[TextDocument], Co
 
 
 def _bounded(documents: dict[str, list[TextDocument]], max_bytes: float) -> dict[str, list[TextDocument]]:
-    """Cut the packages to `max_bytes` in total: small packages are kept whole, and the large ones get equal shares of the rest."""
+    """Cut the packages to `max_bytes` in total. Small packages are kept whole, and the large ones get equal shares of the bytes that the
+    small ones leave.
+    """
     sizes = sorted(map(_size, documents.values()))
     share = rest = max_bytes
     for i, size in enumerate(sizes):
@@ -153,8 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m models.training.collect", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--held-out", nargs="+", default=HELD_OUT, metavar="PACKAGE", help=f"for evaluation only ({', '.join(HELD_OUT)})")
-    parser.add_argument("--max-mb", type=float, default=64, help="of training text, in 1,000,000 bytes (64)")
-    parser.add_argument("--max-held-out-mb", type=float, default=2, help="of evaluation text (2)")
+    parser.add_argument("--max-mb", type=float, default=64, help="largest size of the training text, in 1,000,000 bytes (64)")
+    parser.add_argument("--max-held-out-mb", type=float, default=2, help="largest size of the evaluation text (2)")
     options = parser.parse_args(arguments)
     summary = collect(options.out, held_out=options.held_out, max_mb=options.max_mb, max_held_out_mb=options.max_held_out_mb)
     table = Table("split", "packages", "files", "MB", title=str(options.out))

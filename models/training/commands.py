@@ -1,4 +1,6 @@
-"""The commands that train: a decoder, an encoder-decoder. PyTorch is imported when a command runs, not for its help."""
+"""Defines the commands `train` (a decoder) and `train-number-words` (an encoder-decoder). PyTorch is imported when a command runs, not
+for its `--help`.
+"""
 
 from pathlib import Path
 from typing import Annotated

@@ -18,8 +18,8 @@ class CompareError(AttnserveError, ValueError):
 
 
 def compare(folders: Sequence[Path], out: Path) -> str:
-    """Write the picture and the table; the table is also returned. Raises CompareError if a run is unfinished or if runs were
-    evaluated on different text."""
+    """Write compare.png and compare.md, and return the table of compare.md. Raises CompareError if a run is unfinished, if two runs have
+    the same name, or if the runs were trained on different text."""
     runs = [_read(folder) for folder in folders]
     names = [run["name"] for run in runs]
     if len(set(names)) < len(names):

@@ -1,4 +1,4 @@
-"""The config of a training run, one YAML file: model shape, data, duration and optimisation."""
+"""The config of a training run, read from one YAML file: model shape, data, duration and optimisation."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,22 +32,22 @@ class Budget:
 
 
 class Optimisation(BaseModel):
-    """Fields that the configs of all tasks share; see `optimisation.py`."""
+    """The fields that the configs of text, pictures and number words share. `optimisation.py` uses most of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="title of the model card and label of the run in plots")
-    learning_rate: float = Field(gt=0, description="the highest")
+    learning_rate: float = Field(gt=0, description="highest learning rate, reached after the warm-up")
     warm_up: float = Field(0.02, ge=0, lt=1, description="share of the budget in which the learning rate rises from 0")
     decay: Literal["cosine", "linear"] = "cosine"
-    last_learning_rate: float = Field(0.0, ge=0, le=1, description="at the end, as a share of the highest")
-    weight_decay: float = Field(0.1, ge=0, description="of matrices; vectors do not decay")
+    last_learning_rate: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the highest")
+    weight_decay: float = Field(0.1, ge=0, description="weight decay of matrices; vectors have none")
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = Field(1.0, gt=0, description="largest norm of all gradients together")
     seed: int = 0
     evaluations: int = Field(12, ge=1, description="evaluations on held-out data, evenly over the budget")
     checkpoint_steps: int = Field(200, ge=1, description="steps between two checkpoints")
-    threads: int | None = Field(None, ge=1, description="of torch on a CPU; None: torch decides")
+    threads: int | None = Field(None, ge=1, description="number of torch's threads on a CPU; None: torch decides")
 
     @property
     def budget(self) -> Budget:
@@ -55,7 +55,7 @@ class Optimisation(BaseModel):
 
 
 class TrainingConfig(Optimisation):
-    """The config of the training of a decoder, on text or pictures. Values are checked on creation.
+    """The config of the training of a decoder, on text or pictures. Its values are checked when it is created.
 
     The budget is `max_steps`, `max_minutes` or both. The learning rate depends on the used share of the budget.
     """
@@ -64,11 +64,11 @@ class TrainingConfig(Optimisation):
     vocab_size: int = Field(ge=257, le=65_536)
     context: int = Field(ge=2, description="N, tokens of a training sequence")
     batch: int = Field(ge=1, description="B, sequences of a step")
-    chunk: int | None = Field(None, ge=1, description="C of the recurrence; None: the default of each kernel")
+    chunk: int | None = Field(None, ge=1, description="C, tokens of a chunk of the recurrence; None: the default of each kernel")
     max_steps: int | None = Field(None, ge=1)
-    max_minutes: float | None = Field(None, gt=0, description="of training; evaluation and checkpoints are not counted")
-    weights: Literal["fp32", "bf16"] = Field("fp32", description="of the written checkpoint; the last evaluation reads that checkpoint")
-    evaluation_kb: int = Field(100, ge=1, description="1,000 bytes of held-out text for each evaluation; the last one reads all of it")
+    max_minutes: float | None = Field(None, gt=0, description="minutes of training; evaluation and checkpoints are not counted")
+    weights: Literal["fp32", "bf16"] = Field("fp32", description="dtype of the written checkpoint, which the last evaluation reads")
+    evaluation_kb: int = Field(100, ge=1, description="held-out text of an evaluation, in 1,000 bytes; the last one reads all of it")
 
     @model_validator(mode="after")
     def _has_a_budget(self) -> Self:

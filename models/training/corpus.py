@@ -7,10 +7,10 @@
       tokens-4096/               training reads only this folder and sources.json
         tokenizer.json           trained on the training split only
         train.bin, held_out.bin  uint16, every document is followed by <|endoftext|>
-        index.json               sizes, the documents held out, sha256 of the training tokens
+        index.json               sizes, the held-out documents, sha256 of the training tokens
 
-If sources.json has the key `image`, every document is a picture: one byte is the prompt, then each pixel is one letter.
-A folder is written under another name and renamed when it is complete.
+If sources.json has the key `image`, every document is a picture: its first byte is the prompt, and each further byte is a letter for
+the grey level of a pixel. A folder is written under another name and renamed when it is complete.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class TextDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDocument:
-    """One document of the evaluation split."""
+    """One document of the split "held_out", as tokens."""
 
     package: str
     file: str
@@ -113,7 +113,9 @@ def read_texts(data: Path, split: str) -> Iterator[TextDocument]:
 
 
 def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
-    """Return the tokens of a data folder. They are computed and stored at the first call. Raises CorpusError or TokenizerError."""
+    """Return the tokens of a data folder. They are computed and stored at the first call. Raises CorpusError if the folder cannot be used,
+    TokenizerError if its text is too small for the vocabulary.
+    """
     if not 257 <= vocab_size <= 65_536:
         raise CorpusError(f"vocab_size={vocab_size} must be 257 (256 bytes and <|endoftext|>) to 65536 (tokens are stored as uint16)")
     folder = data / f"tokens-{vocab_size}"
@@ -155,7 +157,9 @@ def _check_files(*files: Path) -> None:
 
 
 def _image(described: dict[str, Any], tokenizer_file: Path) -> ImageFormat:
-    """Return the format of the pictures in sources.json, with the tokens of its letters."""
+    """Return the format of the pictures, from its description in sources.json. The letters of the grey levels are replaced by their
+    token ids.
+    """
     vocabulary = read_tokenizer(tokenizer_file).get_vocab()
     return ImageFormat(
         width=described["width"],
@@ -192,7 +196,7 @@ def _sample(data: Path) -> Iterator[str]:
 
 
 def _encode(data: Path, split: str, tokenizer: Tokenizer, file: Path) -> list[dict[str, Any]]:
-    """Write the split's tokens, and return for each document its package, file, bytes and tokens."""
+    """Write the tokens of the split to `file`. Return for each document its package, file, number of bytes and number of tokens."""
     documents, entries, end = list(read_texts(data, split)), [], tokenizer.token_to_id(END_OF_TEXT)
     starts = range(0, len(documents), BATCH)
     with file.open("wb") as out:
@@ -207,7 +211,7 @@ def _encode(data: Path, split: str, tokenizer: Tokenizer, file: Path) -> list[di
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which is renamed to `folder` at the end of the block unless there was an error."""
+    """Yield a temporary folder. At the end of the `with` block it is renamed to `folder`, unless the block raised an error."""
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

@@ -13,7 +13,7 @@ LINES = 20  # number of progress lines that a training run prints if its output 
 
 @contextmanager
 def training_bar(name: str, console: Console) -> Iterator[Callable[[Moment], None]]:
-    """Yield a function to be called after every step."""
+    """Yield a function that shows the progress. It is to be called after every step."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=1.0, words="")

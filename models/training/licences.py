@@ -1,7 +1,7 @@
 """Decides which installed packages may be used for training: those whose metadata names permissive licences only.
 
 Three fields are read in this order, and the first that is not empty decides: License-Expression (PEP 639, SPDX), the licence classifiers,
-the free field License. An expression is accepted if every licence in it is permissive, also if they are joined by OR.
+the free field License. An expression is accepted only if every licence in it is permissive, even if they are joined by OR.
 """
 
 import re

@@ -34,8 +34,8 @@ def untrained(make: Callable[[], Model], shape: Mapping[str, Any], config_file: 
 
 
 def optimizer_of(model: nn.Module, config: Optimisation) -> AdamW:
-    """Return AdamW with weight decay only for parameters of two or more axes. Scales and biases get none, because they need not be near
-    0."""
+    """Return AdamW with weight decay only for parameters of two or more axes. Scales and biases have no weight decay, because they need
+    not be near 0."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},

@@ -1,9 +1,10 @@
-"""Runs a training task into a folder, from which an interrupted run can be resumed.
+"""Runs a training task. Its results and checkpoints are in one folder, from which an interrupted run can be resumed.
 
 OUT/
   run.json         config, data, hardware, curves, last evaluation
   checkpoints/     the newest checkpoint, from which the run resumes
-  README.md        the model card; the task writes this file, the curves and the model
+  README.md        the model card
+The task (see task.py) writes README.md and further files, such as the model and pictures of the curves.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Reads the Python source and documentation on this machine, from the standard library and the installed packages, file by file.
 
-A package gives its `.py`, `.md` and `.rst` files and the README in its metadata. The following files are left out, each with a reason:
-bundled code of other projects (which has other licences), tests, files whose beginning names a copyleft licence, generated files, tables,
-and files that are too short, are too long or contain too long lines. Copyright comments at the beginning of a file are removed.
+The `.py`, `.md` and `.rst` files of a package are read, and the README in its metadata. The following files are left out, and the reason is
+returned: bundled code of other projects (which has other licences), tests, files whose beginning names a copyleft licence, generated files,
+tables, and files that are too short, are too long or contain too long lines. Copyright comments at the beginning of a file are removed.
 """
 
 import platform
@@ -53,7 +53,7 @@ class Package:
 
 
 def packages() -> list[Package]:
-    """Return the standard library, then each installed distribution once, sorted by name, whatever its licence."""
+    """Return the standard library, then each installed distribution once, sorted by name. Packages of all licences are returned."""
     found: dict[str, Package] = {}
     for distribution in distributions():
         package = _package(distribution)

@@ -19,7 +19,7 @@ from models.training.trainer import TrainingError
 def train_decoder(config_file: Path, data: Path, out: Path, console: Console) -> bool:
     """Train a decoder of text or, if the data folder contains pictures, a decoder of pixels. Returns the result of `run_task`.
 
-    Raises ConfigError, CorpusError, TokenizerError or ResumeError, and TrainingError for other failures.
+    Raises ConfigError, CorpusError, TokenizerError or ResumeError for invalid input, and TrainingError for other failures.
     """
     with in_sentences(f"training on {data} into {out} failed", TrainingError):
         config = read_config(config_file, TrainingConfig)
@@ -36,7 +36,7 @@ def train_decoder(config_file: Path, data: Path, out: Path, console: Console) ->
 def train_number_words(config_file: Path, out: Path, console: Console) -> bool:
     """Train an encoder-decoder from number words to digits. Returns the result of `run_task`.
 
-    Raises ConfigError or ResumeError, and TrainingError for other failures.
+    Raises ConfigError or ResumeError for invalid input, and TrainingError for other failures.
     """
     with in_sentences(f"training into {out} failed", TrainingError):
         config = read_config(config_file, NumberWordsConfig)

@@ -1,7 +1,7 @@
 """Defines `Task`, the part of a training that differs between text, pictures, number words and distillation.
 
-A task has the model with its optimizer, computes the loss of a step, evaluates, and writes the result. `trainer.py` has the loop
-with budget, gradients, checkpoints and curves; `run.py` has the output folder.
+A task has the model with its optimizer, computes the loss of a step, evaluates the model, and writes the result. The parts that do not
+differ are in `trainer.py` (the loop with budget, gradients, checkpoints and curves) and `run.py` (the output folder).
 """
 
 from abc import ABC, abstractmethod
@@ -64,7 +64,7 @@ class Task(ABC):
     def loss(self, step: int) -> Loss:
         """Compute the loss of the batch of `step`."""
 
-    def after_step(self) -> None:  # noqa: B027  # most tasks have no such changes
+    def after_step(self) -> None:  # noqa: B027  # not abstract, because most tasks update nothing here
         """Update values that are not trained by gradients, such as codebooks. By default nothing is updated."""
 
     def figures(self, loss: float) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """Byte-level byte-pair encoding for Python code. It can encode every text without loss.
 
-Text is first split into pieces, and no token crosses their borders: line ends; the whole indentation of a line (one token for
-8 or 12 spaces); names with their underscores and the space before them; single digits; runs of other signs. Prompts mostly end at
-such a border: one that ends in `:`, in a newline or in the indentation gets the same tokens as the text from which it was cut.
+Text is first split into pieces, and no token crosses the borders between pieces. A piece is a line end, the whole indentation of a line
+(so that 8 or 12 spaces can be one token), a name with its underscores and the space before it, a single digit, or several other signs in a
+row. Prompts mostly end at such a border. A prompt that ends in `:`, in a newline or in the indentation gets the same tokens as the text
+from which it was cut.
 Sennrich et al. 2016, arXiv:1508.07909; bytes as the alphabet: Radford et al. 2019 (GPT-2).
 """
 
@@ -27,11 +28,11 @@ PIECES = "|".join(
 
 
 class TokenizerError(AttnserveError, ValueError):
-    """Raised if the text is too small for the requested vocabulary."""
+    """The training text is too small for the requested size of the vocabulary."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on the texts; <|endoftext|> is token 0. Raises TokenizerError if they are too small for `vocab_size`."""
+    """Train a tokenizer on the texts. Its token 0 is <|endoftext|>. Raises TokenizerError if the texts are too small for `vocab_size`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

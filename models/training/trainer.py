@@ -18,7 +18,7 @@ from service.errors import AttnserveError
 
 
 class TrainingError(AttnserveError):
-    """Raised if a training fails. The message names the cause and a remedy."""
+    """A training failed. The message names the cause and a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ def train(
 ) -> Progress:
     """Train from the newest checkpoint in `folder`, or from the start, and save a checkpoint there at the end.
 
-    Raises TrainingError if a loss is not finite (no checkpoint is saved after that step), ResumeError if the checkpoint is of
-    another model.
+    Raises TrainingError if the loss of a step is not finite (no checkpoint is saved after that step), ResumeError if the checkpoint
+    belongs to another model.
     """
     budget = task.budget
     checkpoint = checkpoints.newest(folder)

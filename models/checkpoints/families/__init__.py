@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
     "BigBird": BIGBIRD,
 }
 
-# Architecture -> the model that is built. If it has a language-modelling head, only its encoder is read.
+# End of an architecture's name -> kind of model to build. If the checkpoint has a language-modelling head, only its encoder is read.
 TASKS: dict[str, Literal["encoder", "classifier", "token_classifier"]] = {
     "Model": "encoder",
     "ForMaskedLM": "encoder",
@@ -44,5 +44,5 @@ TASKS: dict[str, Literal["encoder", "classifier", "token_classifier"]] = {
 
 ARCHITECTURES = {family + task: (FAMILIES[family], TASKS[task]) for family in FAMILIES for task in TASKS}
 
-# Architecture -> family. If the model has a vision encoder, only its text decoder is read.
+# Architecture -> family. If the checkpoint also has a vision encoder, only the text decoder is read.
 DECODERS: dict[str, DecoderFamily] = {"Qwen3_5ForCausalLM": QWEN3_5, "Qwen3_5ForConditionalGeneration": QWEN3_5}

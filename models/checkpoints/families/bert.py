@@ -1,6 +1,6 @@
 """The BERT family: post-norm, learned positions, token types. Devlin et al. 2018, arXiv:1810.04805.
 
-MiniLM, E5, BGE and the first GTE use this architecture.
+MiniLM, E5, BGE and the first GTE models use this architecture.
 """
 
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, Names

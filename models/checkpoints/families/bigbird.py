@@ -1,8 +1,8 @@
 """BigBird: a BERT in which each block of tokens attends to its neighbours, to the first and last block and to random blocks.
 
 Zaheer et al. 2020, arXiv:2007.14062. Random blocks are used in inference too, as in the paper. `transformers` differs in
-inference: it replaces every random block by block 0 and counts block 0 once for each. On texts of up to 5 + 2 r blocks, with r
-random blocks, both are full attention.
+inference: it replaces every random block by block 0, so that block 0 enters the softmax several times. With r random blocks per
+block, texts of up to 5 + 2 r blocks get full attention, here and in `transformers`.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ def encoder_config(settings: JsonSettings) -> EncoderConfig:
 
 
 def activation(settings: JsonSettings) -> str:
-    """Return the activation of the feed-forward layers and of the classifier's head."""
+    """Return the name of the activation that the feed-forward layers and the classifier's head use."""
     return settings.pick("hidden_act", "gelu_new", ACTIVATION_NAMES)
 
 

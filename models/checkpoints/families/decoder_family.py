@@ -1,4 +1,6 @@
-"""The description of a family of published decoders: how to read its settings, and which of its tensors become which of ours."""
+"""The description of a family of published decoders: how to read its settings, and which of its tensors fill which tensors of
+`Decoder`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +13,8 @@ from models.folders.folder import JsonSettings
 
 @dataclass(frozen=True)
 class PublishedTensor:
-    """A tensor `theirs` of a checkpoint. `read` converts it, and its rows are then split among the tensors `ours` of
-    `Decoder`."""
+    """A tensor of a published checkpoint, with the name `theirs`. `read` converts it. Its rows are then split among the tensors of
+    `Decoder` that `ours` names, in this order."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -25,6 +27,6 @@ class DecoderFamily:
 
     decoder_config: Callable[[JsonSettings], DecoderConfig]
     sources: Callable[[DecoderConfig], list[PublishedTensor]]  # one entry for each tensor, named as in a text-only checkpoint
-    prefix: str  # the common beginning of all tensor names, except that of the unembedding
-    prefix_beside_vision: str  # the beginning in place of `prefix` if the checkpoint also has a vision encoder
-    unused: tuple[str, ...]  # prefixes of tensor names that are ignored
+    prefix: str  # what all tensor names begin with, except the name of the unembedding
+    prefix_beside_vision: str  # what the tensor names begin with, instead of `prefix`, if the checkpoint also has a vision encoder
+    unused: tuple[str, ...]  # prefixes of the names of tensors that are ignored

@@ -7,8 +7,8 @@ from typing import Literal
 from models.encoder.model import EncoderConfig
 from models.folders.folder import JsonSettings
 
-# Maps a module name in the checkpoint to ours. "{i}" is the layer's number. With a tuple of names, the rows of the
-# checkpoint's tensor are split among these modules, in this order.
+# Maps the name of a module in the checkpoint to its name in our model. "{i}" stands for the layer's number. If the value is a tuple of
+# names, the rows of the checkpoint's tensor are split among these modules, in this order.
 Names = Mapping[str, str | tuple[str, ...]]
 
 ACTIVATION_NAMES = {
@@ -37,16 +37,16 @@ class HeadConfig:
 class Family:
     """A checkpoint format of encoders. Its functions raise CheckpointError for unsupported settings."""
 
-    prefix: str  # the beginning of the encoder's tensor names in a model with a head; a bare encoder has none
+    prefix: str  # what the encoder's tensor names begin with in a model with a head; in a bare encoder they have no prefix
     encoder_config: Callable[[JsonSettings], EncoderConfig]
     encoder_names: tuple[Names, ...]  # alternative naming schemes; the one that matches most tensors is used
-    # Prefixes of tensor names, after `prefix`, that are ignored: poolers and language-modelling heads.
+    # Tensors whose names, with or without `prefix`, begin with one of these are ignored: poolers and language-modelling heads.
     unused: tuple[str, ...]
     sequence_head: Callable[[JsonSettings], HeadConfig] = lambda settings: HeadConfig()
-    # Names in the checkpoint, with their prefix -> names in SequenceClassifier.
+    # Full names of the head's modules in the checkpoint -> names in SequenceClassifier.
     sequence_names: Names = field(default_factory=lambda: {"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"})
     token_names: Names = field(default_factory=lambda: {"classifier": "classifier"})
     token_head: Callable[[JsonSettings], HeadConfig | None] = lambda settings: None
-    unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor name without `prefix` -> number of rows to skip at its beginning
+    unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor name without `prefix` -> how many of its first rows are skipped
     pad_token_id: int = 0  # the padding id if config.json has none
-    reads_token_types: bool = False  # whether token types distinguish the texts of a pair
+    reads_token_types: bool = False  # whether token types distinguish the two texts of a pair

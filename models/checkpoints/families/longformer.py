@@ -1,6 +1,7 @@
 """Longformer: a RoBERTa with attention in windows. Beltagy et al. 2020, arXiv:2004.05150.
 
-In a text classifier the first token has global attention. In other models no token has it, as in `transformers`.
+In a text classifier the first token has global attention. In the other models no token has global attention. `transformers` does
+the same.
 """
 
 from dataclasses import replace

@@ -33,7 +33,9 @@ def encoder_config(settings: JsonSettings) -> EncoderConfig:
 
 
 def _layer_types(settings: JsonSettings, n_layers: int) -> list[str]:
-    """Return the type of every layer: from `layer_types`, or in older configs from "every n-th layer is global"."""
+    """Return the type of every layer, LOCAL or GLOBAL. It is read from `layer_types`. Older configs have `global_attn_every_n_layers`
+    instead: layers 0, n, 2n, .. are global.
+    """
     every = settings.get("global_attn_every_n_layers", 3)
     types = settings.get("layer_types", [LOCAL if i % every else GLOBAL for i in range(n_layers)])
     unknown = sorted(set(types) - {LOCAL, GLOBAL})
@@ -45,7 +47,9 @@ def _layer_types(settings: JsonSettings, n_layers: int) -> list[str]:
 
 
 def _rotary_base(settings: JsonSettings, kind: str, old_key: str, default: float) -> float:
-    """Return the rotary base of one kind of layer: from `rope_parameters`, or in older configs from `old_key`."""
+    """Return the rotary base of the layers of type `kind`, LOCAL or GLOBAL. It is read from `rope_parameters`, in older configs from
+    `old_key`.
+    """
     settings.allow("rope_scaling")
     rope = JsonSettings(settings.get("rope_parameters", {}).get(kind) or {}, settings.file)
     rope.allow("rope_type", "default")

@@ -7,8 +7,8 @@ from models.checkpoints.families.family import Family, Names
 from models.encoder.model import EncoderConfig
 from models.folders.folder import JsonSettings
 
-PADDING_ID = 1  # the authors' code counts positions after this id, whatever pad_token_id is
-N_BUCKETS = 32  # fixed in the authors' code, whatever the size of the table
+PADDING_ID = 1  # the first position has the number PADDING_ID + 1 in the authors' code, whatever pad_token_id is in config.json
+N_BUCKETS = 32  # number of relative position buckets, which is fixed in the authors' code, whatever the size of the bias table
 
 
 def encoder_config(settings: JsonSettings) -> EncoderConfig:

@@ -1,9 +1,9 @@
 """Nyströmformer: a BERT that approximates softmax attention with landmarks. Xiong et al. 2021, arXiv:2102.03902.
 
-The attention is the paper's, for each matrix separately and for tokens only. `transformers` differs: it initialises the inverse
-with the largest norm of the whole batch, masks padding in only one of the three softmaxes, computes segments for one length only
-(`segment_means_seq_len`), and uses softmax attention at every length if that setting equals num_landmarks. Here softmax attention
-is used for up to num_landmarks tokens.
+The attention follows the paper: each attention matrix is approximated separately, and padding has no influence. `transformers`
+differs. It initialises the iteration for the inverse with the largest norm in the whole batch, masks padding in only one of the
+three softmaxes, computes the segments for one length only (`segment_means_seq_len`), and uses softmax attention at every length if
+that setting equals num_landmarks. Here, texts of at most num_landmarks tokens get softmax attention.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadCon
 from models.encoder.model import EncoderConfig
 from models.folders.folder import JsonSettings
 
-UNUSED_POSITIONS = 2  # number of unused rows before the first position
+UNUSED_POSITIONS = 2  # number of rows in the position table before the row of the first position; the model does not use them
 
 
 def encoder_config(settings: JsonSettings) -> EncoderConfig:
@@ -30,7 +30,7 @@ def encoder_config(settings: JsonSettings) -> EncoderConfig:
 
 
 def activation(settings: JsonSettings) -> str:
-    """Return the activation of the feed-forward layers and of the classifier's head."""
+    """Return the name of the activation that the feed-forward layers and the classifier's head use."""
     return settings.pick("hidden_act", "gelu_new", ACTIVATION_NAMES)
 
 

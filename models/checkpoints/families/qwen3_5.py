@@ -1,8 +1,8 @@
 """The text decoder of the dense Qwen3.5 models: every three blocks with the gated delta rule are followed by one with gated softmax
 attention. Qwen Team 2026.
 
-If all layers of a checkpoint are linear, its state has constant size, and it can be exported and served. The published
-checkpoints have full attention layers, whose state grows with the text. They can be read, trained and run in torch, but not
+If all layers of a checkpoint are linear attention, its state has constant size, and it can be exported and served. The published
+checkpoints also have full attention layers, whose state grows with the text. They can be read, trained and run in torch, but not
 exported.
 """
 
@@ -55,7 +55,9 @@ def decoder_config(settings: JsonSettings) -> DecoderConfig:
 
 
 def _layers(text: JsonSettings) -> tuple[str, ...]:
-    """Return the layer names: from `layer_types`, or else every `full_attention_interval`-th layer is a full attention layer."""
+    """Return the names of the layers, in order, as keys of LAYERS. They are read from `layer_types`. If that is missing, every
+    `full_attention_interval`-th layer has full attention and the others have linear attention.
+    """
     every, n_layers = text.get("full_attention_interval", 4), text.need("num_hidden_layers")
     types = text.get("layer_types", ["full_attention" if i % every == 0 else "linear_attention" for i in range(1, n_layers + 1)])
     for name in types:
@@ -69,7 +71,9 @@ def _layers(text: JsonSettings) -> tuple[str, ...]:
 
 
 def _rope(text: JsonSettings) -> JsonSettings:
-    """Return the rotary settings. `mrope_section` is ignored, as it only matters for image tokens, which have 3 positions."""
+    """Return the rotary settings. `mrope_section` is ignored, as it only matters for image tokens, which have 3 positions each (time,
+    height, width).
+    """
     text.allow("rope_scaling")
     rope = JsonSettings(text.get("rope_parameters", {}), text.file)
     rope.allow("rope_type", "default")
@@ -92,13 +96,15 @@ def sources(config: DecoderConfig) -> list[PublishedTensor]:
 
 
 def _from_zero(weight: Tensor) -> Tensor:
-    """Convert the weight of a norm that multiplies by 1 + weight. The sum is computed in float32, since 1 + 0.002 is 1 in bfloat16."""
+    """Return 1 + weight, because the published norms multiply by 1 + weight and ours by the weight. The sum is computed in float32,
+    since 1 + 0.002 is 1 in bfloat16.
+    """
     return 1.0 + weight.float()
 
 
 def _gates_last(n_heads: int, weight: Tensor) -> Tensor:
-    """Reorder rows (q of head 1, gate of head 1, q of head 2, ..) so that all rows of q come first, then those of all gates: (H * 2 * D_k,
-    D)."""
+    """Reorder the rows of a weight (H * 2 * D_k, D). In the checkpoint they are q of head 1, gate of head 1, q of head 2, and so on. In
+    the result the rows of q of all heads come first, then the rows of the gates of all heads."""
     return weight.unflatten(0, (n_heads, 2, -1)).transpose(0, 1).flatten(0, 2)
 
 

@@ -1,8 +1,8 @@
-"""Reads a Reformer from a folder with `config.json` and safetensors weights. Only its encoder is served.
+"""Reads a Reformer from a folder with `config.json` and safetensors weights. The service uses only its encoder.
 
-The random rotations of its LSH attention are in no checkpoint. If config.json has a `hash_seed`, they are drawn from this seed as in
-`transformers`, otherwise from the default seed of `LSHAttention`. Either is valid, as the attention was trained with new rotations in every
-step.
+Checkpoints do not contain the random rotations of the LSH attention. If config.json has a `hash_seed`, they are drawn from this seed as
+in `transformers`, otherwise from the default seed of `LSHAttention`. Any seed is valid, because the model was trained with new rotations
+in every step.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class ReformerShape:
     """The config of a `ReformerEncoder`."""
 
     vocab_size: int
-    d_model: int  # width of the token vectors, twice the Reformer's D
+    d_model: int  # width of the token vectors, which is twice `ReformerConfig.d_model`, as both streams of the blocks are joined
     n_positions: int
     attention: str = "lsh"
 
@@ -63,7 +63,8 @@ class ReformerEncoder(nn.Module):
 
 
 def load_reformer(folder: Path, *, dtype: torch.dtype = torch.float32, logits: bool = True) -> Reformer:
-    """Load a Reformer in eval mode. It returns logits if `logits` is True and the checkpoint is a language model.
+    """Load a Reformer in eval mode. The model computes logits if `logits` is True and the checkpoint is a language model, otherwise
+    token vectors.
 
     Raises CheckpointError if the folder is unsupported.
     """
@@ -113,7 +114,9 @@ def _chunks(settings: JsonSettings, kind: str) -> ChunkSpan:
 
 
 def _fill(model: Reformer, folder: Path) -> None:
-    """Copy the checkpoint's tensors into the model, in its dtype. Raises CheckpointError if one is missing or unexpected."""
+    """Copy the tensors of the checkpoint in `folder` into the model, cast to the model's dtype. Raises CheckpointError if a tensor is
+    missing, unexpected or of another shape.
+    """
     config, tensors = model.config, read_tensors(folder)
     prefix = "reformer." if any(name.startswith("reformer.") for name in tensors) else ""
     modules = dict(NAMES)
@@ -131,13 +134,15 @@ def _fill(model: Reformer, folder: Path) -> None:
     check_names({theirs: [ours] for theirs, ours in names.items()}, tensors, harmless=HEADS)
     for theirs, ours in names.items():
         tensor = tensors[theirs]
-        if ours.startswith("positions.") and tensor.dim() == 3:  # (n_1, 1, D_1), (1, n_2, D_2)
+        if ours.startswith("positions.") and tensor.dim() == 3:  # the two axial tables have the shapes (n_1, 1, D_1) and (1, n_2, D_2)
             tensor = tensor.flatten(0, 1)
         copy_rows(tensor, [places[ours]], theirs)
 
 
 def _draw_rotations(layer: LSHAttention, seed: int) -> None:
-    """Draw the rotations as transformers does: shape (H, D_k, R, columns), in the model's dtype, equal in all layers."""
+    """Draw the rotations as transformers does: in the shape (H, D_k, R, columns), in the model's dtype, and with the same seed in every
+    layer.
+    """
     H, R, D_k, columns = layer.rotations.shape
     drawn = torch.randn(H, D_k, R, columns, generator=torch.Generator().manual_seed(seed), dtype=layer.rotations.dtype)
     layer.rotations.copy_(drawn.transpose(1, 2))

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa: a BERT whose positions begin after the padding id. Liu et al. 2019, arXiv:1907.11692."""
+"""RoBERTa and XLM-RoBERTa: a BERT in which the first token has the position padding id + 1. Liu et al. 2019, arXiv:1907.11692."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ def encoder_config(settings: JsonSettings) -> EncoderConfig:
     return replace(
         bert.encoder_config(settings),
         position_padding_id=padding_id,
-        n_positions=settings.need("max_position_embeddings") - padding_id - 1,  # e.g. 514 rows of the table hold 512 positions
+        n_positions=settings.need("max_position_embeddings") - padding_id - 1,  # e.g. a table of 514 rows has 512 positions
     )
 
 

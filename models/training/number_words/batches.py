@@ -16,8 +16,8 @@ FIRST_DIGITS = 3  # maximum number of digits at the first step
 
 @dataclass(frozen=True)
 class NumberWordsBatch:
-    """A batch: `source` (B, N) and its mask, `targets` (B, T), which are -100 after the end, and `previous` (B, T), the token before each
-    target."""
+    """A batch of B examples: the sources (B, N) with their mask, True = token, the `targets` (B, T), which are -100 after the end token,
+    and `previous` (B, T), the token before each target."""
 
     source: Tensor
     mask: Tensor
@@ -26,7 +26,7 @@ class NumberWordsBatch:
 
 
 class NumberWordsBatches:
-    """Training batches whose maximum number of digits rises from 3 at step 0 to `max_digits` at step `all_digits_from`."""
+    """Training batches. The numbers have at most 3 digits at step 0, and this maximum rises to `max_digits` at step `all_digits_from`."""
 
     def __init__(self, tokenizer: Tokenizer, *, batch: int, seed: int, languages: tuple[str, ...], max_digits: int, all_digits_from: int):
         self._tokenizer, self._batch, self._seed = tokenizer, batch, seed

@@ -9,16 +9,18 @@ from models.training.number_words.words import LANGUAGES, MAX_DIGITS
 
 
 class NumberWordsConfig(Optimisation):
-    """The config of a training on number words. Its budget counts steps, because the used share sets the number of digits."""
+    """The config of a training on number words. The budget is a number of steps and has no limit in minutes, because the step determines
+    how many digits the numbers have.
+    """
 
     kind: Literal["recurrent", "transformer"]
     model: dict[str, Any] = Field(
-        description="fields of RecurrentConfig or TransformerConfig beyond those of the vocabulary and the lengths"
+        description="fields of RecurrentConfig or TransformerConfig, except those of the vocabulary and the lengths"
     )
     languages: tuple[str, ...] = Field(tuple(LANGUAGES), min_length=1)
-    max_digits: int = Field(MAX_DIGITS, ge=3, le=MAX_DIGITS, description="of a number")
+    max_digits: int = Field(MAX_DIGITS, ge=3, le=MAX_DIGITS, description="most digits of a number")
     all_digits_from: float = Field(
-        0.25, ge=0, le=1, description="share of the budget after which numbers have up to max_digits; 3 before it"
+        0.25, ge=0, le=1, description="share of the budget in which the most digits of a number rise from 3 to max_digits"
     )
     batch: int = Field(ge=1, description="B, numbers of a step")
     max_steps: int = Field(ge=1)

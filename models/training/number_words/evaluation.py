@@ -18,7 +18,7 @@ NUMBERS = 100  # largest number of examples for each language and number of digi
 
 
 def exact(model: EncoderDecoder, tokenizer: Tokenizer, examples: Sequence[Example], search: Search) -> list[bool]:
-    """Return for each example whether `search` outputs exactly its number."""
+    """Return for each example whether the output of `search` is exactly the example's number."""
     training = model.training
     model.eval()
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].words))
@@ -37,7 +37,9 @@ def exact(model: EncoderDecoder, tokenizer: Tokenizer, examples: Sequence[Exampl
 
 
 def held_out_numbers(n_digits: int, language: str, *, numbers: int = NUMBERS) -> list[Example]:
-    """Draw distinct held-out numbers of `n_digits` digits uniformly. Only 36 numbers of three digits are held out."""
+    """Draw distinct held-out numbers of `n_digits` digits, all equally likely. With three digits there are only 36 of them, so the result
+    can have fewer than `numbers`.
+    """
     random = Random(f"{language}/{n_digits}")
     heads = [head for head in range(100, 1000) if is_held_out(head)]
     tails = 10 ** (n_digits - 3)

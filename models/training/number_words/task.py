@@ -1,5 +1,6 @@
-"""An encoder-decoder that reads a number in words and writes its digits.
+"""The training of an encoder-decoder that reads a number in words and writes its digits.
 
+Besides what every task writes (see run.py), its output folder has:
 OUT/
   config.json, model.safetensors, tokenizer.json   models/encoder_decoder/checkpoint.py
   loss.png         curves, drawn at every evaluation

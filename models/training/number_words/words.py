@@ -46,8 +46,8 @@ def is_held_out(number: int) -> bool:
 
 
 def draw(random: Random, *, max_digits: int, languages: tuple[str, ...], evaluation: bool = False, min_digits: int = 1) -> Example:
-    """Draw a held-out number if `evaluation` is True, otherwise a number that is not held out. All lengths from 3 digits on are equally
-    likely. Shorter numbers are drawn less often, because there are few of them."""
+    """Draw a held-out number if `evaluation` is True, otherwise a number that is not held out. Numbers of 3, 4, 5, .. digits are drawn
+    equally often. Numbers of 1 or 2 digits are drawn less often, because there are few of them."""
     while True:
         n_digits = random.choices(range(min_digits, max_digits + 1), weights=[min(d, 3) for d in range(min_digits, max_digits + 1)])[0]
         number = random.randrange(10 ** (n_digits - 1) if n_digits > 1 else 0, 10**n_digits)

@@ -1,9 +1,10 @@
 """Writes training pictures as text: python -m models.training.pictures.digits --out data/digits
 
 scikit-learn has 1,797 handwritten digits (8x8 pixels, grey levels 0 to 16). They become pictures of 28x28 pixels in 16 levels.
-Each picture is a document: first the digit that it shows, then a letter for each pixel, row by row from the upper left, `a` black to `p`
-white. With one token per byte this is the experiment of Katharopoulos et al. 2020, section 4.2, trained like any text. A tenth of
-the originals is held out. Each other original is used unchanged and in slightly shifted, rotated and zoomed variants.
+Each picture is a document: first the digit that it shows, then a letter for each pixel, row by row from the upper left, from `a` (black)
+to `p` (white). If each byte is one token, a decoder learns these documents like any text, as in the experiment of Katharopoulos et al.
+2020, section 4.2. A tenth of the originals is held out. Each other original is used unchanged and in slightly shifted, rotated and
+zoomed variants.
 """
 
 import argparse
@@ -54,7 +55,9 @@ def _variants(original: np.ndarray, random: Generator) -> Iterator[np.ndarray]:
 
 
 def _enlarged(original: np.ndarray, *, right: float = 0.0, down: float = 0.0, turn: float = 0.0, zoom: float = 1.0) -> np.ndarray:
-    """Enlarge an original (64,) to levels (28 * 28,) int, 0 to 15. Moves it by pixels, turns it by degrees and zooms it."""
+    """Enlarge an original (64,) to a picture of grey levels 0 to 15, (28 * 28,) int. `right` and `down` move it by pixels of the picture,
+    `turn` rotates it by degrees, and `zoom` multiplies its size.
+    """
     canvas = np.pad(original.reshape(8, 8).astype(np.float32), BORDER)
     cos, sin = np.cos(np.radians(turn)) / (SCALE * zoom), np.sin(np.radians(turn)) / (SCALE * zoom)
     x, y, centre = SIDE / 2 + right, SIDE / 2 + down, len(canvas) / 2  # the canvas centre is mapped to (x, y)

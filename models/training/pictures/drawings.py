@@ -19,7 +19,7 @@ GREY = 96  # grey level of the gaps, 0 to 255
 
 @torch.inference_mode()
 def draw(model: nn.Module, image: ImageFormat, tokenizer_file: Path, file: Path, *, seed: int = 0) -> None:
-    """Write a PNG with ROWS sampled pictures for each prompt. Equal weights and seeds give equal pictures."""
+    """Write a PNG with ROWS sampled pictures for each prompt. The same weights and seed give the same pictures."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     prompts = torch.tensor([tokenizer.encode(prompt).ids for prompt in image.prompts] * ROWS)
     levels = _levels(model.eval(), image, prompts, torch.Generator().manual_seed(seed))

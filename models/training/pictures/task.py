@@ -1,6 +1,6 @@
-"""A decoder that learns to generate pictures pixel by pixel, from documents that are all pictures of one size.
+"""The training of a decoder that generates pictures pixel by pixel. All its documents are pictures of one size.
 
-Besides the files of `models/training/text/task.py`, OUT has samples.png, pictures sampled from the model.
+Besides the files of `models/training/text/task.py`, the output folder has samples.png, with pictures sampled from the model.
 """
 
 from pathlib import Path

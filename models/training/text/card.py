@@ -6,7 +6,9 @@ from models.training.cards import MB, front_matter, held_out_packages, licence_t
 
 
 def model_card(report: dict[str, Any], sources: dict[str, Any], samples: list[tuple[str, str]]) -> str:
-    """Return Markdown from run.json (`report`), sources.json (`sources`) and (prompt, continuation) pairs (`samples`)."""
+    """Return the model card in Markdown. `report` is the content of run.json, `sources` that of sources.json, and `samples` are pairs
+    (prompt, continuation).
+    """
     parts = (_head(report), _figures(report), _samples(samples), _data(sources), decoder_training(report), _limits(report))
     return "\n\n".join(parts) + "\n"
 

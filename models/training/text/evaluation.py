@@ -1,9 +1,10 @@
-"""Computes bits per byte of held-out text: a document's cross-entropy in bits per byte, which does not depend on the tokenizer.
+"""Computes bits per byte of held-out text: the cross-entropy of its tokens in bits, divided by the bytes of the text. So models with
+different tokenizers can be compared.
 
-Each document starts after <|endoftext|> with an empty state. Each of its tokens counts, including the <|endoftext|> at its end;
-the sum is divided by the bytes of the text. With `context=None` the whole document is read in chunks that pass on the state.
-Otherwise it is cut into windows of `context` tokens. Each window begins with an empty state, and its first input is the token
-before the window, as in training sequences. A model with learned positions is always evaluated in windows, of at most n_positions tokens.
+Each document starts after <|endoftext|> with an empty state. Each of its tokens counts, including the <|endoftext|> at its end. With
+`context=None` the whole document is read in chunks that pass on the state. Otherwise it is cut into windows of `context` tokens. Each
+window begins with an empty state, and its first input is the token before the window, as in training sequences. A model with learned
+positions is always evaluated in windows, of at most n_positions tokens.
 """
 
 import math
@@ -40,7 +41,7 @@ def evaluate(
     context: int | None = None,
     show: Callable[[float], None] = lambda share: None,
 ) -> BitsPerByte:
-    """Return the bits per byte of all documents. `show` is called with the share of the tokens that is done."""
+    """Return the bits per byte of all documents. `show` is called with the share of the tokens that have been evaluated, 0 to 1."""
     device = next(model.parameters()).device
     longest = model.config.n_positions if isinstance(model, Decoder) else None
     context = min((limit for limit in (context, longest) if limit is not None), default=None)
@@ -61,8 +62,8 @@ def evaluate(
 
 
 def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocument]:
-    """Return the documents in order, without each one that would make their total size exceed `size_bytes`. The first is always
-    included."""
+    """Return the documents in order, but skip each one that would make the total size exceed `size_bytes`. The first document is always
+    returned."""
     taken, total = list[TokenDocument](), 0
     for document in documents:
         if not taken or total + document.size_bytes <= size_bytes:
@@ -72,14 +73,19 @@ def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocu
 
 
 def _stretches(i: int, document: TokenDocument, end_of_text: int, context: int | None) -> list[tuple[int, np.ndarray]]:
-    """Cut a document into windows (i, tokens (n + 1,)) read from an empty state. The model predicts all tokens but the first."""
+    """Cut a document into windows of `context` tokens. If `context` is None, the whole document is one window. Return for each window the
+    pair of `i`, the document's number, and the window's n tokens with the token before them, (n + 1,). The model reads a window from an
+    empty state and predicts its n tokens.
+    """
     tokens = np.concatenate([[end_of_text], document.tokens]).astype(np.int64)
     length = len(document.tokens) if context is None else context
     return [(i, tokens[start : start + length + 1]) for start in range(0, len(document.tokens), length)]
 
 
 def _bits(model: nn.Module, rows: list[np.ndarray], device: torch.device) -> np.ndarray:
-    """Return the bits of each row's tokens after the first, float64 (len(rows),). Rows are (n_i + 1,), sorted longest first."""
+    """Return for each row the bits of its tokens after the first, float64 (len(rows),). Row i has n_i + 1 tokens. The longest rows come
+    first.
+    """
     lengths = torch.tensor([len(row) - 1 for row in rows])
     padded = torch.zeros(len(rows), int(lengths[0]) + 1, dtype=torch.int64)
     for row, place in zip(rows, padded, strict=True):

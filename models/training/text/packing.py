@@ -1,9 +1,9 @@
 """Cuts the training batches from the concatenation of all documents, each of which is followed by <|endoftext|>.
 
-The concatenation is cut into sequences of N tokens, each used once per epoch. Their order and the first cut are drawn
-from (seed, epoch). A batch thus depends only on (seed, step), and a resumed run gets the batches of an uninterrupted run. Every
-sequence begins with an empty state; <|endoftext|> inside it marks a new document. Pictures have equal lengths, so a sequence
-is one picture after <|endoftext|>, and a position in the sequence is a position in the picture.
+The concatenation is cut into sequences of N tokens, each used once per epoch. The order of the sequences and the place of the first cut
+are drawn from (seed, epoch). So a batch depends only on (seed, step), and a resumed run gets the batches of an uninterrupted run. Every
+sequence begins with an empty state. An <|endoftext|> inside a sequence marks the end of a document. Pictures have equal lengths. With
+them, a sequence is <|endoftext|> and one picture, so that a position in the sequence is a position in the picture.
 """
 
 import numpy as np
@@ -12,9 +12,10 @@ from torch import Tensor
 
 
 class Packing:
-    """Batches of (tokens, targets); a target is the next token. Raises ValueError if the text is too short for one batch.
+    """Batches of (tokens, targets), where a target is the next token. Raises ValueError if the text is too short for one batch.
 
-    `document` is the number of tokens per document if all documents have the same; it must then equal `context`.
+    `document` is the number of tokens of every document, if all documents have the same number, which must be `context`. None: documents
+    differ in length.
     """
 
     def __init__(self, tokens: np.ndarray, *, context: int, batch: int, seed: int, document: int | None = None) -> None:
@@ -31,7 +32,7 @@ class Packing:
         self._starts = np.empty(0, np.int64)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and targets of a step from 0, both (B, N) int64."""
+        """Return the tokens and the targets of `step` (counted from 0), both (B, N) int64."""
         epoch, at = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._starts = epoch, self._shuffled(epoch)

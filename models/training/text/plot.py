@@ -10,7 +10,9 @@ CURVE = "loss.png"
 
 
 def plot(runs: Mapping[str, dict[str, Any]], file: Path, *, title: str) -> None:
-    """Draw each run's `losses` (training text, thin) and `evaluations` (held-out text, dots) as PNG. Runs are as in run.json."""
+    """Draw each run's `losses` (training text, thin lines) and `evaluations` (held-out text, dots) as PNG. `runs` maps a name to the
+    content of run.json.
+    """
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     against_tokens, against_minutes = figure.subplots(1, 2, sharey=True)
     for i, (name, run) in enumerate(runs.items()):

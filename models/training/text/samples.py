@@ -19,7 +19,7 @@ TEMPERATURE = 0.5
 
 @torch.inference_mode()
 def continuations(model: nn.Module, tokenizer_file: Path, *, end_of_text: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Sample (prompt, continuation) pairs on the model's device. Equal weights and seeds give equal pairs."""
+    """Sample (prompt, continuation) pairs on the model's device. The same weights and seed give the same pairs."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     random = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device

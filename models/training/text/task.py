@@ -1,5 +1,6 @@
-"""A decoder that learns the next token of text.
+"""The training of a decoder on the next token of text.
 
+Besides what every task writes (see run.py), its output folder has:
 OUT/
   config.json, model.safetensors, tokenizer.json   models/checkpoints/decoder.py
   loss.png         curves, drawn at every evaluation
@@ -52,7 +53,7 @@ class TextTask(Task):
         return [learning_rate(share, self.config)] * len(self.optimizer.param_groups)
 
     def loss(self, step: int) -> Loss:
-        """Compute the cross-entropy in nats per token. On a GPU, matrix products are in bfloat16 and weights in float32."""
+        """Compute the cross-entropy in nats per token. On a GPU, matrix products are computed in bfloat16, and weights are float32."""
         redraw_features(self.model, step)
         tokens, targets = (part.to(self.device) for part in self.batches(step))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -98,7 +99,9 @@ class TextTask(Task):
         return f"{report['held_out']['carried']['overall']:.3f} bits per byte of held-out text"
 
     def save(self, out: Path, model: Decoder) -> None:
-        """Write the checkpoint. Its tokenizer adds no <|endoftext|> to a prompt, because training sequences begin anywhere in a text."""
+        """Write the checkpoint. Its tokenizer does not put <|endoftext|> before a prompt, because training sequences begin anywhere in a
+        text.
+        """
         end = self.tokens.end_of_text
         tokenizer = self.tokens.tokenizer_file.read_text(encoding="utf-8")
         save_decoder(out, model, tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end)
