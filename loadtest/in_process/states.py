@@ -100,7 +100,7 @@ async def _measured(catalog: Catalog, contexts: Sequence[int], seeded: np.random
     found: dict[int, list[Restored]] = {context: [] for context in contexts}
     for context, record in list(states.items()) * REPEATS:  # in turns, so that a slow second of the machine slows all contexts
         start, fork = StateReference("", record.id), new_record(model.name, model.manifest.fingerprint)
-        child = replace(fork, parent=record.id, origin="fork", numerics=model.engine.numerics)
+        child = replace(fork, parent=record.id, origin="fork", numerics=run.numerics)
         forked = await _waited(store.call(partial(_fork, child=child)))
         each = Restored(
             first_token=await first_token(0, start=start),

@@ -81,7 +81,7 @@ class AnswerStart:
         if self.continued is None:
             return asked
         lease, wanted = self.continued
-        if (lease.start.fingerprint, lease.start.numerics) != (model.manifest.fingerprint, model.engine.numerics):
+        if lease.start.fingerprint != model.manifest.fingerprint or not model.engine.has_numerics(lease.start.numerics):
             if wanted.hash is None and any(place.tokens for place in wanted.places):
                 raise diverged("of another model or machine", "unknown")
             return asked
@@ -127,7 +127,7 @@ async def stream(
     runs, settings = script.runs, catalog.settings
     if start.continued is not None:
         return _continued(script, start.continued, model, call, catalog)
-    lease = None if durability == "none" else _begun(len(runs.runs), body, start, model, call, catalog, path)
+    lease = None if durability == "none" else _begun(runs, body, start, model, call, catalog, path)
     if lease is None:
         return await sse.stream(runs, script, call, settings)
     source = LeasedRuns(runs, lease)
@@ -145,7 +145,7 @@ async def stream(
     return sse.EventStream(source, script, first, call, settings, priming=script.sent.line + sse.RETRY, owner=lease)
 
 
-def _begun(choices: int, body: BaseModel, start: AnswerStart, model: Generator, call: Call, catalog: Catalog, path: str) -> Lease | None:
+def _begun(runs: Runs, body: BaseModel, start: AnswerStart, model: Generator, call: Call, catalog: Catalog, path: str) -> Lease | None:
     """Return the lease of a new run, without waiting for the write of the run. Return None if there is no store."""
     if (leases := catalog.leases) is None:
         return None
@@ -159,9 +159,9 @@ def _begun(choices: int, body: BaseModel, start: AnswerStart, model: Generator, 
         created=start.created,
         model=model.name,
         fingerprint=model.manifest.fingerprint,
-        numerics=model.engine.numerics,
+        numerics=runs.runs[0].numerics,  # one engine runs all choices
     )
-    return leases.begin(run, choices, runs_s=call.deadline - time.monotonic())
+    return leases.begin(run, len(runs.runs), runs_s=call.deadline - time.monotonic())
 
 
 def _continued(script: ResumableScript, continued: Continued, model: Generator, call: Call, catalog: Catalog) -> Response:

@@ -23,7 +23,7 @@ from service.errors import InvalidRequest, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
 from service.generation.intake import Intake
 from service.generation.places import Places
-from service.generation.prefill import Prompt
+from service.generation.prefill import Fed, Prompt
 from service.generation.request import Delta, FinishReason, GenerationRequest
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
@@ -263,6 +263,9 @@ class GeneratorEngine(StepEngine[Sequence]):
         """Feed a piece of each prompt. When a prompt is done, its runs join the decode batch, or wait if they have no slot now."""
         before = sum(prompt.left for prompt in prompts)
         for fed in self._prefill.feed(prompts, size):
+            if not fed.done:
+                self._checkpoint_prompt(fed)
+                continue
             copied = fed.states.slots.state(fed.states.at) if any(each.aside for each in fed.sequences) else []
             self._prefixes.keep(fed.sequences[0], fed.sequences[0].tokens, fed.copy)
             for sequence in fed.sequences:
@@ -358,6 +361,14 @@ class GeneratorEngine(StepEngine[Sequence]):
         """
         if self._states.has_room:
             self._states.checkpoint(sequence, self._places.state(sequence, *copy()))
+
+    def _checkpoint_prompt(self, fed: Fed) -> None:
+        """Write a checkpoint in the middle of a prompt if it is due. Not if several runs share the prompt: continued from checkpoints, each
+        of them would feed the rest by itself. Not with log-probabilities of the prompt, which are not in a checkpoint.
+        """
+        first, *others = fed.sequences
+        if not others and first.request.prompt_logprobs is None and first.is_checkpoint_due:
+            self._checkpoint(first, fed.copy)
 
     def _finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
         super()._finished(run, reason)

@@ -27,13 +27,14 @@ class Generating(Engine, Protocol):
     def provider(self) -> str: ...
 
     @property
-    def numerics(self) -> str: ...
-
-    @property
     def pending(self) -> int: ...
 
     @property
     def full(self) -> bool: ...
+
+    def has_numerics(self, numerics: str) -> bool:
+        """Return whether runs of this arithmetic (see `Run.numerics`) can go on in the engine or one of the pool's replicas."""
+        ...
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]: ...
 
@@ -91,9 +92,6 @@ class DecoderModel(Generator):
         if (template := self._template(manifest.decoder)) is not None:
             specials = self.tokenizer if settings.allow_special_tokens else self._open_tokenizer(allow_special_tokens=True)
             self.chat_prompts = ChatPrompts(template, self.tokenizer, specials)
-
-    def described(self) -> dict[str, Any]:
-        return {"numerics": self.engine.numerics}
 
     def _template(self, decoder: contract.Decoder) -> ChatTemplate | None:
         if decoder.chat_template is None:

@@ -65,11 +65,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Fed:
-    """A prompt that was fed to its end: its runs, the row with the state after the prompt, and the logits (V,) of the next token."""
+    """A prompt of which a piece was fed: its runs, the row with the state after the piece, the logits (V,) of the next token, and whether
+    the prompt was fed to its end.
+    """
 
     sequences: list[Sequence]
     states: Row
     logits: NDArray[np.float32]
+    done: bool
 
     def copy(self) -> tuple[list[Tensor], Logits]:
         """Return copies of the state tensors, each without B, and of the logits."""
@@ -211,7 +214,7 @@ class Prefill:
         return max(tokens, int(self._price_told.of(size) / self.price.token_s))
 
     def feed(self, prompts: list[Prompt], size: int) -> list[Fed]:
-        """Feed `size` tokens of each prompt, or fewer if it ends before. Prompts that are done are removed and returned."""
+        """Feed `size` tokens of each prompt, or fewer if it ends before. Prompts that are done are removed."""
         started = time.perf_counter()
         slots = self._slots_of(prompts)
         lengths: Ids = np.array([min(size, prompt.left) for prompt in prompts], np.int64)
@@ -228,7 +231,7 @@ class Prefill:
         if every:
             _tell(prompts[0], tokens[0].tolist(), logits[0])
             self._price_told.paid(tokens.size, time.perf_counter() - started)
-        done: list[Fed] = []
+        fed: list[Fed] = []
         for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
             prompt.position += length
             prompt.fed += length
@@ -237,10 +240,10 @@ class Prefill:
                 sequence.position, sequence.fed = prompt.position, prompt.fed
             if not prompt.left:
                 self._prompts.remove(prompt)
-                done.append(Fed(prompt.sequences, Row(slots, row), logits[row, -1]))
-        if done:
+            fed.append(Fed(prompt.sequences, Row(slots, row), logits[row, -1], done=not prompt.left))
+        if any(each.done for each in fed):
             self._forget_fed()
-        return done
+        return fed
 
     def _under_way(self, sequence: Sequence) -> Prompt | None:
         """Return a prompt in prefill with the same tokens, client and base state, or None. Prompts are not shared between clients, because

@@ -104,6 +104,5 @@ class Reopening:
         return wanted, places
 
     def _going_on(self, request: GenerationRequest, run: Run, progress: _Progress) -> GenerationRequest:
-        if not progress.token_ids:
-            return request
-        return replace(request, known=request.known + tuple(progress.token_ids), numerics=run.numerics, prompt_logprobs=None)
+        request = replace(request, known=request.known + tuple(progress.token_ids), numerics=run.numerics, reopened=True)
+        return replace(request, prompt_logprobs=None) if progress.token_ids else request

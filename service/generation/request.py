@@ -68,7 +68,8 @@ class GenerationRequest:
     start: StateReference | None = None  # the state that the prompt continues; None: the empty state
     keep: Keep | None = None  # how to keep the state after the last token; None: it is not kept
     known: tuple[int, ...] = ()  # tokens that this run has drawn in another engine; they are fed again, but not emitted again
-    checkpoint: str = ""  # id of the checkpoint that the engine writes and, with `known` tokens, continues from; "": no checkpoint
+    checkpoint: str = ""  # id of the checkpoint that the engine writes and, if `reopened`, continues from; "": no checkpoint
+    reopened: bool = False  # whether the run was lost in another engine, which may have written its checkpoint
     numerics: str = ""  # arithmetic of the engine that drew `known`, because another arithmetic could draw other tokens; "": any
 
     @property

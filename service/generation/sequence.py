@@ -15,6 +15,7 @@ from service.generation.submission import Submission
 from service.generation.text import TextStream
 
 CHECKPOINT_TOKENS = 256  # tokens between two checkpoints; their cost and their benefit are measured in docs/log.md (2026-11-23)
+PROMPT_CHECKPOINT_TOKENS = 1_024  # the same while a prompt is fed, in which more tokens are fed per second than are drawn
 
 
 @dataclass(eq=False)
@@ -78,7 +79,10 @@ class Sequence:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        return bool(self.request.checkpoint) and self.over is None and self.position - self.saved_at >= CHECKPOINT_TOKENS
+        """Return whether to write a checkpoint. A run that draws no more tokens cannot continue after its last one, so it writes none there."""
+        if not self.request.checkpoint or (self.over is not None and not self.left_of_prompt):
+            return False
+        return self.position - self.saved_at >= (PROMPT_CHECKPOINT_TOKENS if self.left_of_prompt else CHECKPOINT_TOKENS)
 
     @property
     def gone_on(self) -> int:

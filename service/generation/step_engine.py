@@ -113,6 +113,9 @@ class StepEngine(ABC, Generic[J]):
         """Return the number of slots that jobs hold or wait for."""
         return self._held + self._admission.slots
 
+    def has_numerics(self, numerics: str) -> bool:
+        return numerics == self.numerics
+
     @property
     def full(self) -> bool:
         """Return whether one more run would have to wait for a slot."""

@@ -263,12 +263,8 @@ class PoolGenerator(_PoolEngine):
         """
         return str(self._replicas.described[self._name]["provider"])
 
-    @property
-    def numerics(self) -> str:
-        """Return the arithmetic of one replica. Replicas on nodes with other processors may differ; `Run.numerics` is the arithmetic of a
-        run.
-        """
-        return str(self._replicas.described[self._name].get("numerics", ""))
+    def has_numerics(self, numerics: str) -> bool:
+        return self._replicas.has_numerics(self._key, numerics)
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
         """Queue the runs and return them, as `GeneratorEngine.open` does. One replica computes all runs of a request and sends them in one
@@ -296,9 +292,11 @@ class PoolGenerator(_PoolEngine):
         """Find a replica that queues all runs. Returns the replica and the stream of its further messages."""
         latest = time.monotonic() + _ADMISSION_S
         deadline = min(latest, *(request.deadline for request in requests))
+        numerics = next((request.numerics for request in requests if request.numerics), "")
         while True:
             replicas = self._replicas
-            replica = replicas.owner(key, self._key, tries.tried) if key else replicas.freest(self._key, tries.tried)
+            choice = (self._key, tries.tried, numerics)
+            replica = replicas.owner(key, *choice) if key else replicas.freest(*choice)
             # The counts of other gateways' runs are old. So with several replicas, the first one must reject runs that would have to wait.
             waits = bool(key or tries.tried) or not replicas.others(self._key, [replica])
             messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits)

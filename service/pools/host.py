@@ -36,8 +36,9 @@ class Host:
         """Return, for each model, the properties that a gateway needs, as JSON values."""
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
-    async def heartbeat(self, refused: Mapping[str, float] = MappingProxyType({})) -> list[tuple[str, str, bool, int]]:
-        """Return each model's name, its bundle's fingerprint, whether it is healthy, and for a generator its running and waiting runs.
+    async def heartbeat(self, refused: Mapping[str, float] = MappingProxyType({})) -> list[tuple[str, str, bool, int, str]]:
+        """Return each model's name, its bundle's fingerprint, whether it is healthy, and for a generator its running and waiting runs and
+        its arithmetic (see `states/numerics.py`).
 
         A model whose last run failed is probed with a short input. The heartbeat does not wait long for the probe, because a gateway counts
         a late heartbeat as silence. `refused` contains, for each model, the tokens or runs that the gateway has rejected since its previous
@@ -46,7 +47,8 @@ class Host:
         for name, work in refused.items():
             if name in self.catalog.models:
                 self.catalog.models[name].engine.refused(work)
-        names, generators = list(self.catalog.models), self.catalog.generators
+        names = list(self.catalog.models)
+        engines: dict[str, Any] = {name: model.engine for name, model in self.catalog.generators.items()}
         for name in names:
             if name not in self._probing or self._probing[name].done():
                 self._probing[name] = asyncio.create_task(self.catalog.answers(self.catalog.models[name]))
@@ -57,7 +59,8 @@ class Host:
                 name,
                 model.manifest.fingerprint,
                 self._probing[name].done() and self._probing[name].result(),
-                generators[name].engine.pending if name in generators else 0,
+                engines[name].pending if name in engines else 0,
+                engines[name].numerics if name in engines else "",
             )
             for name, model in self.catalog.models.items()
         ]

@@ -67,6 +67,7 @@ class Replica:
         self.runs: Counter[Key] = Counter()  # model -> number of this gateway's runs
         self.others: Mapping[Key, int] = {}  # model -> number of runs of other gateways, from the last heartbeat
         self.models: Mapping[Key, bool] | None = None  # whether each model is healthy, from the last heartbeat
+        self.numerics: Mapping[Key, str] = {}  # model -> arithmetic of its engine, from the last heartbeat
         self.beating: asyncio.Task[None] | None = None
         # call -> the model if the call's runs can go on in another replica, else None. The dictionary's order, by begin of the calls,
         # lets a simulation be replayed.
@@ -75,6 +76,10 @@ class Replica:
     def fits(self, key: Key) -> bool:
         """Return whether the replica serves this model and the model is healthy. Returns True before the first heartbeat."""
         return self.models is None or self.models.get(key, False)
+
+    def computes(self, key: Key, numerics: str) -> bool:
+        """Return whether the replica has reported this arithmetic of the model. True for ""."""
+        return numerics in ("", self.numerics.get(key))
 
     def pending(self, key: Key) -> int:
         """Return the number of running and waiting runs of this model on the replica: this gateway's runs now, and other gateways' runs at
@@ -191,18 +196,18 @@ class Replicas:
         """
         return min(self._able(key, without), key=lambda replica: (replica.load, random.random()))
 
-    def freest(self, key: Key, without: Collection[Replica] = ()) -> Replica:
+    def freest(self, key: Key, without: Collection[Replica] = (), numerics: str = "") -> Replica:
         """Choose two random replicas, and return the one with fewer runs. The runs of other gateways are known only from the last
         heartbeat. So if each gateway chose the least busy replica, all gateways would choose the same replica. (Mitzenmacher, The power of
         two choices in randomized load balancing, 2001.)
         """
-        able = self._able(key, without)
+        able = self._able(key, without, numerics)
         return min(random.sample(able, min(len(able), 2)), key=lambda replica: replica.pending(key))
 
-    def owner(self, session: str, key: Key, without: Collection[Replica] = ()) -> Replica:
+    def owner(self, session: str, key: Key, without: Collection[Replica] = (), numerics: str = "") -> Replica:
         """Return the replica of a session, the same for every gateway. Rendezvous hashing (Thaler and Ravishankar 1998) makes sure
         that a new or lost replica moves only its own sessions. Raises NotReady if there is no replica."""
-        able = self._able(key, without)
+        able = self._able(key, without, numerics)
         return max(able, key=lambda replica: hashlib.blake2b(f"{replica.name} {session}".encode(), digest_size=8).digest())
 
     def others(self, key: Key, tried: Collection[Replica]) -> bool:
@@ -214,15 +219,16 @@ class Replicas:
         if not self._living():
             raise NotReady("no replica answers; they are being replaced: send the request again", retry_after_s=_RETRY_AFTER_S)
 
-    def _able(self, key: Key | None, without: Collection[Replica] = ()) -> list[Replica]:
-        """Return the replicas that are not in `without`, respond, and have a healthy copy of the model. A condition that no replica meets
-        is dropped.
+    def _able(self, key: Key | None, without: Collection[Replica] = (), numerics: str = "") -> list[Replica]:
+        """Return the replicas that are not in `without`, respond, and have a healthy copy of the model with this arithmetic ("": any). A
+        condition that no replica meets is dropped.
         """
         self.check()
         living, now = self._living(), time.monotonic()
         living = [replica for replica in living if replica not in without] or living
         fresh = [replica for replica in living if now - replica.heard < _FRESH_S] or living
-        return [replica for replica in fresh if key is None or replica.fits(key)] or fresh
+        fit = [replica for replica in fresh if key is None or replica.fits(key)] or fresh
+        return [replica for replica in fit if key is None or replica.computes(key, numerics)] or fit
 
     def _living(self) -> list[Replica]:
         if (names := self.pool.replicas()) is not self._names:
@@ -244,20 +250,24 @@ class Replicas:
 
     def _hand_over(self) -> None:
         """Let the movable runs of replicas that are being stopped go on in other replicas, as soon as one of those reports the runs' model
-        as healthy.
+        as healthy, with the same arithmetic: another arithmetic would refuse the runs.
         """
         for replica in self._leaving:
             for key in replica.movable:
-                if self.healthy(key):
+                if self.healthy(key, replica.numerics.get(key, "")):
                     log.info("runs of a replica that leaves go on elsewhere", extra={"replica": replica.name, "model": key[0]})
                     replica.hand_over(key)
         self._leaving = [replica for replica in self._leaving if replica.movable]
 
     # Heartbeats ------------------------------------------------------------------------------------------------------------------------
 
-    def healthy(self, key: Key) -> bool:
-        """Return whether at least one replica has reported this model as healthy."""
-        return any(replica.models is not None and replica.models.get(key, False) for replica in self._living())
+    def healthy(self, key: Key, numerics: str = "") -> bool:
+        """Return whether at least one replica has reported this model as healthy, with this arithmetic ("": any)."""
+        return any((replica.models or {}).get(key, False) and replica.computes(key, numerics) for replica in self._living())
+
+    def has_numerics(self, key: Key, numerics: str) -> bool:
+        """Return whether at least one replica has reported this arithmetic of the model."""
+        return any(replica.computes(key, numerics) for replica in self._living())
 
     async def ask(self) -> None:
         """Send a heartbeat to each replica, to learn whether its models are healthy. Does not wait for silent replicas."""
@@ -303,7 +313,8 @@ class Replicas:
             elif not isinstance(error, TimeoutError):
                 log.exception("a replica could not be asked")
             return
-        replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy, _ in said}
-        replica.others = {(name, fingerprint): max(runs - replica.runs[name, fingerprint], 0) for name, fingerprint, _, runs in said}
+        replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy, *_ in said}
+        replica.others = {(name, fingerprint): max(runs - replica.runs[name, fingerprint], 0) for name, fingerprint, _, runs, _ in said}
+        replica.numerics = {(name, fingerprint): numerics for name, fingerprint, *_, numerics in said}
         replica.hear()
         self._hand_over()

@@ -92,6 +92,9 @@ class FakeEngine:
     def refused(self, runs: float) -> None:
         self.offered.refuse(runs)
 
+    def has_numerics(self, numerics: str) -> bool:
+        return numerics == self.numerics
+
     async def prepare(self, grammar: Grammar) -> None: ...
 
     def submit(self, request: GenerationRequest) -> "FakeRun":

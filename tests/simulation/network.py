@@ -14,7 +14,7 @@ from service.errors import ServiceError
 from service.pools.host import Host
 from service.pools.replicas import Key, ReplicaLost
 from tests.service.pool_fakes import crossed
-from tests.simulation.engines import FINGERPRINT, NUMERICS, Chances, FailingSqlite, SimulatedEngine, SimulatedStore, opened
+from tests.simulation.engines import FINGERPRINT, Chances, FailingSqlite, SimulatedEngine, SimulatedStore, opened
 from tests.simulation.loop import SimulatedLoop
 
 MODEL = "toy"
@@ -209,7 +209,7 @@ class _OneModel:
             engine=engine,
             provider=engine.provider,
             manifest=SimpleNamespace(fingerprint=FINGERPRINT),
-            described=lambda: {"numerics": NUMERICS},
+            described=dict,
         )
         self.models = self.generators = {MODEL: self._model}
         self.encoders: dict[str, Any] = {}

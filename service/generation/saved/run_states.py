@@ -20,7 +20,7 @@ class RunStates:
 
     async def load(self, requests: Iterable[GenerationRequest]) -> tuple[dict[StateReference, State], dict[str, Snapshot]]:
         """Return the states that the requests continue, by reference, and the newest checkpoints of the lost runs that they continue, by
-        id.
+        id. A run that begins again because it has to compute the log-probabilities of its prompt has none.
 
         Raises InvalidRequest, StateNotFound, StateGone or StoreFailed.
         """
@@ -31,7 +31,9 @@ class RunStates:
                 states[request.start] = await self._stored.load(request.start)
         for request in requests if self._keeper is not None else ():
             begin = 0 if request.start is None else states[request.start].position
-            if request.known and request.checkpoint and (snapshot := await self._stored.checkpoint_of(request, begin)) is not None:
+            if not (request.reopened and request.checkpoint and request.prompt_logprobs is None):
+                continue
+            if (snapshot := await self._stored.checkpoint_of(request, begin)) is not None:
                 checkpoints[request.checkpoint] = snapshot
         return states, checkpoints
 

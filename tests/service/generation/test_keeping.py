@@ -14,12 +14,13 @@ from tokenizers import pre_tokenizers
 
 from export import contract
 from service.errors import InputTooLong, InvalidRequest, QuotaExceeded, ServiceError, StateNotFound
-from service.generation import sequence
+from service.generation import prefill, sequence
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.sampling.grammar import Grammars
 from service.generation.saved.keeper import StateKeeper
 from service.generation.session import OnnxStepSession, StepSession
+from service.generation.snapshot import Snapshot, State
 from service.generation.text import Vocabulary
 from service.states.record import Keep, Quota, StateRecord, StateReference, new_state_id
 from service.states.sqlite import SqliteEngine
@@ -379,7 +380,7 @@ async def test_a_lost_run_goes_on_from_its_newest_checkpoint(steps: FakeSteps, t
         here.open()
         (document,) = await kept.store.call(lambda engine: engine.documents("t/checkpoints", "checkpoint", None, 9))
         async with keeping(steps, tokenizer, kept.store) as there:
-            (run,) = await there.engine.open([replace(asked, known=tuple(whole[:36]))])
+            (run,) = await there.engine.open([replace(asked, known=tuple(whole[:36]), reopened=True)])
             assert await tokens_of(run) == whole[36:]
             assert fed(steps) == 40 + 99 - 70, "the tokens before the checkpoint were not fed again"
             assert not await there.store.call(lambda engine: engine.documents("t/checkpoints", "checkpoint", None, 9)), "the run has ended"
@@ -387,11 +388,91 @@ async def test_a_lost_run_goes_on_from_its_newest_checkpoint(steps: FakeSteps, t
         async with keeping(other, tokenizer, kept.store) as there:
             await there.store.call(lambda engine: engine.write(replace(document, version=0), None, ROOM))
             told = (*whole[:29], whole[29] + 1, *whole[30:36])  # the last token that the checkpoint has seen is another one
-            (run,) = await there.engine.open([replace(asked, known=told, max_tokens=40)])
+            (run,) = await there.engine.open([replace(asked, known=told, max_tokens=40, reopened=True)])
             rest = await tokens_of(run)
             plain = await there.engine.open([replace(asked, known=told, max_tokens=40, checkpoint="")])
             assert rest == await tokens_of(plain[0])
             assert fed(other) == 2 * (40 + 39), "the checkpoint of other tokens is not used"
+
+
+@pytest.mark.parametrize(("pieces", "newest"), [(3, 20), (6, 60)], ids=["in its middle", "at its end"])
+async def test_a_run_lost_before_its_first_token_goes_on_from_the_checkpoint_of_its_prompt(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, pieces: int, newest: int
+) -> None:
+    for name in ("CHECKPOINT_TOKENS", "PROMPT_CHECKPOINT_TOKENS"):
+        monkeypatch.setattr(sequence, name, 20)
+    monkeypatch.setattr(prefill, "_MOST_PIECE", 10)
+    looked: list[str] = []
+    checkpoint_of = StateKeeper.checkpoint_of
+
+    async def counted(self: StateKeeper, request: GenerationRequest, start: int) -> Snapshot | None:
+        looked.append(request.checkpoint)
+        return await checkpoint_of(self, request, start)
+
+    monkeypatch.setattr(StateKeeper, "checkpoint_of", counted)
+    asked = ask(*range(1, 61), sampling=RANDOM, max_tokens=8, ignore_eos=True, tenant="t", checkpoint=new_state_id())
+    here = FakeSteps()
+    async with keeping(here, tokenizer) as kept:
+        whole = await tokens_of(kept.engine.submit(replace(asked, checkpoint="")))
+        calls = len(here.calls)
+        here.hold()
+        (run,) = await kept.engine.open([asked])
+        assert not looked, "a run that is opened for the first time has no checkpoint"
+        here.release(pieces)
+        await begun(here, calls + pieces + 1)
+        async with keeping(steps, tokenizer, kept.store) as there:
+            (again,) = await there.engine.open([replace(asked, reopened=True)])
+            assert await tokens_of(again) == whole
+            assert fed(steps) == 60 - newest + 7, "the tokens before the checkpoint were not fed again"
+            assert again.usage.prompt_tokens == 60
+        assert looked == [asked.checkpoint]
+        run.cancel()
+        here.open()
+
+
+async def test_runs_that_share_a_prompt_or_need_its_log_probabilities_begin_it_again_together(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequence, "PROMPT_CHECKPOINT_TOKENS", 20)
+    monkeypatch.setattr(prefill, "_MOST_PIECE", 10)
+    monkeypatch.setattr(prefill, "LEAST_PIECE", 10)
+    asked = ask(*range(1, 61), sampling=RANDOM, max_tokens=8, tenant="t", reopened=True)
+    for requests in (
+        [replace(asked, sampling=replace(RANDOM, seed=seed), checkpoint=new_state_id()) for seed in range(2)],
+        [replace(asked, prompt_logprobs=1, checkpoint=new_state_id())],
+    ):
+        here = FakeSteps()
+        async with keeping(here, tokenizer) as kept:
+            here.hold()
+            runs = await kept.engine.open(requests)
+            here.release(4)
+            await begun(here, 5)
+            for run in runs:
+                run.cancel()
+            here.open()
+            assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2))), "the engine has ended the runs"
+            assert not await kept.store.call(lambda engine: engine.documents("t/checkpoints", "checkpoint", None, 9))
+
+
+async def test_a_run_that_only_keeps_its_state_has_no_checkpoint_at_its_end(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From which it could only draw a token too many."""
+    for name in ("CHECKPOINT_TOKENS", "PROMPT_CHECKPOINT_TOKENS"):
+        monkeypatch.setattr(sequence, name, 20)
+    written: list[int] = []
+    checkpoint = StateKeeper.checkpoint
+
+    def noted(self: StateKeeper, request: GenerationRequest, state: State, *rest: Any) -> State:
+        written.append(state.position)
+        return checkpoint(self, request, state, *rest)
+
+    monkeypatch.setattr(StateKeeper, "checkpoint", noted)
+    monkeypatch.setattr(prefill, "_MOST_PIECE", 20)
+    async with keeping(steps, tokenizer) as kept:
+        made, state = await kept.run(*range(1, 61), max_tokens=0, checkpoint=new_state_id())
+        assert (made.finish_reason, (await kept.record(state)).position) == ("length", 60)
+    assert written == [20, 40]
 
 
 async def test_a_store_that_fails_costs_a_run_its_checkpoints_and_nothing_else(
@@ -421,7 +502,7 @@ async def test_each_of_several_lost_runs_goes_on_from_its_own_checkpoint(
             run.cancel()
         assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2))), "the engine has ended the runs"
         async with keeping(steps, tokenizer, kept.store) as there:
-            known = [replace(each, known=tuple(tokens[:25])) for each, tokens in zip(asked, whole, strict=True)]
+            known = [replace(each, known=tuple(tokens[:25]), reopened=True) for each, tokens in zip(asked, whole, strict=True)]
             again = [await tokens_of(run) for run in await there.engine.open(known)]
             assert again == [tokens[25:] for tokens in whole]
             assert fed(steps) < sum(map(len, prompts)) + 3 * 59, "they did not begin again"
@@ -447,6 +528,6 @@ async def test_a_checkpoint_whose_bytes_have_changed_is_not_used(
         body[-200] ^= 1
         await kept.store.call(lambda engine: engine.write(replace(document, body=bytes(body)), None, ROOM))
         async with keeping(steps, tokenizer, kept.store) as there:
-            (run,) = await there.engine.open([replace(asked, known=tuple(whole[:25]))])
+            (run,) = await there.engine.open([replace(asked, known=tuple(whole[:25]), reopened=True)])
             assert await tokens_of(run) == whole[25:]
             assert fed(steps) == 3 + 59, "all its tokens were fed again"

@@ -26,11 +26,11 @@ async def generating() -> tuple[Host, FakeGenerator]:
 async def test_a_replica_whose_runtime_is_stuck_or_whose_thread_is_dead_fails_its_check() -> None:
     host, model = await generating()
     await host.check_health()
-    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, True, 0)]
+    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, True, 0, "fake")]
     model.engine.stuck_s = 121.0
     with pytest.raises(RuntimeFailed, match=r"a runtime call of wordy has not ended for 121 s, and the most is 120 s"):
         await host.check_health()
-    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, False, 0)]
+    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, False, 0, "fake")]
     model.engine.stuck_s = 0.0
     await host.check_health()
     model.engine.alive = False

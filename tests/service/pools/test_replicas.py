@@ -267,3 +267,47 @@ async def test_the_replica_with_the_least_to_do_is_next() -> None:
         async with second.asked(tokens=50):
             assert replicas.least(KEY) is second
     assert (first.load, second.load) == (0, 0)
+
+
+class Reporting(Named):
+    """Each answers a heartbeat with `said`."""
+
+    said: tuple[tuple[str, str, bool, int, str], ...] = ()
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        return self.said
+
+
+async def test_a_replica_that_leaves_hands_over_what_can_move_once_another_one_can_go_on() -> None:
+    pool = Reporting("old")
+    replicas = Replicas(pool)  # type: ignore[arg-type]
+    old, ended = replicas.least(KEY), []
+    old.numerics = {KEY: "ours"}
+
+    async def call(name: str, movable: tuple[str, str] | None) -> None:
+        try:
+            async with old.asked(movable=movable):
+                await asyncio.Event().wait()
+        except ReplicaLost:
+            ended.append(name)
+
+    calls = {"moves": KEY, "of another model": ("other", "abc"), "stays": None}
+    calling = [asyncio.create_task(call(name, movable)) for name, movable in calls.items()]
+    await until(lambda: len(old._calls) == len(calls))
+
+    async def ended_by(*said: tuple[str, str, bool, int, str]) -> list[str]:
+        pool.said = said
+        await replicas.ask()
+        for _ in range(5):  # a call that is ended ends in the next turns of the event loop
+            await asyncio.sleep(0)
+        return ended
+
+    pool.names = ("new",)
+    assert not await ended_by(), "it says nothing of the model"
+    assert not await ended_by((*KEY, False, 0, "ours")), "it is not healthy"
+    assert not await ended_by((*KEY, True, 0, "theirs")), "it would refuse the runs"
+    assert await ended_by((*KEY, True, 0, "ours")) == ["moves"]
+    assert await ended_by((*KEY, True, 0, "ours")) == ["moves"]
+    for each in calling:
+        each.cancel()
+    await asyncio.gather(*calling, return_exceptions=True)

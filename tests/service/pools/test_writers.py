@@ -138,9 +138,9 @@ async def test_a_step_that_fails_is_told_and_the_model_recovers(writing: Writing
         (run,) = await engine.open([asked()], "key")
         with pytest.raises(RuntimeFailed):
             await written(run)
-        assert [healthy for *_, healthy, _ in await pool.host.heartbeat()] == [False]
+        assert [healthy for *_, healthy, _, _ in await pool.host.heartbeat()] == [False]
         replica.session.error = None
-        assert [healthy for *_, healthy, _ in await pool.host.heartbeat()] == [True]
+        assert [healthy for *_, healthy, _, _ in await pool.host.heartbeat()] == [True]
         assert await written((await engine.open([asked()], "key"))[0])
 
 
