@@ -306,7 +306,7 @@ class Decoder(ManifestPart):
     chat_template: FileName | None = Field(None, description="name of a Jinja file of the bundle")
     exact: bool = Field(description="at export, prompts gave the same bits whole, in chunks and token by token, alone and in a batch")
     parameters: Count | None = Field(None, description="number of the checkpoint's parameters; tied ones count once")
-    bits_per_byte: float | None = Field(None, description="of this graph on the text `held_out`, or on the golden passages")
+    bits_per_byte: float | None = Field(None, description="of this graph on the text `held_out`, or on the golden passages if that is None")
     fp32_bits_per_byte: float | None = Field(None, description="`bits_per_byte` of the fp32 graph")
     held_out: HeldOut | None = None
     image: Image | None = Field(None, description="the images that it generates, if its tokens are pixels")
@@ -323,7 +323,7 @@ class AttentionLayer(ManifestPart):
 
     attention: str = Field(description="name of the layer's mechanism")
     heads: Size
-    effective: bool = Field(description="the layer computes no attention matrix; its matrix here is the share of tokens' values in outputs")
+    effective: bool = Field(description="the layer computes no attention matrix; this has the share of each token's value in each output")
 
 
 class AttentionGraph(ManifestPart):

@@ -92,8 +92,8 @@ def _encoded(tokenizer: Tokenizer, text: HeldOutText) -> list[list[int]]:
 
 
 def _windows(tokens: Ids, n_positions: int | None) -> list[Ids]:
-    """Cut a document into windows of `n_positions` inputs and one last target. Windows overlap by one token, so each but the first is
-    predicted once."""
+    """Cut a document into windows of `n_positions` inputs and one last target. Windows overlap by one token, so
+    each token of the document but the first is predicted once."""
     longest = n_positions or len(tokens)
     return [tokens[start : start + longest + 1] for start in range(0, max(len(tokens) - 1, 1), max(longest, 1))]
 

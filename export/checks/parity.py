@@ -19,7 +19,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 Reference = Callable[[Feed], Arrays]
 Tensors = tuple[contract.Tensor, ...]
 
-# Limit of |graph - torch| / `scale`. onnxruntime and torch sum in different orders, so after a dozen layers up to 5 of 24 bits differ.
+# Limit of |graph - torch| / `scale`. onnxruntime and torch sum in different orders, so after 12 layers up to 5 of float32's 24 bits differ.
 FP32_TOLERANCE = 2e-5
 # Longest text in tokens that is compared. It is limited because torch stores all B * H * N² scores of a layer: 0.4 GB for B = 2, H = 12.
 LONGEST_COMPARED = 2048

@@ -1,5 +1,5 @@
-"""Computes two properties of a layer's effective matrix: its rank for each head width, and how many stacked layers pass on information
-between any two tokens.
+"""Computes two properties of a layer's effective matrix: its rank for each head width, and how many stacked layers are needed
+until every output depends on every token.
 
 The layers are built with their options for short texts and computed in float64, on random tokens of variance 1.
 """

@@ -30,7 +30,7 @@ RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta
 
 @contextmanager
 def with_operators(model: nn.Module) -> Iterator[None]:
-    """Within the `with` block, replace methods of the model's causal layers by forms for the export. torch cannot run all these forms."""
+    """Within the `with` block, replace methods of the model's causal layers by forms for the export, some of which torch cannot run."""
     kinds: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
         (CausalLayer, "recurrence", lambda layer: linear_attention),
         (ShortConvolution, "convolve", lambda convolution: causal_convolution),

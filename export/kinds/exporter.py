@@ -39,7 +39,7 @@ class ErrorLimits:
 
     tolerance: float  # largest allowed error of any output, at every size (B, N) that is compared
     logit_error: float  # largest allowed error of a golden logit, at export and at a server's start
-    min_cosine: float = -1.0  # lowest allowed cosine between the vectors of a golden text
+    min_cosine: float = -1.0  # lowest allowed cosine between the outputs of the graph and of torch for a golden text
     lost_bits: float = 0.05  # largest allowed increase of a decoder's bits per byte over fp32, as a fraction
 
 

@@ -24,7 +24,7 @@ class FairOrder:
         self._prune_at = _MOST_REMEMBERED
 
     def tag(self, client: str, size: float) -> float:
-        """Return the tag of a piece of work of this client and size that arrives now."""
+        """Return the tag of a piece of work of this size, which arrives from this client now."""
         end = self._ends[client] = max(self._now, self._ends.get(client, 0.0)) + size
         return math.ceil(end / self._turn) * self._turn if self._turn else end
 

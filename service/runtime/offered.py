@@ -51,8 +51,8 @@ class Offered:
 
 
 class OfferedSlots(Offered):
-    """The load of an engine whose runs hold slots. It is the share of slots that are held, and that refused runs would have
-    held.
+    """The load of an engine whose runs hold slots. The load is the share of slots that are held, plus the share
+    that refused runs would have held.
 
     A refused run is assumed to hold its slot as long as recent runs did. A waiting run is counted only when it gets its slot or is refused,
     because the number of waiting runs depends on how long runs may wait, not on how many arrive.

@@ -146,7 +146,7 @@ def _no_provider(graph: Path | bytes, provider: str, why: str) -> SettingsConfli
 class OnnxSession:
     """A bundle's graph in ONNX Runtime, opened twice (one thread, all threads) over the same mapped weights.
 
-    Under load each run has one thread and one core, so no thread waits for another thread after an operator. A run that runs alone uses
+    Under load each run has one thread and one core, so no thread waits for another thread after an operator. A run that is alone uses
     `threads` threads. These threads spin between operators, since no other run needs the cores, and stop spinning when the run ends.
     """
 

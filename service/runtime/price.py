@@ -12,7 +12,7 @@ _OUTLIER = 4.0  # a call counts with at most this many times its expected time, 
 class Price:
     """The expected time `call_s + tokens * token_s` of a call. Both costs are fitted by least squares to recent calls, and are 0 at first.
 
-    While all calls have about the same size, the two costs cannot be separated, so their ratio is kept.
+    While all calls have about the same size, `call_s` cannot be told from `token_s`, so their ratio is kept.
     """
 
     def __init__(self) -> None:
