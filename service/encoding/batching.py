@@ -25,7 +25,7 @@ from service.encoding.request import EncodeTask, RowOrError
 from service.runtime.fairness import FairOrder
 from service.runtime.lanes import Lane
 
-BULK_SHARE = 4  # of every BULK_SHARE tokens, at least one is bulk work, even while interactive work waits
+BULK_SHARE = 4  # while bulk work waits, it gets at least one of every BULK_SHARE tokens, even if interactive work waits too
 
 
 class PendingRequest:

@@ -20,7 +20,8 @@ from service.errors import TokenizationFailed
 from service.runtime.onnx import in_a_line
 
 MOST_OPEN = 3  # largest allowed number of consecutive unbounded repetitions, such as `*`
-MOST_FAILING = 1  # most of them before a part that may fail to match, because each of them multiplies the cost by the text's length
+# Most unbounded repetitions before a part that may fail to match, because each multiplies the cost by the length of the text.
+MOST_FAILING = 1
 MOST_WAYS = 1_000  # most ways to match at one position, because all are tried if the rest of the pattern does not match
 LARGE_REPEAT = 32  # a repetition with a higher maximum counts as unbounded
 # The most characters that each part of the tokenizer may make from one, because a normalizer uses 17 bytes of memory per character.
@@ -195,8 +196,8 @@ class _Group:
         return min(self._others + self._ways * self._last, _OPEN)
 
     def part(self, ways: int = 1, failing: int = 0, *, needed: bool) -> None:
-        """Add a part to the current branch. `ways` and `failing` are these numbers of the part itself. `needed` means that the part must
-        occur at least once.
+        """Add a part to the current branch. `ways` and `failing` are the values of these attributes for the part itself. `needed` means
+        that the part must occur at least once.
         """
         self._ways, self._last = min(self._ways * self._last, _OPEN), ways
         self.failing = max(self.failing, failing + needed * self.opened)
