@@ -22,9 +22,9 @@ from models.folders.folder import in_sentences
 
 
 def export_file(file: Path, out: Path, **how: Any) -> contract.Manifest:
-    """Export the encoder that `file` describes; see `models/checkpoints/`. `how` are keyword arguments of `export_bundle`."""
+    """Export the encoder that `file` describes; see `models/checkpoints/description.py`. `how` are arguments of `export_bundle`."""
     with TemporaryDirectory() as temporary:
-        checkpoint = Path(temporary) / file.stem  # the manifest names this folder as the source
+        checkpoint = Path(temporary) / file.stem  # named after `file`, because the manifest records this folder's name
         build_encoder(file, checkpoint)
         return export_bundle(checkpoint, out, **how)
 
@@ -43,12 +43,13 @@ def export_bundle(
 ) -> contract.Manifest:
     """Write the bundle `out`, replacing a bundle that exists there, and return its manifest.
 
-    `name` is the name that clients send as `model`; None means the name of the directory `out`. `min_cosine` is the lowest cosine that an
-    int8 encoder may have for any text. A decoder's bits per byte are measured on the text `held_out`, or on built-in passages if None.
-    `maps` adds the attention graph. `progress` is called at the beginning of each step, and in long ones with the fraction done (0 to 1).
+    `name` is the name that clients send as `model`; None means the name of the directory `out`. `min_cosine` is a limit for int8
+    encoders: the cosine between the graph's output and that of the fp32 torch model must reach it for every golden text. A decoder's bits
+    per byte are measured on the text `held_out`, or on built-in passages if it is None. `maps` adds a second graph, which returns attention
+    matrices. `progress` is called with a step's name at its beginning, and in long steps also with the fraction done (0 to 1).
 
-    Raises CheckpointError for an invalid checkpoint, CorpusError if `held_out` is a folder but not a data folder, and ExportError for all
-    other errors. `out` is then unchanged.
+    Raises CheckpointError for an invalid checkpoint, CorpusError if `held_out` is a folder but not a data folder
+    (`models/training/corpus.py`), and ExportError for all other errors. After an error `out` is unchanged.
     """
     options = Options(precision, attention, min_cosine, held_out, maps)
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):
@@ -91,7 +92,7 @@ def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch
 
 
 def _checked(exporter: Exporter, graphs: Files, precision: contract.Precision, progress: Progress) -> contract.Parity:
-    """Compare the graphs with torch and return the differences. Raises ExportError for the first one above its limit."""
+    """Compare the graphs with torch and return the differences. Raises ExportError for the first difference above its limit."""
     progress("check", None)
     for file, graph in graphs.items():
         check_interface(open_graph(graph), exporter.graphs[file].inputs, exporter.graphs[file].outputs)

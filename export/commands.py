@@ -1,4 +1,4 @@
-"""The commands of this package: export, inspect, attention, compare. PyTorch is imported only when a command runs, so help is fast."""
+"""The commands of this package: export, inspect, attention, compare. PyTorch is imported only when a command runs, so `--help` is fast."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -96,7 +96,7 @@ def attention(
 ) -> None:
     """Draw attention maps: the weight of every token for every other token, for each layer and head.
 
-    A mechanism that never computes such weights is drawn by the share that each token's value has in each token's output.
+    Some mechanisms never compute such weights. Their maps show how much of each token's value is in each token's output.
     """
     if bool(bundle) == bool(checkpoint):
         raise typer.BadParameter("give either --bundle FOLDER or --checkpoint FOLDER, not both")

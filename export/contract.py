@@ -7,8 +7,8 @@
       golden.json         texts with torch's outputs for them
       attention.onnx      optional: a second graph that returns attention matrices, with the same weights
 
-The manifest has the sha256 of every other file. The fingerprint is the hash of those hashes and of the manifest's own fields, so it changes
-if any byte changes. The largest import here is pydantic, and this is the only file of `export` that `service` imports.
+The manifest has the sha256 of every other file. The fingerprint is the hash of these hashes and of the manifest's other fields, so it
+changes if any byte of the bundle changes. `service` imports only this file of `export`, so it imports no library larger than pydantic.
 """
 
 import hashlib
@@ -34,20 +34,21 @@ TOKENIZER = "tokenizer.json"
 GOLDEN = "golden.json"
 ATTENTION_GRAPH = "attention.onnx"
 
-# Tensor names of every encoder-like graph. B is the batch, N the padded length in tokens, D the output width, L the number of labels.
+# Tensor names of the graphs of encoders, rerankers and classifiers. B is the number of texts in a batch, N their padded length in tokens,
+# D the width of a vector and L the number of labels.
 INPUT_IDS = "input_ids"  # (B, N) int64
 ATTENTION_MASK = "attention_mask"  # (B, N) int64, 1 = token, 0 = padding
-TOKEN_TYPE_IDS = "token_type_ids"  # (B, N) int64, only in graphs that read pairs of texts and whose model has types
+TOKEN_TYPE_IDS = "token_type_ids"  # (B, N) int64, 1 = second text; only if the model reads pairs of texts and has token types
 EMBEDDING = "sentence_embedding"  # (B, D) float32, unit length
 POOLED = "pooled"  # (B, D) float32, EMBEDDING before normalisation
 TOKEN_EMBEDDINGS = "token_embeddings"  # (B, N, D_model) float32, 0 at padding
 LOGITS = "logits"  # (B, L) float32; (B, N, L) in a token classifier
 
 # Tensor names of every decoder's step graph, used for both prefill and decode. M is the number of positions whose logits are requested, V
-# the vocabulary. A row's tokens are padded on the right, and padding leaves its state unchanged.
+# the size of the vocabulary. A row's tokens are padded on the right, and padding leaves the row's state unchanged.
 TOKENS = "tokens"  # (B, N) int64
-LENGTHS = "lengths"  # (B,) int64, tokens of the row in this call, 0 to N
-POSITIONS = "positions"  # (B,) int64, tokens of the row before this call; only if `Decoder.takes_positions`
+LENGTHS = "lengths"  # (B,) int64, number of tokens of each row in this call, 0 to N
+POSITIONS = "positions"  # (B,) int64, number of tokens of each row before this call; an input only if `Decoder.takes_positions`
 WANTED = "wanted"  # (B, M) int64, the positions in this call whose logits are requested
 STEP_LOGITS = "logits"  # (B, M, V) float32
 # The input `state_LAYER_NAME` of each state tensor has the output `new_state_LAYER_NAME`; see `StateTensor`.
@@ -59,14 +60,15 @@ PREVIOUS = "previous"  # (B,) int64, the last generated token
 ATTENTION = "attention"  # (B, N) float32, the attention over the source tokens; sums to 1
 
 # The optional attention graph maps `input_ids` (1, N) of one text to one matrix (H, N, N) per layer, [head, query, key].
-LONGEST_ATTENTION = 256  # longest text in tokens: each layer returns H N² numbers
+LONGEST_ATTENTION = 256  # longest text in tokens; there is a limit because each layer returns H N² numbers
 
 Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder", "encoder_decoder"]
 Pool = Literal["encoder", "generator"]
 Precision = Literal["fp32", "fp16", "int8"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # allowed model names
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # names no file outside the bundle
+# The name has no slash, so that it cannot refer to a file outside the bundle.
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]
 
 # Upper limits, larger than any real model, so that a damaged or malicious bundle cannot cause huge allocations.
 MOST_JSON_BYTES = 16 * 2**20  # limit for each of manifest.json and golden.json
@@ -97,12 +99,12 @@ class Traits:
     """The properties that a kind of model has; `KINDS` contains them for each kind."""
 
     pool: Pool  # the pool of replicas that runs this kind in the deployment profile split
-    texts: tuple[int, ...] = ()  # allowed numbers of texts per input; () if inputs are prompts
+    texts: tuple[int, ...] = ()  # allowed numbers of texts per input; () if the model generates text
     output: str = LOGITS  # the graph output that is returned by default
     per_token: bool = False  # the output has a row for each token of an input
     has_labels: bool = False  # `Manifest.id2label` names the columns of the output
     ranks: bool = False  # the output is one score, which says how well a document matches a query
-    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # the limit that a server checks at start
+    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # the field of `Golden` whose limit a server checks at start
     part: Literal["decoder", "encoder_decoder"] | None = None  # the manifest field that only this kind has
     uses_gpu: bool = True  # False: models of this kind run on the CPU even if the service has a GPU
 
@@ -123,7 +125,7 @@ def kinds_of(pool: Pool) -> tuple[Kind, ...]:
 
 
 def attention_output(layer: int) -> str:
-    """Return the name of a layer's matrix in the attention graph. Layers count from 0."""
+    """Return the name of the output of the attention graph that has the matrix of this layer. Layers count from 0."""
     return f"attention_{layer}"
 
 
@@ -170,24 +172,25 @@ class Limits(ManifestPart):
 class Parity(ManifestPart):
     """The difference between the graph and the torch model, measured at export."""
 
-    max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all shapes below, texts of unequal length")
+    max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all `shapes`")
     min_cosine: float = Field(
-        description="lowest cosine to the fp32 torch model on the golden texts: of an encoder's vectors; in classifiers of a label's "
-        "logits over all texts, less their mean, as one vector; of a decoder's logits after each golden prompt, less their mean"
+        description="lowest cosine between outputs of the graph and of the fp32 torch model. Encoders: of the vectors of a golden text. "
+        "Rerankers and classifiers: of the vectors of one label's logits for all golden texts, minus their mean. Decoders: of the logits "
+        "after a golden prompt, minus their mean"
     )
     shapes: tuple[tuple[int, int], ...] = Field(description="the (B, N) that were compared")
-    tolerance: float = Field(description="what was allowed of it, times the largest value of an output where that is above 1")
+    tolerance: float = Field(description="limit of `max_abs_error`, relative to the largest absolute value of an output if that is above 1")
 
 
 class RecipeTrial(ManifestPart):
-    """One recipe for quantising the graph that was tried, and its results."""
+    """A recipe for quantising the graph to int8 that the export tried, and its results."""
 
     recipe: str
     min_cosine: float
     mean_cosine: float
     size_bytes: Count
-    texts_per_s: float = Field(ge=0, description="16-token texts a second of one core's time on the exporting machine, in batches of 8")
-    baseline_texts_per_s: float = Field(gt=0, description="the same of the fp32 graph")
+    texts_per_s: float = Field(ge=0, description="texts of 16 tokens per second of CPU time of one thread, in batches of 8")
+    baseline_texts_per_s: float = Field(gt=0, description="`texts_per_s` of the fp32 graph")
     kept: bool
 
 
@@ -198,7 +201,7 @@ class CheckpointSource(ManifestPart):
     checkpoint: str = Field(description="name of the checkpoint folder")
     weights_sha256: Sha256
     attention: str
-    untrained: bool = Field(description="the weights have not been trained for this attention: it was swapped at export, or they are drawn")
+    untrained: bool = Field(description="the weights were not trained for this attention: it was replaced at export, or they are random")
 
 
 Holds = Literal["sums", "sums_in_last_column", "count"]
@@ -207,13 +210,14 @@ Holds = Literal["sums", "sums_in_last_column", "count"]
 class StateTensor(ManifestPart):
     """One tensor of a decoder's state for one sequence. Its size is constant, and it is initialised with zeros."""
 
-    name: str = Field(pattern=r"^state_[0-9]+_[A-Za-z0-9_]+$", description="the graph input; the output is called new_ and this")
-    shape: tuple[Size, ...] = Field(max_length=16, description="of one sequence; the graph's tensor has B in front")
+    name: str = Field(pattern=r"^state_[0-9]+_[A-Za-z0-9_]+$", description="the graph's input; the output has the prefix `new_`")
+    shape: tuple[Size, ...] = Field(max_length=16, description="shape for one sequence; the graph's tensor has the batch axis B before it")
     dtype: Literal["float32", "int64"] = "float32"
     holds: Holds | None = Field(
         None,
-        description="what is true of its numbers after a token. sums: each is above 0. sums_in_last_column: in that column, none of a head "
-        "is below 0 and one is above it. count: whole numbers from 1 to the number of tokens. None: they are finite",
+        description="condition that its numbers satisfy after at least one token. sums: all are above 0. sums_in_last_column: in the last "
+        "column of each head, none is below 0 and at least one is above 0. count: whole numbers from 1 to the number of tokens. None: no "
+        "condition, except that all numbers are finite",
     )
 
     @model_validator(mode="after")
@@ -242,11 +246,14 @@ def float32(name: str, *shape: str | int) -> Tensor:
     return Tensor(name=name, dtype="float32", shape=shape)
 
 
-SOURCE = (int64(INPUT_IDS, "B", "N"), int64(ATTENTION_MASK, "B", "N"))  # the inputs of every graph that reads texts
+SOURCE = (int64(INPUT_IDS, "B", "N"), int64(ATTENTION_MASK, "B", "N"))  # inputs of encoders' graphs and readers
 
 
 def encoder_interface(kind: Kind, width: int, d_model: str | int, *, typed: bool) -> Interface:
-    """Return the inputs and outputs of an encoder's graph. With `typed`, token types are an input."""
+    """Return the inputs and outputs of the graph of an encoder, reranker or classifier.
+
+    `width` is the length of a vector or the number of labels. With `typed`, token types are an input.
+    """
     inputs, traits = (*SOURCE, int64(TOKEN_TYPE_IDS, "B", "N")) if typed else SOURCE, KINDS[kind]
     if traits.output == LOGITS:
         return Interface(inputs, (float32(LOGITS, "B", *["N"] * traits.per_token, width),))
@@ -275,17 +282,17 @@ class Image(ManifestPart):
 
     width: int = Field(ge=1, le=MOST_PIXELS)
     height: int = Field(ge=1, le=MOST_PIXELS)
-    level_token_ids: tuple[TokenId, ...] = Field(min_length=2, max_length=256, description="of the grey levels, black first, in even steps")
-    prompts: tuple[Text, ...] = Field(min_length=1, max_length=10_000, description="all that can be asked for")
+    level_token_ids: tuple[TokenId, ...] = Field(min_length=2, max_length=256, description="ids of grey levels, black first, equal steps")
+    prompts: tuple[Text, ...] = Field(min_length=1, max_length=10_000, description="all prompts that a request may contain")
 
 
 class HeldOut(ManifestPart):
     """The text on which bits per byte were measured."""
 
-    name: str = Field(description="of its file or folder")
+    name: str = Field(description="name of the text's file or folder")
     documents: Count
     size_bytes: Count
-    sha256: Sha256 = Field(description="of the documents, one after the other")
+    sha256: Sha256 = Field(description="hash of the concatenated documents")
 
 
 class Decoder(ManifestPart):
@@ -293,20 +300,20 @@ class Decoder(ManifestPart):
 
     states: tuple[StateTensor, ...] = Field(min_length=1)
     takes_positions: bool = Field(description="the graph has the input `positions`")
-    n_positions: Size | None = Field(None, description="tokens of a sequence that the graph has positions for; any number if None")
-    bos_token_id: TokenId | None = Field(None, description="put before every prompt by the tokenizer's own template, if at all")
+    n_positions: Size | None = Field(None, description="largest number of tokens of a sequence; None: no limit")
+    bos_token_id: TokenId | None = Field(None, description="token that the tokenizer puts before every prompt, if any")
     eos_token_ids: tuple[TokenId, ...] = ()
-    chat_template: FileName | None = Field(None, description="a Jinja file of the bundle")
-    exact: bool = Field(description="prompt, chunks and single steps, alone and in a batch, gave the same bits when exported")
-    parameters: Count | None = Field(None, description="trained numbers of the checkpoint, tied ones counted once")
-    bits_per_byte: float | None = Field(None, description="of the held-out text, as this graph predicts it; of the golden passages if None")
-    fp32_bits_per_byte: float | None = Field(None, description="the same of the fp32 graph")
+    chat_template: FileName | None = Field(None, description="name of a Jinja file of the bundle")
+    exact: bool = Field(description="at export, prompts gave the same bits whole, in chunks and token by token, alone and in a batch")
+    parameters: Count | None = Field(None, description="number of the checkpoint's parameters; tied ones count once")
+    bits_per_byte: float | None = Field(None, description="of this graph on the text `held_out`, or on the golden passages if that is None")
+    fp32_bits_per_byte: float | None = Field(None, description="`bits_per_byte` of the fp32 graph")
     held_out: HeldOut | None = None
-    image: Image | None = Field(None, description="what it draws, where its tokens are pixels")
+    image: Image | None = Field(None, description="the images that it generates, if its tokens are pixels")
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state of one sequence, whatever its length."""
+        """The size of one sequence's state in bytes. It does not depend on the length of the sequence."""
         sizes = {"float32": 4, "int64": 8}
         return sum(math.prod(state.shape) * sizes[state.dtype] for state in self.states)
 
@@ -314,9 +321,9 @@ class Decoder(ManifestPart):
 class AttentionLayer(ManifestPart):
     """One layer of the attention graph."""
 
-    attention: str = Field(description="of which kind")
+    attention: str = Field(description="name of the layer's mechanism")
     heads: Size
-    effective: bool = Field(description="the layer forms no such matrix: it is how much of each token's value is in each token's answer")
+    effective: bool = Field(description="the layer computes no attention matrix; this has the share of each token's value in each output")
 
 
 class AttentionGraph(ManifestPart):
@@ -324,7 +331,7 @@ class AttentionGraph(ManifestPart):
 
     file: FileName
     layers: tuple[AttentionLayer, ...] = Field(min_length=1)
-    max_tokens: int = Field(ge=1, le=LONGEST_ATTENTION, description="longest text it takes")
+    max_tokens: int = Field(ge=1, le=LONGEST_ATTENTION, description="longest text in tokens")
     max_abs_error: float = Field(description="largest difference of a weight from the torch model's")
 
 
@@ -332,10 +339,10 @@ class EncoderDecoderFields(ManifestPart):
     """The fields that only encoder-decoders have. `Manifest.graph` is the step graph, `Limits.max_tokens` the longest source in tokens."""
 
     reader: Graph = Field(description="reads a source once; its outputs are the memory and the first state of the step graph")
-    begin_token_id: TokenId = Field(description="the token before the first one that is written")
-    end_token_id: TokenId = Field(description="ends what is written")
-    max_output: Size = Field(description="tokens that are written at most, the end included")
-    parameters: Count = Field(description="trained numbers of the checkpoint")
+    begin_token_id: TokenId = Field(description="input of the first step, when no token is generated")
+    end_token_id: TokenId = Field(description="token that ends an output")
+    max_output: Size = Field(description="largest number of output tokens, the end token included")
+    parameters: Count = Field(description="number of the checkpoint's parameters")
 
 
 class Manifest(ManifestPart):
@@ -356,7 +363,7 @@ class Manifest(ManifestPart):
     attention_graph: AttentionGraph | None = None
     pooling: str | None = None
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
-    width: Size = Field(description="D of an embedding, L of a classifier's logits, D_model of a decoder")
+    width: Size = Field(description="D of an embedding, L of a classifier, D_model of a decoder, V of an encoder-decoder")
     pad_token_id: TokenId = 0
     prompts: Annotated[dict[Annotated[str, Field(max_length=256)], Text], Field(max_length=1_000)] = {}
     default_prompt: str | None = None
@@ -382,8 +389,8 @@ class Manifest(ManifestPart):
 
     @property
     def _absent(self) -> dict[str, Any]:
-        """Return the names of optional fields that are None, as `exclude` takes them. The fingerprint does not include them, so a new
-        optional field does not change the fingerprint of older bundles."""
+        """Return the names of optional fields that are None, for pydantic's argument `exclude`. The fingerprint does not include them, so
+        a new optional field does not change the fingerprint of older bundles."""
         absent: dict[str, Any] = {name: True for name in ("decoder", "encoder_decoder", "attention_graph") if getattr(self, name) is None}
         if self.decoder is not None:
             absent["decoder"] = {name: True for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
@@ -391,8 +398,8 @@ class Manifest(ManifestPart):
         return absent
 
 
-MOST_GOLDEN = 1_000  # largest number of golden texts; every start computes them all
-MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start computes a decode step for each
+MOST_GOLDEN = 1_000  # largest number of golden texts; limited because every start of a server computes them all
+MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start of a server computes a step for each
 Tokens = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=100_000)]
 
 
@@ -411,8 +418,8 @@ class Golden(ManifestPart):
     texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
     pairs: tuple[Text, ...] | None = None
     outputs: tuple[tuple[float, ...], ...]
-    min_cosine: float | None = Field(None, ge=0.5, le=1, description="encoder: a server whose row falls below this cosine must not start")
-    max_abs_error: float | None = Field(None, ge=0, le=1000, description="classifiers: the same for the largest difference of a logit")
+    min_cosine: float | None = Field(None, ge=0.5, le=1, description="encoders: a server does not start if a row's cosine is lower")
+    max_abs_error: float | None = Field(None, ge=0, le=1000, description="others: a server does not start if a logit differs by more")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -432,13 +439,13 @@ class DecoderGolden(ManifestPart):
     """
 
     prompts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
-    token_ids: tuple[Tokens, ...] = Field(description="of each prompt, as the bundle's tokenizer gives them")
+    token_ids: tuple[Tokens, ...] = Field(description="token ids of each prompt, from the bundle's tokenizer")
     continuations: tuple[Annotated[tuple[TokenId, ...], Field(max_length=MOST_CONTINUED)], ...] = Field(
-        description="the likeliest tokens after each prompt, one after the other"
+        description="the tokens that greedy decoding generates after each prompt"
     )
-    top_token_ids: tuple[Tokens, ...] = Field(description="the likeliest after each prompt, the first of them first")
-    top_logits: tuple[tuple[float, ...], ...] = Field(description="of these tokens")
-    max_abs_error: float = Field(ge=0, le=1000, description="a server with a logit further off must not start")
+    top_token_ids: tuple[Tokens, ...] = Field(description="the likeliest next tokens after each prompt, the likeliest first")
+    top_logits: tuple[tuple[float, ...], ...] = Field(description="logits of `top_token_ids`")
+    max_abs_error: float = Field(ge=0, le=1000, description="a server does not start if one of its logits differs by more")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -455,17 +462,17 @@ class DecoderGolden(ManifestPart):
 
 
 class EncoderDecoderGolden(ManifestPart):
-    """Sources with the torch model's greedy outputs and their logits, which a server checks at start.
+    """Source texts with the torch model's greedy outputs and their logits, which a server checks at start.
 
-    The server feeds the same tokens, and its logits may differ by at most `max_abs_error`.
+    The server feeds the same output tokens, and its logits may differ by at most `max_abs_error`.
     """
 
     texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
-    token_ids: tuple[Tokens, ...] = Field(description="of each text, as the bundle's tokenizer gives them")
-    outputs: tuple[Tokens, ...] = Field(description="tokens up to and with the end, or as many as fit")
-    logits: tuple[tuple[tuple[float, ...], ...], ...] = Field(description="[text][step]: of `top_token_ids` there")
-    top_token_ids: tuple[tuple[Tokens, ...], ...] = Field(description="[text][step]: the likeliest, the one written first")
-    max_abs_error: float = Field(ge=0, le=1000, description="a server with a logit further off must not start")
+    token_ids: tuple[Tokens, ...] = Field(description="token ids of each text, from the bundle's tokenizer")
+    outputs: tuple[Tokens, ...] = Field(description="generated tokens, up to the end token (included) or the longest output")
+    logits: tuple[tuple[tuple[float, ...], ...], ...] = Field(description="[text][step]: logits of the tokens in `top_token_ids`")
+    top_token_ids: tuple[tuple[Tokens, ...], ...] = Field(description="[text][step]: the likeliest tokens, the likeliest first")
+    max_abs_error: float = Field(ge=0, le=1000, description="a server does not start if one of its logits differs by more")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -502,7 +509,7 @@ def verify(bundle: Path) -> Manifest:
 
 
 def regular(bundle: Path, name: str, *, most_bytes: int | None = None) -> Path:
-    """Return the path of a file in the bundle. Raises BundleError if it is missing, too large, not regular, or linked from outside."""
+    """Return the path of a file in the bundle. Raises BundleError if it is missing, too large, not regular, or a link to a file outside."""
     path = bundle / name
     try:
         found = path.resolve(strict=True)
@@ -657,7 +664,7 @@ G = TypeVar("G", bound=ManifestPart)
 
 
 def read_golden(bundle: Path, kind: type[G]) -> G:
-    """Read golden.json. Raises BundleError if it is invalid or empty, or if its lists differ in length."""
+    """Read golden.json as an object of the class `kind`. Raises BundleError if it is invalid or empty, or if its lists differ in length."""
     try:
         return kind.model_validate_json(read_text(bundle, GOLDEN))
     except ValidationError as error:

@@ -4,4 +4,7 @@ from service.errors import AttnserveError
 
 
 class ExportError(AttnserveError, ValueError):
-    """The export failed and no bundle was written. The message states the problem, the figure and its limit, and the next step."""
+    """A command of this package failed, and no bundle was written or changed.
+
+    The message states the problem, the measured value and its limit if a limit was exceeded, and what to do next.
+    """

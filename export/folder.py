@@ -1,4 +1,4 @@
-"""The directory of a bundle while it is written, and the manifest's entries about files, time and tools."""
+"""Creates the directory of a bundle, and the manifest's entries about its files, the time of the export and the exporting tools."""
 
 import os
 import re
@@ -14,14 +14,14 @@ from export.errors import ExportError
 
 
 def files_of(folder: Path) -> tuple[contract.File, ...]:
-    """Return the manifest's `files`, sorted by name."""
+    """Return name, hash and size of every file in `folder`, sorted by name, for the manifest's field `files`."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return tuple(contract.File(name=path.name, sha256=contract.sha256(path), size_bytes=path.stat().st_size) for path in files)
 
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Yield a new directory and rename it to `out` at the end. After an error or Ctrl-C it is removed and `out` is unchanged.
+    """Yield a new directory and rename it to `out` at the end. After an error or Ctrl-C, remove it and leave `out` unchanged.
 
     Raises ExportError if `out` exists and is neither a bundle nor an empty directory, so that nothing else is overwritten.
     """

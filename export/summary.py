@@ -67,7 +67,7 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
 
 
 def bits_per_byte(manifest: contract.Manifest) -> str | None:
-    """Compare a decoder's bits per byte with fp32: "1.6231 against 1.6100 in fp32, on ..."; None if they were not measured."""
+    """Return a decoder's bits per byte as text, e.g. "1.6231 against 1.6100 in fp32, on ...". None if they were not measured."""
     decoder = manifest.decoder
     if decoder is None or decoder.bits_per_byte is None or decoder.fp32_bits_per_byte is None:
         return None

@@ -1,9 +1,10 @@
 """Measures the bits per byte of a text under the graph that will be served, to show how much a lower precision loses.
 
-The definition is that of models/training/text/evaluation.py, so the two figures are comparable. A document begins with the begin-of-text
-token and with an empty state. The state is kept for the whole document or, if the model has limited positions, for windows of that many
-tokens. Every token of the document and the end token count once, and the sum of their bits is divided by the number of bytes of the text.
-If a model has no begin-of-text token, the first token of a document is not predicted.
+Training measures bits per byte by the same definition (models/training/text/evaluation.py), so its figures are comparable with those
+measured here. A document begins with the begin-of-text token and with an empty state. The state is kept for the whole document. If the
+model has limited positions, the document is cut into windows of that many tokens, and each window begins with an empty state. Every
+token of the document and the end token count once, and the sum of their bits is divided by the number of bytes of the text. A model
+without a begin-of-text token gets its end token at the beginning; if it has neither, the first token of a document is not predicted.
 """
 
 import hashlib
@@ -91,7 +92,8 @@ def _encoded(tokenizer: Tokenizer, text: HeldOutText) -> list[list[int]]:
 
 
 def _windows(tokens: Ids, n_positions: int | None) -> list[Ids]:
-    """Cut a document into windows of `n_positions` inputs and one last target, so that each token but the first is predicted once."""
+    """Cut a document into windows of `n_positions` inputs and one last target. Windows overlap by one token, so
+    each token of the document but the first is predicted once."""
     longest = n_positions or len(tokens)
     return [tokens[start : start + longest + 1] for start in range(0, max(len(tokens) - 1, 1), max(longest, 1))]
 

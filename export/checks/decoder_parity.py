@@ -1,4 +1,4 @@
-"""Compares a decoder's step graph with torch, and its own results for different batches and chunks.
+"""Compares a decoder's step graph with torch, and the graph's results for different batches and chunks with each other.
 
 First the values of onnxruntime and torch are compared over two consecutive calls, at sizes where incorrect graphs fail. Then onnxruntime's
 results must be identical to the last bit for a whole prompt, pieces of it and single steps; alone and in a batch; with and without padding;
@@ -18,10 +18,10 @@ Values = NDArray[np.float32]
 Ids = NDArray[np.int64]
 States = dict[str, Values]
 
-# onnxruntime and torch sum hundreds of tokens in different orders: measured 3e-6 to 3e-5. Relative errors; see `parity.scale`.
+# largest allowed relative error; see `parity.scale`. Measured were 3e-6 to 3e-5, as onnxruntime and torch sum tokens in different orders.
 TOLERANCE = 1e-4
 
-# Sizes of two consecutive calls: (B, N) of the first, N of the second. Rows have different starts and lengths; one row has no tokens.
+# Sizes of two consecutive calls: (B, N) of the first, N of the second. Rows have different starts and lengths. If B = 5, one has no tokens.
 SIZES = (((1, 1), 1), ((2, 1), 3), ((1, 9), 1), ((3, 33), 17), ((5, 70), 1), ((2, 130), 65))
 STARTS = (0, 1, 1_000, 70_001, 31)  # tokens before the first call, for each row; the graph receives them as `positions`
 
@@ -45,7 +45,7 @@ class Steps:
         return {state.name: np.zeros((rows, *map(int, state.shape[1:])), state.dtype) for state in self.states}
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
-        """Run tokens (B, N), lengths (B,), positions (B,), states, wanted (B, M) or None for all -> logits (B, M or N, V), new states."""
+        """Run tokens (B, N), lengths (B,), positions (B,), states, wanted (B, M) -> logits (B, M, V), new states. `wanted` None: all N."""
         B, N = tokens.shape
         feed: Feed = {contract.TOKENS: tokens, contract.LENGTHS: lengths}
         if self.takes_positions:
@@ -142,8 +142,8 @@ def _alone(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int 
 
 
 def _ways(rows: list[PromptRow], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
-    """Yield the name and the results of every condition. The results must equal the reference bit for bit, which is computed from whole
-    prompts, one at a time, on one thread."""
+    """Yield the name of every condition, and the results under it. They must have the same bits as the results of whole prompts that run
+    one at a time on one thread."""
     for piece in PIECES:
         yield f"a prompt in pieces of {piece}", _alone(rows, one, piece)
     yield "token by token", _alone(rows, one, 1)

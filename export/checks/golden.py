@@ -30,7 +30,7 @@ class GoldenTokenizer:
         self.tokenizer.enable_truncation(max_tokens)
 
     def feed(self, inputs: Tensors, text: str, pair: str | None = None) -> Feed | None:
-        """Return the text as a batch of one, or None if it has no tokens."""
+        """Return the text, or the pair of texts, as a batch of one. None if it has no tokens."""
         encoding = self.tokenizer.encode(text, pair)
         if not encoding.ids:
             return None
@@ -73,7 +73,7 @@ def cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.f
 
 
 def _logit_cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return one cosine per label, over its logits for all n texts minus the mean of `want`: (n, L), (n, L) -> (L,)."""
+    """Return a cosine per label, between its logits for all n texts, minus their mean in `want`: (n, L), (n, L) -> (L,)."""
     mean = want.mean(axis=0)
     return cosines((got - mean).T, (want - mean).T)
 
@@ -81,7 +81,7 @@ def _logit_cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArr
 class DecoderExamples:
     """Prompts with the reference model's logits (n, V) after each prompt and its greedy continuation.
 
-    Raises ExportError if the model has too few positions for every prompt.
+    Raises ExportError if the model has too few positions even for the shortest prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, reference: Steps) -> None:

@@ -36,7 +36,7 @@ PAIRS = (
     "no",
 )
 
-# Only used to compare precisions: ordinary sentences, and short symbolic texts, which have the largest quantisation errors.
+# Only used to choose an encoder's int8 recipe: ordinary sentences, and short symbolic texts, which have the largest quantisation errors.
 MORE_TEXTS = (
     "What is the capital of Australia?",
     "Canberra is the capital city of Australia.",

@@ -19,9 +19,9 @@ Arrays = Mapping[str, NDArray[np.float32]]
 Reference = Callable[[Feed], Arrays]
 Tensors = tuple[contract.Tensor, ...]
 
-# Limit of |graph - torch| / `scale`. Both sum in different orders: after a dozen layers up to 5 of float32's 24 bits differ.
+# Limit of |graph - torch| / `scale`. onnxruntime and torch sum in different orders, so after 12 layers up to 5 of float32's 24 bits differ.
 FP32_TOLERANCE = 2e-5
-# Longest compared text in tokens: torch stores all B * H * N² scores of a layer, 0.4 GB for two such texts and 12 heads.
+# Longest text in tokens that is compared. It is limited because torch stores all B * H * N² scores of a layer: 0.4 GB for B = 2, H = 12.
 LONGEST_COMPARED = 2048
 
 
@@ -98,7 +98,7 @@ def scale(values: NDArray[np.float32]) -> float:
 
 
 def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: int) -> list[Feed]:
-    """Return random inputs of the sizes at which incorrect graphs fail: one text, one token, odd sizes, an empty text, full length."""
+    """Return random inputs, in sizes at which incorrect graphs fail: one text, one token, odd sizes, an empty text, full length."""
     random = np.random.default_rng(0)
     longest = min(max_tokens, LONGEST_COMPARED)
     sizes = [(1, 1), (1, 2), (2, 1), (1, 16), (2, 7), (3, 33), (5, 17), (8, 64), (2, longest)]
@@ -124,7 +124,7 @@ def _feed(random: np.random.Generator, inputs: Tensors, lengths: list[int], voca
 
 
 def feed_of(inputs: Iterable[Any], ids: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> Feed:
-    """Return the arrays (ids, mask and types, each (B, N)) that the graph has as `inputs`, by name."""
+    """Return, by name, those of the arrays ids, mask and types, each (B, N), that the graph takes as `inputs`."""
     values = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask, contract.TOKEN_TYPE_IDS: types}
     return {each.name: values[each.name] for each in inputs}
 

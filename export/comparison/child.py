@@ -1,4 +1,4 @@
-"""Measures one layer at one length in a new process, so that the process's memory is the layer's.
+"""Measures one layer at one length N in a new process, so that no other layer's memory is measured.
 
     python -m export.comparison.child REQUEST
 
@@ -17,7 +17,7 @@ import numpy as np
 
 Run = Callable[[], object]
 
-LEAST_RUNS, LONG_ENOUGH_S = 3, 6.0  # a slow layer runs at least 3 times, unless fewer runs take 6 s
+LEAST_RUNS, LONG_ENOUGH_S = 3, 6.0  # a layer runs at least 3 times, unless fewer runs already take 6 s
 
 
 def main(request: dict[str, Any]) -> dict[str, float]:

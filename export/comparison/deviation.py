@@ -1,4 +1,4 @@
-"""Explains, in sentences that contain the measured figures, why an exponent agrees with the stated one or differs from it."""
+"""Explains why the exponent of a mechanism's measured time agrees with that of its stated cost or differs, with figures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ MiB = 2**20
 
 
 def explanation(result: Result, plan: ComparisonPlan) -> str:
-    """Return a sentence that explains why the measured exponent agrees with the stated one or differs from it."""
+    """Return a sentence that explains why the exponent of the measured time agrees with that of the stated cost or differs from it."""
     stated, time, _ = exponents(result, plan)
     ended = f" Stopped: {result.ended}." if result.ended else ""
     if stated is None or time is None:
@@ -24,7 +24,7 @@ def explanation(result: Result, plan: ComparisonPlan) -> str:
 
 
 def _faster(result: Result, plan: ComparisonPlan, time: float) -> str:
-    """Explain a measured exponent below the stated one: work that grows more slowly with N still takes a large part of the time."""
+    """Explain a measured exponent below the stated one. The reason is work that grows more slowly with N and takes much of the time."""
     lengths, seconds = [point.N for point in result.points], [point.s for point in result.points]
     stated, size = work_of(result, plan), result.linear_weights
     with_projections = growth.stated_exponent(lambda N: stated(N) + size * N, lengths)
@@ -38,7 +38,7 @@ def _faster(result: Result, plan: ComparisonPlan, time: float) -> str:
 
 
 def _slower(result: Result, plan: ComparisonPlan, time: float) -> str:
-    """Explain a measured exponent above the stated one: one multiply-add takes longer at larger N."""
+    """Explain a measured exponent above the stated one. The reason is that one multiply-add takes longer at larger N."""
     stated, size = work_of(result, plan), result.linear_weights
     measured = [point for point in result.points if point.N >= growth.GROWTH_FROM]
     first, last = measured[0], measured[-1]
@@ -69,8 +69,8 @@ def work_of(result: Result, plan: ComparisonPlan) -> Callable[[int], float]:
 
 
 def width_exponents(result: Result, plan: ComparisonPlan) -> tuple[float | None, float | None]:
-    """Return the exponents with which the stated cost (including projections) and the measured time grow with the varied option, which
-    `examples.varied` names."""
+    """Return the exponents with which the stated cost (including projections) and the measured time grow with an option of the mechanism,
+    which `examples.varied` names."""
     varied = EVERYTHING[result.name].examples.varied
     assert varied, f"{result.name} names no option to vary"
     option = varied[0]

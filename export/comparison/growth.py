@@ -13,8 +13,8 @@ from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Point
 from export.errors import ExportError
 
-GROWTH_FROM = 1024  # smallest N for a fit: at smaller N, most of the time does not depend on N
-FASTEST = 2.0  # largest exponent of growth: no mechanism grows faster than N²
+GROWTH_FROM = 1024  # smallest N for a fit, because at smaller N most of the time does not depend on N
+FASTEST = 2.0  # largest assumed exponent of growth, because no mechanism grows faster than N²
 
 
 class Killed(ExportError):
@@ -36,7 +36,7 @@ def measure(name: str, graph: Path, plan: ComparisonPlan, N: int) -> Point:
 
 
 def too_much(points: Sequence[Point], N: int, plan: ComparisonPlan) -> str | None:
-    """Return the reason why a run at N would exceed a limit of the plan, estimated from the lengths before it, or None."""
+    """Return the reason why a run at N would exceed a limit of the plan, estimated from smaller N. None if it would not."""
     for what, values, limit, unit in (
         ("memory", [point.peak_bytes for point in points], plan.memory_bytes, 2**30),
         ("a run", [point.s for point in points], plan.longest_run_s, 1),
@@ -65,7 +65,7 @@ def exponent(lengths: Sequence[int], values: Sequence[float], *, begin: int = GR
 
 
 def last_exponent(lengths: Sequence[int], values: Sequence[float]) -> float | None:
-    """Return the exponent between the last two lengths. It is above `exponent` if a part of the cost grows more slowly than the rest."""
+    """Return the exponent between the last two lengths. It exceeds `exponent` if a part of the cost grows more slowly than others."""
     pairs = [(log(N), log(value)) for N, value in zip(lengths, values, strict=True) if value > 0][-2:]
     return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) == 2 else None
 

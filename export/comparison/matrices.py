@@ -1,6 +1,7 @@
-"""Computes two properties of a layer's effective matrix: its rank for each head width, and how many layers connect every two tokens.
+"""Computes two properties of a layer's effective matrix: its rank for each head width, and how many stacked layers are needed
+until every output depends on every token.
 
-The layers have their options for short texts, get random tokens of variance 1, and are computed in float64.
+The layers are built with their options for short texts and computed in float64, on random tokens of variance 1.
 """
 
 import torch

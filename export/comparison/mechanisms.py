@@ -1,4 +1,4 @@
-"""The compared mechanisms: every layer of LAYERS, and the convolution and the recurrent network of the complexity table."""
+"""The compared mechanisms: every layer of LAYERS, and a convolution and a recurrent network, which Vaswani et al. 2017 compare too."""
 
 import inspect
 import re
@@ -26,10 +26,10 @@ def is_attention(name: str) -> bool:
 
 
 def options(name: str, *, longest: int, short: bool = False) -> dict[str, Any]:
-    """Return keyword arguments for the constructor of the layer `name`: its large example or, with `short`, its example for about 64
-    tokens.
+    """Return keyword arguments for the constructor of the layer `name`: its `examples.large`, and with `short` also its `examples.short`,
+    which suit about 64 tokens.
 
-    If the layer has the option n_positions, it is set to `longest`.
+    If the layer has the option n_positions, this is set to `longest`.
     """
     kind = EVERYTHING[name]
     room = {"n_positions": longest} if "n_positions" in inspect.signature(kind).parameters else {}
@@ -37,7 +37,7 @@ def options(name: str, *, longest: int, short: bool = False) -> dict[str, Any]:
 
 
 def work(name: str, N: int, d_model: int, n_heads: int, *, longest: int, more: Mapping[str, Any] | None = None) -> float:
-    """Return the stated multiply-adds for N tokens. `more` replaces options of the large example."""
+    """Return the multiply-adds for N tokens by the formula that the layer's class states. `more` replaces some of the `options`."""
     sizes = {"D": d_model, "H": n_heads, "D_k": d_model // n_heads}
     return float(EVERYTHING[name].cost.work(N, Sizes(**sizes, **options(name, longest=longest) | dict(more or {}))))
 

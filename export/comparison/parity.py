@@ -10,7 +10,7 @@ from export.checks.parity import open_graph
 from export.comparison.plan import ComparisonPlan
 from export.comparison.results import SizeParity
 
-BAR = 1e-4  # required largest difference; both compute in float32 and sum in different orders
+BAR = 1e-4  # largest allowed difference; both compute in float32 and sum in different orders
 
 
 def differences(layer: Any, graph: Path, plan: ComparisonPlan) -> list[SizeParity]:

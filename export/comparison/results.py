@@ -47,7 +47,7 @@ class WidthPoint(BaseModel):
 
 
 class Result(BaseModel):
-    """All results of one mechanism. `ended` is None while longer N are to be measured; other fields with None are still to be measured."""
+    """All results of one mechanism. `parity`, `ranks` and `layers_to_reach` are None until they are measured."""
 
     name: str
     key: str
@@ -55,11 +55,11 @@ class Result(BaseModel):
     operators: dict[str, int] = {}
     state_bytes: dict[int, int] = {}  # number of tokens -> bytes of one sequence's state; {} without a state
     points: list[Point] = []
-    ended: str | None = None  # why no larger N is measured; "" if all lengths are measured
+    ended: str | None = None  # None: larger N are still to be measured; "": all are measured; else why no larger N is measured
     widths: list[WidthPoint] = []  # one for each value of the option `examples.varied`
     parity: list[SizeParity] | None = None
     ranks: list[Rank] | None = None
-    layers_to_reach: int | None = None  # 0: no number of layers is enough
+    layers_to_reach: int | None = None  # layers until every output depends on every token; 0: no number is enough
     reach_done: bool = False
     failure: str | None = None  # error of the last attempt; the next run tries again
 

@@ -21,10 +21,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def complexity(results: Results, plan: ComparisonPlan) -> str:
-    """Return the complexity table of the specification, with the measured exponents and the reasons for differences."""
+    """Return a table of stated costs, measured exponents and the reasons for differences, as in the table of Vaswani et al. 2017."""
     headings = ("layer", "time, stated", "exponent of that", "measured", "memory", "sequential operations", "layers to reach all", "why")
     layers = {name: EVERYTHING[name] for name in results}
-    # A causal form costs the same as its encoder form.
+    # A causal form has no row, because it costs the same as its encoder form.
     shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)
     return table(headings, (_complexity_row(results[name], plan) for name in shown))
 
@@ -148,7 +148,7 @@ def ranks(results: Results, plan: ComparisonPlan) -> str:
 
 
 def rank_statements(results: Results, plan: ComparisonPlan) -> str:
-    """Return the specification's statements on rank, each with the figures that confirm or contradict it."""
+    """Return statements about the rank of attention matrices, each with the figures that confirm or contradict it."""
     N, N_words = plan.rank_length, f"N = {plan.rank_length}"
     full = [float(N)] * len(plan.rank_widths)
     bounded = [float(min(width, N)) for width in plan.rank_widths]

@@ -24,13 +24,13 @@ from models.attention.linear.hedgehog import HedgehogMap
 from models.attention.sparse.causal_longformer import CausalLongformerAttention
 from models.attention.sparse.sliding_window import SlidingWindowAttention
 
-# (whether decay is given, whether beta is given) -> the operator's rule.
+# (whether decay is given, whether beta is given) -> value of the operator's attribute `update_rule`.
 RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}
 
 
 @contextmanager
 def with_operators(model: nn.Module) -> Iterator[None]:
-    """Replace operators of the model's causal layers for the export, within the block. The replacements cannot be run in torch."""
+    """Within the `with` block, replace methods of the model's causal layers by forms for the export, some of which torch cannot run."""
     kinds: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
         (CausalLayer, "recurrence", lambda layer: linear_attention),
         (ShortConvolution, "convolve", lambda convolution: causal_convolution),
@@ -52,7 +52,7 @@ def with_operators(model: nn.Module) -> Iterator[None]:
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute `models.attention.layers.recurrence` as one operator, in float32, with the same shapes of inputs and outputs."""
+    """Compute `models.attention.layers.recurrence` as one operator, in float32. Inputs and outputs have the same shapes as there."""
     B, H, N, D_v = v.shape
     inputs: list[Any] = [*(merge_heads(x.float()) for x in (q, k, v)), S]  # (B, N, H * D)
     inputs += [_heads_last(decay), _heads_last(beta)]
@@ -75,8 +75,8 @@ def _heads_last(x: Tensor | None) -> Tensor | None:
 
 
 def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """Compute `models.attention.layers.short_convolution.convolve` as one operator. The operator's output state includes padding, so it is
-    not used."""
+    """Compute `models.attention.layers.short_convolution.convolve` as one operator. The state that the operator
+    returns includes padding, so it is not used."""
     y, _ = torch.onnx.ops.symbolic_multi_out(
         f"{OPERATORS}::CausalConvWithState",
         [x, weight, None, past],
@@ -133,7 +133,7 @@ def products_with_codes(codebook: Codebook) -> Callable[[Tensor], Tensor]:
 
 
 def _add(x: Any, y: Any, alpha: float = 1.0) -> Any:
-    """Return x + alpha y. The exporter drops constant addends below 1e-8, which prevent 0 / 0, but keeps them in `Sum`."""
+    """Return x + alpha y. Constants below 1e-8, which prevent 0 / 0, are added by `Sum`, because torch's exporter drops their `Add`."""
     if isinstance(y, float) and 0 < abs(y) < LEAST_ADDEND:
         return op.Sum(x, op.CastLike(y, x))
     return op.Add(x, y if alpha == 1 else op.Mul(y, op.CastLike(alpha, y)))

@@ -1,7 +1,7 @@
 """Exports a decoder as one ONNX graph for prefill and decode, from tokens and states to logits and new states.
 
-Every row of a batch has its own state, length and position. So sequences of any age can be batched, and one call may decode a token of
-one sequence and prefill a chunk of another. B, N and M are dynamic and may be 1.
+Every row of a batch has its own state, length and position. So sequences of different lengths can be batched, and one call may
+decode a token of one sequence and prefill a chunk of another. B, N and M are dynamic and may be 1.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ def states_of(decoder: Decoder) -> tuple[contract.StateTensor, ...]:
 
 
 class StepModule(nn.Module):
-    """The decoder with its states as a flat list of tensors, as the graph has them."""
+    """A wrapper of the decoder that takes and returns the states as a flat list of tensors, because a graph has no dictionaries."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()

@@ -11,7 +11,8 @@ from export.graphs.packed_encoder import without_padding
 from export.graphs.torch_graph import TorchGraph
 from models.checkpoints.published import Checkpoint
 
-EXAMPLE_TOKENS = 519  # N of the traced example, more than every group, chunk and window; with fewer, the exporter would make N a constant
+# N of the traced example. It exceeds every group, chunk and window of a layer, because the exporter would otherwise make N a constant.
+EXAMPLE_TOKENS = 519
 
 
 class Float32Outputs(nn.Module):

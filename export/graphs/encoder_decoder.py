@@ -37,7 +37,7 @@ def graphs_of(model: EncoderDecoder, *, for_onnx: bool = False) -> tuple[TorchGr
 
 
 class Reader(nn.Module):
-    """`EncoderDecoderFields.read` with a flat list of tensors."""
+    """`EncoderDecoder.read`, with its results as a flat list of tensors: first the memory, then the state."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Reader(nn.Module):
 
 
 class EncoderDecoderStep(nn.Module):
-    """`EncoderDecoderFields.step` with a flat list of tensors: first the memory, then the state, each sorted by name."""
+    """`EncoderDecoder.step`, with a flat list of tensors: first the memory, then the state, both in the order of the reader's outputs."""
 
     def __init__(self, model: EncoderDecoder, memory: Sequence[str], state: Sequence[str]) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ T is the number of tokens in the batch. Norms, projections and feed-forward laye
 Attention unpacks the tokens to (B, N, D), runs as one of the runtime's fused operators, and packs its outputs. Padding then costs
 almost nothing, and products of two-dimensional matrices use `Gemm`, which adds the bias at no cost. Figures: docs/log.md, 2026-11-21.
 
-The outputs of padded queries are dropped. Operators differ in their results for a row without keys, but these reach no output.
+The outputs of padded queries are dropped. The operators give different results for a row without keys, but these never reach an output.
 """
 
 import copy
@@ -26,8 +26,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def without_padding(model: Module, *, separate_projections: bool = False) -> Module:
-    """Return the model with a packed encoder that shares its weights; a Reformer is returned unchanged. Only for `torch.onnx.export`:
-    the packed attention cannot run in torch.
+    """Return the model with a packed encoder that shares its weights; a Reformer is returned unchanged. The result is only for
+    `torch.onnx.export`, because torch cannot run the packed attention.
 
     `separate_projections` keeps the projections of q, k and v outside the attention operator, so that they can be quantised. If a
     classifier reads only the first token, its last block is computed for that token only.
@@ -47,7 +47,7 @@ class TokenPacking(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor, t: Tensor) -> "TokenPacking":
-        """Create the mapping from a mask (B, N). Every text's first position is included, so that an empty text has a token."""
+        """Create the mapping from a mask (B, N) and t = 0 .. N - 1. The first position of every text is kept, also of an empty text."""
         kept = (mask | (t == 0)).flatten()
         position = kept.nonzero().squeeze(1)
         torch._check(position.shape[0] >= 2)  # the exporter would otherwise make T the constant 1; the graph also runs with T = 1
@@ -65,7 +65,7 @@ class TokenPacking(NamedTuple):
 class PackedEncoder(nn.Module):
     """`models.encoder.model.Encoder` with blocks on packed tokens: (B, N) ids -> (B, N, D), undefined at padding.
 
-    With `first_token_only`: (B, 1, D).
+    With `first_token_only` it returns only the first token of each text: (B, 1, D).
     """
 
     def __init__(self, encoder: Encoder, separate_projections: bool, first_token_only: bool) -> None:
@@ -116,7 +116,10 @@ def packed(block: EncoderBlock, separate_projections: bool) -> EncoderBlock:
 
 
 class FusedAttention(nn.Module):
-    """Softmax attention as one operator of onnxruntime, which includes the projections unless q and k are rotated after them."""
+    """Softmax attention as one operator of onnxruntime.
+
+    The operator includes the projections, unless q and k are rotated after them or `separate_projections` is set.
+    """
 
     def __init__(self, layer: SoftmaxAttention, separate_projections: bool) -> None:
         super().__init__()
@@ -140,7 +143,7 @@ class FusedAttention(nn.Module):
 
     def _with_projections(self, x: Tensor, key_mask: Tensor, score_bias: Tensor | None) -> Tensor:
         """Compute attention by one operator that includes the projections: (B, N, D) -> (B, N, H * D_k). Padding is projected too, because
-        that costs less than another pass over memory."""
+        that costs less than to unpack q, k and v separately."""
         width = self.layer.n_heads * self.layer.d_head
         return torch.onnx.ops.symbolic(
             f"{OPERATORS}::Attention",
@@ -154,7 +157,7 @@ class FusedAttention(nn.Module):
     def _after_projections(
         self, packing: TokenPacking, x: Tensor, key_mask: Tensor, rotation: Rotation | None, score_bias: Tensor | None
     ) -> Tensor:
-        """Compute attention after separate projections: (T, D) -> (B, N, H * D_k)."""
+        """Project x to q, k and v with three matrices, then compute attention: packed (T, D) -> padded (B, N, H * D_k)."""
         layer = self.layer
         q, k, v = (packing.unpack(project(x)) for project in (layer.to_q, layer.to_k, layer.to_v))
         if rotation is not None:
@@ -181,7 +184,7 @@ class Unpacked(nn.Module):
 
 
 def both_biases(pair_mask: Tensor | None, pair_bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Combine the mask of allowed pairs (N, N) and the bias (1, H, N, N) into one addend of the scores."""
+    """Combine the mask of allowed pairs (N, N) and the bias (1, H, N, N) into one bias that is added to the scores; None without both."""
     if pair_mask is None:
         return pair_bias
     allowed = torch.where(pair_mask, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]  # (1, 1, N, N)

@@ -25,10 +25,11 @@ class TorchGraph:
     module: nn.Module
     inputs: Tensors
     outputs: Tensors
-    sizes: dict[str, int]  # dynamic axis -> its size in the traced example, at least 2: the exporter makes an axis of size 1 a constant
+    # dynamic axis -> its size in the traced example. It is at least 2, because the exporter makes an axis of size 1 a constant.
+    sizes: dict[str, int]
     max_tokens: int | None = None  # largest N that the graph accepts; None: no limit
     opset: int = OPSET
-    forms: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # replacements for the ONNX forms of torch's operators
+    forms: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # torch operator -> replacement for its ONNX form
 
     def answer(self, feed: Feed) -> Arrays:
         """Compute the outputs in torch. `feed` and the result are arrays by name."""
@@ -66,7 +67,7 @@ class TorchGraph:
 
 
 def strip(file: Path) -> None:
-    """Remove the exporter's metadata about source code, which contains paths of this machine."""
+    """Remove the exporter's metadata about source code, which contains paths of the exporting machine."""
     model = onnx.load(file, load_external_data=False)
     model.doc_string = ""
     del model.metadata_props[:]

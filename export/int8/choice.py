@@ -26,10 +26,10 @@ AS_FAST = 0.85  # recipes above this share of the fastest rate count as equally 
 class TrialInputs:
     """The inputs of all trials."""
 
-    graph: Path  # the graph with separate projections, not yet optimised
+    graph: Path  # the fp32 graph with q, k and v projected outside the attention operator, not yet optimised
     fp32: Path  # the optimised fp32 graph, for comparison
-    judged: EncoderExamples
-    calibration: EncoderExamples
+    judged: EncoderExamples  # texts whose cosines are measured
+    calibration: EncoderExamples  # texts from which the smoothing factors are computed
     outputs: tuple[contract.Tensor, ...]
     vocab_size: int
     min_cosine: float

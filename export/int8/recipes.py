@@ -2,7 +2,7 @@
 
 An int8 product needs 8-bit activations too, and its accuracy depends on their scale. onnxruntime's dynamic quantisation has one scale
 for the whole batch: a text's vector then depends on the other texts, and one outlier reduces the precision of all. `per_token`
-computes a scale for each token with ordinary operators around the same integer product. Before that it moves the outliers of single
+computes a scale for each token with ordinary operators around the same integer product. Before that, it also moves the outliers of single
 columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/log.md.
 """
 
@@ -23,7 +23,7 @@ from export.graphs.onnx_file import save
 from export.graphs.packed_encoder import OPERATORS
 
 Array = NDArray[np.float32]
-ColumnPeaks = Mapping[str, Array]  # activations of a product -> the largest |value| per column
+ColumnPeaks = Mapping[str, Array]  # name of a product's left input -> the largest |value| in each of its columns
 
 SMOOTHING = 0.6  # SmoothQuant's α: 0.5 and 0.7 gave cosines of 0.9925 and 0.9933, 0.6 gave 0.9941 (MiniLM)
 
@@ -37,7 +37,7 @@ class Recipe:
 
 
 def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
-    """Return the largest |value| in each column of the left input of each product with constant weights. Changes `model`."""
+    """For each product with constant weights, return the largest |value| in each column of its left input. Changes `model`."""
     names = list(_products_by_left(model))
     del model.graph.output[:]
     model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
@@ -53,7 +53,7 @@ def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
 
 
 def with_matmuls(model: ModelProto) -> ModelProto:
-    """Replace every `Gemm` by constant weights with `MatMul` and `Add`, which the recipes quantise. Changes `model`."""
+    """Replace every `Gemm` that has constant weights by `MatMul` and `Add`, because recipes quantise only `MatMul`. Changes `model`."""
     weights = _weights(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
@@ -75,11 +75,11 @@ def with_matmuls(model: ModelProto) -> ModelProto:
 
 
 def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
-    """Quantise with one scale per token and one per column of the weights. With `weight_levels` 63, sums of two products fit into 16
-    bits.
+    """Quantise with one scale per token and one per column of the weights.
 
-    Without `narrowing`, products with fewer columns than rows stay in fp32. These are the last products of feed-forward blocks, which
-    have the largest outliers, and those of grouped heads.
+    `weight_levels` is the largest int8 weight; with 63, sums of two products fit into 16 bits. Without `narrowing`, products whose weights
+    have fewer columns than rows stay in fp32. These are the last products of feed-forward blocks, which have the largest outliers, and
+    the projections of grouped heads.
     """
     weights, groups = _weights(model), _products_by_left(model)
     constants: dict[str, NDArray[Any] | np.generic] = {
@@ -139,7 +139,7 @@ def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProt
     return quantiser.model.model
 
 
-# onnxruntime's dynamic quantisation is no recipe: it is not more accurate, and a vector would depend on the other texts of its batch.
+# onnxruntime's dynamic quantisation is left out. It is not more accurate, and a vector would depend on the other texts of its batch.
 RECIPES = (
     Recipe("a scale per token, columns smoothed", per_token),
     Recipe("a scale per token, columns smoothed, weights in 7 bits", lambda model, peaks: per_token(model, peaks, weight_levels=63)),
@@ -151,7 +151,7 @@ RECIPES = (
 
 
 def _smoothing(peak: Array, weights: list[Array]) -> Array:
-    """Return the smoothing factors (K,): the activations' columns are divided by them, and the weights' rows multiplied."""
+    """Return the smoothing factors (K,). The columns of the activations are divided by them, and the rows of the weights multiplied."""
     rows = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
     smoothing: Array = np.maximum(peak, 1e-5) ** SMOOTHING / np.maximum(rows, 1e-5) ** (1 - SMOOTHING)
     return smoothing.astype(np.float32)
@@ -182,7 +182,7 @@ def _with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     read = {name for node in nodes for name in node.input} | {tensor.name for tensor in model.graph.output}
-    for number in reversed(range(len(model.graph.initializer))):  # singly, because protobuf cannot copy a list of 2 GiB
+    for number in reversed(range(len(model.graph.initializer))):  # one at a time, because protobuf cannot copy a list of 2 GiB
         if model.graph.initializer[number].name not in read:
             del model.graph.initializer[number]
     if OPERATORS not in {entry.domain for entry in model.opset_import}:

@@ -29,9 +29,9 @@ from models.decoder.model import Decoder
 from models.folders.folder import JsonSettings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
-BLOCK = 32  # number of weights with one scale; with 128, the bits of a row's results depend on its batch
+BLOCK = 32  # number of weights that share one scale; with 128, a row's bits depend on the other rows of its batch
 BARS = {
-    # The order of summation in onnxruntime differs from torch, and on a server's processor from this one.
+    # onnxruntime sums in another order than torch, and a server's CPU in another order than the CPU that runs the export.
     "fp32": ErrorLimits(TOLERANCE, logit_error=1e-3),
     # fp16 has 11 bits of precision instead of 24, and states accumulate rounding errors.
     "fp16": ErrorLimits(0.05, logit_error=0.05),
@@ -73,7 +73,7 @@ class DecoderExporter(Exporter):
                 raise ExportError(
                     f"{source.folder}: a prompt and its pixels need {needed} positions, and the model has n_positions={self.n_positions}"
                 )
-        self.tokenizer, self.examples, self.text  # noqa: B018  computed now, so that an unreadable text raises before the export starts
+        self.tokenizer, self.examples, self.text  # noqa: B018  computed now, so that an unreadable text raises before the slow steps
 
     @cached_property
     def text(self) -> HeldOutText:
@@ -127,7 +127,7 @@ class DecoderExporter(Exporter):
         if self.options.precision == "int8":  # the recipes need the optimised graph, which has its weights as constants
             save(per_block(onnx.load(files[contract.GRAPH]), {}, block=BLOCK), scratch / "int8.onnx")
             return {contract.GRAPH: optimise(scratch / "int8.onnx", scratch / "int8")}
-        # Not optimised: onnxruntime would optimise for this machine's CPU and save casts to float32 in the file.
+        # The fp16 graph is not optimised, because onnxruntime would optimise it for this machine's CPU and save casts to float32.
         (scratch / "fp16").mkdir()
         half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings)
         trace(half.model, scratch / "fp16" / contract.GRAPH)

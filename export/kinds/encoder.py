@@ -24,7 +24,7 @@ from models.encoder.model import Encoder
 from models.folders.folder import JsonSettings
 
 BARS = {
-    # The order of summation in onnxruntime differs from torch, and on a server's processor from this one.
+    # onnxruntime sums in another order than torch, and a server's CPU in another order than the CPU that runs the export.
     "fp32": ErrorLimits(FP32_TOLERANCE, logit_error=1e-3, min_cosine=0.9999),
     # fp16 has 11 bits of precision instead of 24.
     "fp16": ErrorLimits(0.02, logit_error=0.02, min_cosine=0.999),
@@ -35,7 +35,7 @@ PACKED = "tokens packed to (T, D) between attentions"
 
 
 class EncoderExporter(Exporter):
-    architectures = ()  # empty: encoders are all architectures that no other exporter lists
+    architectures = ()  # empty, because this exporter is used for every architecture that no other exporter lists
 
     def __init__(self, checkpoint: Path, settings: JsonSettings | None, options: Options) -> None:
         super().__init__(checkpoint, settings, options)
@@ -66,7 +66,7 @@ class EncoderExporter(Exporter):
         return self._examples(TEXTS)
 
     def _examples(self, texts: Sequence[str]) -> EncoderExamples:
-        """Return the texts, truncated by the model's tokenizer, with torch's outputs for them."""
+        """Return the texts as token ids, truncated to the model's longest input, with torch's outputs for them."""
         graph = self.graphs[contract.GRAPH]
         return EncoderExamples(self.kind, GoldenTokenizer(self.source.tokenizer_file, self.max_tokens), graph.inputs, graph.answer, texts)
 
@@ -114,7 +114,7 @@ class EncoderExporter(Exporter):
         return {contract.GRAPH: file}
 
     def _half(self, folder: Path) -> Path:
-        """Write the fp16 graph. It is not optimised: onnxruntime would optimise for this CPU and save casts to float32 in the file."""
+        """Write the fp16 graph. It is not optimised, because onnxruntime would optimise it for this CPU and save casts to float32."""
         folder.mkdir()
         attention = self.source.config.attention if self.source.config.attention in SWAPPABLE else ATTENTION_OF_CHECKPOINTS
         half = load_checkpoint(self.checkpoint, attention=attention, dtype=torch.float16, settings=self.settings)

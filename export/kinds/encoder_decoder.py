@@ -1,4 +1,4 @@
-"""Exports encoder-decoders: two graphs, always in fp32."""
+"""Exports encoder-decoders, each as two graphs, always in fp32."""
 
 from functools import cached_property
 from pathlib import Path

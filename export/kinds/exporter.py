@@ -18,7 +18,7 @@ from models.folders.folder import JsonSettings, read_tokenizer
 
 ABOUT_FP16 = "weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
 
-Progress = Callable[[str, float | None], None]
+Progress = Callable[[str, float | None], None]  # called with the name of a step and the fraction of it that is done, or None
 Files = dict[str, Path]  # file name in the bundle -> path of the graph
 
 
@@ -35,12 +35,12 @@ class Options:
 
 @dataclass(frozen=True)
 class ErrorLimits:
-    """Limits of a graph's differences from the fp32 torch model. Tolerances are relative to a tensor's largest value if above 1."""
+    """Limits of a graph's differences from the fp32 torch model. Errors are relative to a tensor's largest value if that is above 1."""
 
-    tolerance: float  # largest error of every output at every size
-    logit_error: float  # largest error of golden logits, at export and at a server's start
-    min_cosine: float = -1.0  # lowest cosine of every golden text
-    lost_bits: float = 0.05  # largest relative increase of a decoder's bits per byte over fp32
+    tolerance: float  # largest allowed error of any output, at every size (B, N) that is compared
+    logit_error: float  # largest allowed error of a golden logit, at export and at a server's start
+    min_cosine: float = -1.0  # lowest allowed cosine between the outputs of the graph and of torch for a golden text
+    lost_bits: float = 0.05  # largest allowed increase of a decoder's bits per byte over fp32, as a fraction
 
 
 class Exporter(ABC):
@@ -50,14 +50,14 @@ class Exporter(ABC):
     does not support. The methods are listed in the order of their calls, and raise ExportError.
     """
 
-    architectures: ClassVar[Collection[str]]  # the names in config.json for which this exporter is used
+    architectures: ClassVar[Collection[str]]  # values of `architectures` in config.json for which this exporter is used
     source: Any  # the loaded checkpoint
     kind: contract.Kind
     max_tokens: int
     vocab_size: int
 
     def __init__(self, checkpoint: Path, settings: JsonSettings | None, options: Options) -> None:
-        """Load `checkpoint`. `settings` is the content of its config.json, or None if the folder itself has none."""
+        """Load `checkpoint`. `settings` is the content of its config.json, or None if its top level has none."""
         self.checkpoint, self.settings, self.options = checkpoint, settings, options
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def check(self, files: Files, precision: contract.Precision, progress: Progress) -> contract.Parity:
-        """Compare optimised graphs, whose inputs and outputs were checked, with torch."""
+        """Compare the outputs of the graphs with torch. Names and shapes of inputs and outputs have already been checked."""
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         """Return the graphs in `options.precision`, made from the optimised fp32 graphs or from the model, ready to be served."""
@@ -91,7 +91,7 @@ class Exporter(ABC):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer, without padding and truncation. Raises ExportError if it has more tokens than the model."""
+        """The checkpoint's tokenizer, without padding and truncation. Raises ExportError if its vocabulary is larger than the model's."""
         tokenizer: Tokenizer = read_tokenizer(self.source.tokenizer_file)
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -114,7 +114,7 @@ class Exporter(ABC):
         """Return the manifest's fields that differ between kinds. `described` maps file names to descriptions of the written graphs."""
 
     def origin(self, weights_sha256: str, attention: str, *, untrained: bool = False) -> contract.CheckpointSource:
-        """Return the manifest's entry for the checkpoint; `attention` is the name of its layers."""
+        """Return the manifest's entry for the checkpoint; `attention` names the mechanism of its layers."""
         return contract.CheckpointSource(
             architecture=self.source.architecture,
             checkpoint=self.source.folder.resolve().name,

@@ -13,9 +13,9 @@ KINDS: tuple[type[Exporter], ...] = (EncoderDecoderExporter, DecoderExporter)
 
 
 def load(checkpoint: Path, options: Options) -> Exporter:
-    """Load a checkpoint. Raises CheckpointError for the folder, and ExportError for options that its kind does not support.
+    """Load a checkpoint. Raises CheckpointError for an invalid folder, and ExportError for options that its kind does not support.
 
-    An architecture that no other exporter lists is an encoder's, and an encoder's config.json may be in a subfolder.
+    A checkpoint with an architecture that no other exporter lists is loaded as an encoder, whose config.json may be in a subfolder.
     """
     settings = read_settings(checkpoint / CONFIG) if present(checkpoint / CONFIG) else None
     named = [] if settings is None else settings.get("architectures", [])

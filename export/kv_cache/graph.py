@@ -2,8 +2,10 @@
 
     python -m export.kv_cache.graph CHECKPOINT OUT
 
-It uses onnxruntime's fastest operator for this on a CPU, `GroupQueryAttention`, with a cache that is allocated once and updated in
-place. A step after 4,096 tokens (8 heads of width 32, one thread, batch size 1 / 16) took 0.5 / 5.7 ms with it. It took 0.9 / 16 ms
+It uses `GroupQueryAttention`, onnxruntime's fastest operator for attention with a KV cache on a CPU. Its cache is allocated once and
+updated in place.
+
+A step after 4,096 tokens (8 heads of width 32, one thread, batch size 1 / 16) took 0.5 / 5.7 ms with it. It took 0.9 / 16 ms
 with `MultiHeadAttention` and 1.2 / 10 ms with `Attention` (opset 23), which copy their cache in every step, and 0.5 / 8.7 ms
 with `DecoderMaskedMultiHeadAttention`, which takes only one token per call.
 
@@ -41,7 +43,7 @@ from models.parts.positions import Rotation, rotate
 def export_cached(checkpoint: Path, out: Path) -> Path:
     """Write the graph of a decoder whose layers are all `causal_softmax`, checked against torch, and return its file.
 
-    Raises CheckpointError for the folder, ExportError for a decoder with other layers or with learned positions.
+    Raises CheckpointError for an invalid folder, ExportError for a decoder with other layers or with learned positions.
     """
     source = load_decoder(checkpoint)
     out.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,7 @@ def export_cached(checkpoint: Path, out: Path) -> Path:
 
 
 class CachedAttention(nn.Module):
-    """`CausalSoftmaxAttention` with a cache (B, H, T, D_k) for T tokens, to which each row's new keys and values are appended."""
+    """`CausalSoftmaxAttention` with a cache (B, H, T, D_k) for T tokens. Each call writes the keys and values of new tokens into it."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -96,7 +98,7 @@ class CachedStep(nn.Module):
 
 
 def cached_graph(decoder: Decoder) -> TorchGraph:
-    """Return the decoder as a graph. Raises ExportError for a decoder with other layers or with learned positions."""
+    """Return the decoder as a graph with a KV cache. Raises ExportError for a decoder with other layers or with learned positions."""
     layers: list[Any] = [block.layer for block in decoder.blocks]
     if not all(isinstance(layer, CausalSoftmaxAttention) for layer in layers):
         raise ExportError(

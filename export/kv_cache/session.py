@@ -1,4 +1,4 @@
-"""Runs the graph of `graph.py` with caches that are allocated once and written in place. This file does not import torch."""
+"""Runs the ONNX graph that `graph.py` writes, with caches that are allocated once and written in place. This file does not import torch."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class CachedSession:
         self._binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, self._logits.shape, self._logits.ctypes.data)
 
     def run(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Run the next N tokens of every row (B, N) and return the logits (B, V) after token N. The next call overwrites this array.
+        """Run the next N tokens of every row (B, N) and return the logits (B, V) after the last token. The next call overwrites this array.
 
         More than one token per call is allowed only in the first call, or with one row. Raises ValueError beyond the capacity.
         """

@@ -21,7 +21,10 @@ TOLERANCE = 1e-4  # largest error of an attention weight; both compute in float3
 def add_attention_graph(
     model: Encoder | Decoder, folder: Path, scratch: Path, *, max_tokens: int, vocab_size: int
 ) -> contract.AttentionGraph:
-    """Write the attention graph into `folder`, beside the served graph. Raises ExportError if a weight differs from torch's."""
+    """Write the attention graph into `folder`, beside the served graph.
+
+    Raises ExportError if an attention weight differs from torch's by more than TOLERANCE.
+    """
     longest = min(max_tokens, contract.LONGEST_ATTENTION)
     traced, file = scratch / contract.ATTENTION_GRAPH, folder / contract.ATTENTION_GRAPH
     trace_maps(model, traced, longest=longest)

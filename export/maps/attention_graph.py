@@ -2,8 +2,8 @@
 
 The served graph never contains this matrix, as its attention is one fused operator or is linear in N. So each layer is run
 once more on its input, with values that are 1 for one token and 0 for all others, as in models/maps/matrix.py. The output is
-then a column of the matrix. A head has room for D_v such tokens at a time, so the text is repeated in R = N / D_v rows
-(rounded up), each with other values.
+then a column of the matrix. The values of a head have D_v columns, one for each of D_v tokens. So the text is repeated in
+R = N / D_v rows (rounded up), and each row has the values for other tokens.
 """
 
 from collections.abc import Callable
@@ -102,8 +102,8 @@ class WatchedInDecoder(nn.Module):
 
 
 def _of_unit_values(layer: Any, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
-    """Return the layer's attention matrix: x (1, N, D) -> (H, N, N). `run` calls a copy of the layer, without its output
-    projection, on x repeated as (R, N, D).
+    """Return the layer's attention matrix: x (1, N, D) -> (H, N, N). `run` is called with a copy of the layer that has no output
+    projection, and with x repeated as (R, N, D).
     """
     H, N = getattr(layer, "n_heads", 1), x.shape[1]
     D_v = layer.to_out.in_features // H
@@ -126,7 +126,8 @@ def _without(layer: nn.Module, name: str) -> nn.Module:
 def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
     """Return a recurrent layer's attention matrix (H, N, N) for x (1, N, D).
 
-    The recurrence is run a second time: with the queries, keys and rates that the layer computes from x, and the identity matrix as values.
+    The recurrence is run a second time, with the queries, keys and rates that the layer computes from x, and with the identity matrix as
+    values.
     """
     caught: dict[str, Any] = {}
     twin = with_children(layer)

@@ -11,7 +11,8 @@ from export.maps.heatmaps import Maps, tokens_of
 
 
 def maps_of_bundle(bundle: Path, text: str) -> Maps:
-    """Return the maps. Raises BundleError for a damaged bundle, and ExportError if it has no maps or the text is too long or empty."""
+    """Return the attention maps of `text`. Raises BundleError for a damaged bundle, and ExportError if the bundle has no attention graph,
+    or if the text is too long or empty."""
     manifest = contract.verify(bundle)
     graph = manifest.attention_graph
     if graph is None:

@@ -12,7 +12,8 @@ from models.maps.model import attention_maps
 
 
 def maps_of_checkpoint(checkpoint: Path, text: str) -> Maps:
-    """Return the maps. Raises CheckpointError for the folder, ExportError for a model without maps or a text too long or empty."""
+    """Return the attention maps of `text`. Raises CheckpointError for an invalid folder, and ExportError if the model has no maps or the
+    text is too long or empty."""
     loaded = load(checkpoint, Options())
     model = loaded.map_model()
     ids, tokens = tokens_of(loaded.source.tokenizer_file, text, longest=min(LONGEST_ATTENTION, loaded.max_tokens))

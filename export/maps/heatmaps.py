@@ -80,7 +80,7 @@ def draw(maps: Maps, files: Sequence[Path]) -> None:
 
 
 def on_terminal(A: Matrix, tokens: Sequence[str], title: str, *, colour: bool = True) -> Table:
-    """Return one map as a table with a row per query and a column per key. A row ends with its largest weight and the key's token.
+    """Return one map as a table with a row per query and a column per key. A row ends with its largest weight and that key's token.
     `colour=False` draws absolute values in shades of grey.
 
     Raises ExportError for more than `ON_TERMINAL` tokens.

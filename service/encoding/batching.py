@@ -4,12 +4,13 @@ The first input of a batch is chosen by turn, the other inputs by length. Client
 them (`fairness.py`). A turn is one input in the interactive lane, and a few seconds of work in the bulk lane. The first inputs of one
 client's turns keep their order of arrival. Other inputs join the batch, nearest length first, as long as the padding that they add costs
 less than a runtime call of their own. A runtime call has a fixed cost, because it reads all weights however short the input is. This cost
-is measured at start, in tokens. There is no timer: a free thread takes a batch of the inputs that are queued at that moment.
+is measured at start, as the number of padding tokens that take the same time. There is no timer. A free thread takes a batch of the
+inputs that are queued at that moment.
 
-Interactive inputs are taken before bulk inputs. But a bulk input is taken first if both its arrival and the last bulk batch were more than
-`bulk_delay_s` before the arrival of the first interactive input, or if 3 * `max_batch_tokens` of interactive work were taken since the last
-bulk batch. So bulk work delays interactive work by one batch every `bulk_delay_s` (by one batch in four under overload), and bulk work
-never starves.
+Interactive inputs are taken before bulk inputs, with two exceptions. A bulk input is taken first if both its arrival and the last bulk
+batch were more than `bulk_delay_s` before the arrival of the first interactive input. It is also taken first if 3 * `max_batch_tokens`
+of interactive work were taken since the last bulk batch. So bulk work delays interactive work by one batch every `bulk_delay_s` (under
+overload by one batch in four), and bulk work never starves.
 """
 
 import bisect
@@ -24,7 +25,7 @@ from service.encoding.request import EncodeTask, RowOrError
 from service.runtime.fairness import FairOrder
 from service.runtime.lanes import Lane
 
-BULK_SHARE = 4  # while interactive work waits, bulk work gets at least one of every BULK_SHARE tokens
+BULK_SHARE = 4  # while bulk work waits, it gets at least one of every BULK_SHARE tokens, even if interactive work waits too
 
 
 class PendingRequest:
@@ -65,14 +66,12 @@ class QueuedInput:
     lane: Lane
     arrived: float
     key: bytes
-    waiters: list[tuple[PendingRequest, int]]  # each request, and the input's index in it
+    waiters: list[tuple[PendingRequest, int]]  # each request, and the index of this input in that request
     client: str = ""
     taken: bool = False
 
     def needed(self, now: float, max_unstarted_s: float = math.inf) -> bool:
-        """Return whether any request still waits for this input. A cancelled or overdue request, or one past its deadline, does not
-        wait.
-        """
+        """Return whether any request still waits for this input. A request that is cancelled, overdue or past its deadline does not."""
         return any(not each.cancelled and now < each.task.deadline and not each.overdue(now, max_unstarted_s) for each, _ in self.waiters)
 
     def start(self) -> None:
@@ -82,8 +81,8 @@ class QueuedInput:
 
 @dataclass
 class BatchingQueue:
-    """A queue of inputs in two lanes. Not thread-safe, so its owner must hold a lock. `tokens` includes cancelled inputs until they are
-    removed at their turn.
+    """A queue of inputs in two lanes. Not thread-safe, so its owner must hold a lock. `tokens` includes the inputs of cancelled requests,
+    until their turn comes and they are removed.
     """
 
     max_batch_tokens: int
@@ -106,7 +105,8 @@ class BatchingQueue:
         return sum(lane.tokens for lane in self.lanes)
 
     def tokens_before(self, lane: Lane) -> int:
-        """Return the queued tokens that are taken before an input that arrives in this lane now, except the few bulk batches."""
+        """Return the number of queued tokens that are taken before an input that arrives in this lane now. Bulk batches that are taken
+        between interactive ones are not counted."""
         return self.tokens if lane == Lane.BULK else self.lanes[lane].tokens
 
     def put(self, item: QueuedInput) -> None:
@@ -159,8 +159,8 @@ class BatchingQueue:
         return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
     def _joining(self, lane: "_LaneQueue", longest: int, count: int) -> int | None:
-        """Return the length of the queued input that should join a batch of `count` inputs, padded to `longest`, because it adds the least
-        padding; or None if no input should join.
+        """Return the length of the input that should join a batch of `count` inputs, which are padded to `longest`. It is the one that adds
+        the least padding. None if no queued input should join.
         """
         best, best_padding = None, self.run_cost_tokens
         for length in lane.around(longest):
@@ -180,7 +180,7 @@ class _LaneQueue:
         self.by_client: dict[str, int] = {}  # client -> queued tokens; inputs without a client have the key ""
         self._order = FairOrder(turn_tokens)
         self._numbers = itertools.count()
-        self._by_turn: list[_Turn] = []  # a heap; an input that is taken by its length is removed from this heap only when it comes first
+        self._by_turn: list[_Turn] = []  # a heap; an input that was taken by its length stays in this heap until it comes first
         self._by_length: dict[int, list[_Turn]] = {}  # length -> heap of the inputs of this length
         self._lengths: list[int] = []  # the keys of _by_length, sorted
 
@@ -210,8 +210,8 @@ class _LaneQueue:
         yield from self._lengths[max(at - 1, 0) : at + 1]
 
     def ahead(self, client: str, tokens: int) -> int:
-        """Return how many queued tokens are processed before `tokens` new tokens of `client`. They are all queued tokens of this client,
-        and of each other client at most this number plus `tokens`. Inputs without a client count in full.
+        """Return how many queued tokens are processed before `tokens` new tokens of `client`. They are all queued tokens of `client`,
+        and of every other client at most as many as `client` would then have. Inputs without a client count in full.
         """
         own = self.by_client.get(client, 0)
         return own + sum(min(queued, own + tokens) if other else queued for other, queued in self.by_client.items() if other != client)
@@ -221,7 +221,7 @@ class _LaneQueue:
         return sum(min(queued, most) if client else queued for client, queued in self.by_client.items())
 
     def take(self, item: QueuedInput) -> QueuedInput:
-        """Remove and return an input, which must be the first queued input of its length. The head of a lane always is."""
+        """Remove and return an input, which must be the first queued input of its length, as the head of a lane always is."""
         length = len(item.ids)
         bucket = self._by_length[length]
         tag, _, first = heapq.heappop(bucket)

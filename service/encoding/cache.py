@@ -13,7 +13,7 @@ _ENTRY_BYTES = 300  # bytes of an entry besides the row's numbers: dictionary en
 def key_of(fingerprint: str, output: str, ids: list[int], type_ids: list[int] | None) -> bytes:
     """Return a hash of everything that a row depends on: the model's bytes, the graph's output, token ids and token types.
 
-    The requested dimensions and number format are left out, because they are applied to the cached row afterwards.
+    The requested dimensions and number format are not in the key, because they are applied to the cached row afterwards.
     """
     digest = blake2b(f"{fingerprint} {output} ".encode(), digest_size=16)
     digest.update(np.array(ids, np.int32).tobytes())
@@ -40,7 +40,7 @@ class VectorCache:
         return row
 
     def put(self, key: bytes, row: Array) -> None:
-        """Add a row. It must own its memory, because a view would keep the memory of its whole batch."""
+        """Add a row. The array must own its memory, because a view would keep the memory of its whole batch."""
         cost = row.nbytes + _ENTRY_BYTES
         if cost > self.max_bytes or key in self._rows:
             return

@@ -1,4 +1,4 @@
-"""The engine of one encoder: a queue, and the threads that compute the queued inputs. No HTTP and no Ray here.
+"""The engine of one encoder: a queue, and the threads that compute the queued inputs. It depends on neither HTTP nor Ray.
 
 Requests are handled on the event loop. `concurrent_runs` threads call the runtime. Each takes its own next batch, so that no core
 waits for the event loop between two batches. One lock, held for microseconds, guards the queue and the counters that both sides use.
@@ -37,7 +37,7 @@ log = logging.getLogger("attnserve")
 
 
 class EncoderEngine:
-    """An engine that computes rows of a graph output. A batch contains inputs of several requests.
+    """An engine that computes rows of a graph's output. A batch may contain inputs of several requests.
 
     `start` and `run` must be called on the same event loop.
     """
@@ -58,7 +58,7 @@ class EncoderEngine:
         self._metrics = metrics
         self._cache = cache
         self._tracer = tracer
-        self._changed = threading.Condition()  # guards the queue, its admission and `_closed`
+        self._changed = threading.Condition()  # guards the queue and `_closed`, and wakes the threads
         self.offered = Offered(metrics.offered.inc)
         self._queue = EncoderQueue(limits, self.offered)
         self._closed = False
@@ -200,8 +200,8 @@ class EncoderEngine:
             self._changed.notify(len(items))
 
     def _deliver(self, items: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float = 0.0, elapsed: float = 0.0) -> None:
-        """Pass each input's row to the requests that wait for the input, and to the cache. `started` and `elapsed` are the begin and
-        duration of the runtime call.
+        """Pass each input's row to the requests that wait for the input, and to the cache. `started` and `elapsed` are the
+        beginning and the duration of the runtime call.
         """
         for item, row in zip(items, rows, strict=True):
             if self._in_flight.get(item.key) is item:
@@ -229,7 +229,7 @@ class EncoderEngine:
             self._tracer.batch(batch, rows, started, elapsed)
 
     def _drop(self, items: Sequence[QueuedInput]) -> None:
-        """Fail the requests that wait for dropped inputs. If a request joined an input during its drop, the input is queued again."""
+        """Fail the requests that wait for dropped inputs. If another request joined an input during its drop, queue the input again."""
         now = time.monotonic()
         for item in items:
             waiting = [(each, index) for each, index in item.waiters if not each.cancelled and now < each.task.deadline]
@@ -281,7 +281,7 @@ class EncoderEngine:
                 return
 
     def _run(self, batch: list[QueuedInput], alone: bool) -> Sequence[RowOrError]:
-        """Make one runtime call. An error fails only the inputs of this batch, and an invalid row only its own input."""
+        """Make one runtime call. If it raises, all inputs of the batch fail. If one row is invalid, only the input of that row fails."""
         outputs = sorted({item.output for item in batch})
         typed = [item.type_ids for item in batch if item.type_ids is not None]
         try:
@@ -302,8 +302,8 @@ class EncoderEngine:
         return rows
 
     def _row(self, item: QueuedInput, row: Array, fit: bool) -> RowOrError:
-        """Return a copy of the input's row without padding, or an error if not `fit`. A copy, because a view would keep the batch's
-        memory.
+        """Return the input's row without padding, or an error if not `fit`. The row is copied, because a view would keep the memory of its
+        whole batch.
         """
         if not fit:
             self._metrics.bad_outputs.inc()
@@ -331,8 +331,8 @@ def _expire(done: "asyncio.Future[None]") -> None:
 
 
 def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
-    """Return, for each row, whether it may be sent, (B,) bool. A valid row has no NaN or Inf, is no vector of length 0, and has length 1 if
-    the output is normalised.
+    """Return, for each row, whether it may be sent, (B,) bool. A valid row has no NaN or Inf, has no vector of length 0,
+    and has length 1 if the output is normalised.
     """
     flat = array.reshape(len(array), -1)
     squares: Array = np.einsum("bd,bd->b", flat, flat)  # if a number is NaN or Inf, so is this sum

@@ -17,7 +17,7 @@ from service.runtime.onnx import Array, in_a_line, shrinking
 
 log = logging.getLogger("attnserve")
 
-_MOST_WAITING = 8  # most waiting texts of all models together; a text takes milliseconds
+_MOST_WAITING = 8  # largest number of waiting texts of all models together; each takes milliseconds
 _RETRY_AFTER_S = 1.0
 
 

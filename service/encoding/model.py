@@ -1,4 +1,4 @@
-"""A served encoder, reranker or classifier. `Model.answer` computes the vectors and scores of all dialects."""
+"""A served encoder, reranker or classifier. The routes of all dialects get their vectors and scores from `Model.answer`."""
 
 import math
 import time
@@ -24,13 +24,13 @@ from service.telemetry.metrics import Metrics, ModelMetrics
 from service.tokenization.texts import Cut, Encoded, Input, TextEncoder, size_of
 from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 
-# Inputs of up to this many characters are tokenised on the event loop, since a switch to another thread would take longer.
+# Requests of up to this many characters are tokenised on the event loop, since a switch to another thread would take longer.
 _INLINE_CHARACTERS = 4_000
-_PIECE_CHARACTERS = 100_000
+_PIECE_CHARACTERS = 100_000  # the inputs of a longer request are tokenised in pieces of about this many characters
 
 
 class Encoder(Engine, Protocol):
-    """The interface of an encoder's engine, in this process or in a pool; see `service/encoding/engine.py`."""
+    """The interface of an encoder's engine, in this process (`service/encoding/engine.py`) or in a pool of replicas."""
 
     limits: EncoderLimits
 
@@ -98,7 +98,7 @@ class Model:
         return contract.EMBEDDING if normalize else contract.POOLED
 
     async def answer(self, request: EncodeRequest, call: Call, on_row: OnRow | None = None) -> EncodeAnswer:
-        """Compute a row (a vector or scores) for each input. Raises the first error, or returns errors as rows if `call.item_errors`.
+        """Compute a row (a vector or scores) for each input. Raises the first error, but if `call.item_errors`, returns errors as rows.
 
         Calls `on_row` with each row as soon as it is computed, and at the end with the errors of inputs that could not be tokenised.
         """
@@ -107,7 +107,7 @@ class Model:
         self.check_size(len(inputs))
         lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
         call.bulk |= lane == Lane.BULK
-        self.engine.check(lane, call.client)  # before tokenising, which would be wasted work for a refused request
+        self.engine.check(lane, call.client)  # called before tokenising, which would be wasted for a refused request
         encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         rows: list[RowOrError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
@@ -134,7 +134,7 @@ class Model:
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
             rows[at] = row
-        if on_row:  # only after the run, so that a refused request gets an error status and not the first line of a stream
+        if on_row:  # only after the run, because a refused request must get an error status before the first line of a stream is sent
             for at, item in enumerate(encoded):
                 if isinstance(item, ServiceError):
                     on_row(at, item)
@@ -168,7 +168,7 @@ class Model:
         started = time.monotonic()
         prefix = self.texts.default_prompt if prompt is None else prompt
         if prompt is None and prefix and any(isinstance(item, list) for item in inputs):
-            prefix = ""  # token ids get no default prompt; a request for a prompt before token ids is an error
+            prefix = ""  # token ids get no default prompt; to ask for a prompt before token ids is an error
         characters = sum(map(size_of, inputs))
         call.characters += characters
         if characters <= _INLINE_CHARACTERS:
@@ -191,7 +191,7 @@ class Model:
         return encoded
 
     def _pieces(self, inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
-        """Split the inputs into pieces of about `_PIECE_CHARACTERS`, each with its first input's index. Other work runs in between."""
+        """Split the inputs into pieces of about `_PIECE_CHARACTERS`, each with the index of its first input. Other work runs in between."""
         first, characters = 0, 0
         for at, item in enumerate(inputs):
             size, limit = size_of(item), self.settings.max_input_characters

@@ -1,6 +1,6 @@
-"""The queue of one encoder: requests enter by admission, and leave in batches, which are short under overload.
+"""The queue of one encoder. Requests enter if admission accepts them, and their inputs leave in batches, which are short under overload.
 
-This code uses no thread and no clock. The queue's owner holds a lock and passes the time to each method, so a test can simulate everything.
+This code starts no thread and reads no clock. Its owner holds a lock and passes the time to each method, so tests can simulate all cases.
 """
 
 import math
@@ -18,10 +18,11 @@ from service.runtime.offered import Offered
 # into one turn is computed completely before the next request.
 _BULK_TURN = 1 / 8
 _SHORT_QUEUE = 0.25  # length of the short queue, as a share of `max_batch_tokens`; it keeps all threads busy, and fits in one short run
-# Size of a batch under overload, as a share of `max_batch_tokens`. Short, because an admitted request waits for one run and then its own.
+# Size of a batch under overload, as a share of `max_batch_tokens`. It is small, because an admitted request waits for the run in progress
+# and for its own run.
 _SHORT_RUN = 0.5
 _UNSTARTED_QUEUES = 3.0  # under overload a request is dropped if it waits longer than this many short queues
-_SMALL = 1 / 8  # as a share of `max_batch_tokens`: a new client does not have to wait for a client's queued tokens beyond this number
+_SMALL = 1 / 8  # a new client's small request waits for at most this many queued tokens of each other client; a share of `max_batch_tokens`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class EncoderLimits:
 @dataclass(frozen=True)
 class Draw:
     """A batch for one runtime call, and the inputs that were dropped when it was taken. `alone` is True if no other call runs and the queue
-    is empty.
+    is empty, `leaves_some` if inputs are left in the queue.
     """
 
     batch: list[QueuedInput]
@@ -68,19 +69,19 @@ class EncoderQueue(BatchingQueue):
         self.running = self.running_tokens = 0  # number of runs in progress; number of their tokens
         self._bounds = QueueBound(limits.max_wait_s), QueueBound(limits.max_bulk_wait_s)  # one bound for each lane
         self._request_tokens = [0.0, 0.0]  # moving average of the tokens of a request, for each lane
-        # Moving average of the seconds per bulk token, and the time at which bulk tokens were taken last. `tokens_per_s` does not give this
-        # rate, because interactive work goes first.
+        # Moving average of the seconds per bulk token, and the time at which bulk tokens were taken last. This rate is not `tokens_per_s`,
+        # because interactive work goes first.
         self._bulk_token_s = 0.0
         self._bulk_drawn = 0.0
 
     @property
     def short_queue_s(self) -> float:
-        """Return the bound of a queue under overload, in seconds of work."""
+        """Return the longest that a queue may be under overload, in seconds of work."""
         return _SHORT_QUEUE * self._limits.max_batch_tokens / self.tokens_per_s
 
     def check(self, lane: Lane, now: float, client: str) -> None:
-        """Raise QueueTooLong if the queue of this lane is too long for another request of this client. The request's tokens need not be
-        known.
+        """Raise QueueTooLong if the queue of this lane is too long for another request of this client. It can be called before the request
+        is tokenised.
         """
         tokens = self._request_tokens[lane]
         try:
@@ -116,10 +117,10 @@ class EncoderQueue(BatchingQueue):
 
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
         """Record that the run of this batch took `seconds`. The measured rate changes only if `answered` is True, because a failed run may
-        end at once.
+        end at once and seem fast.
         """
         rate = self.running * draw.tokens / seconds
-        # A run may lower the rate only if inputs were left in the queue, because otherwise its batch may have been small.
+        # A run may lower the rate only if inputs were left in the queue. Otherwise its batch may have been too small for the full rate.
         if answered and (draw.leaves_some or rate > self.tokens_per_s):
             self.tokens_per_s = averaged(self.tokens_per_s, rate)
         self.running -= 1
@@ -143,8 +144,8 @@ class EncoderQueue(BatchingQueue):
             self._bulk_token_s, self._bulk_drawn = 1 / self.tokens_per_s, now
 
     def _check_wait(self, lane: Lane, now: float, client: str, tokens: int, *, arriving: float) -> None:
-        """Raise QueueTooLong if a request of `tokens` tokens would wait too long. If any client would be refused now, count `arriving`
-        tokens as arrived work.
+        """Raise QueueTooLong if a request of `tokens` tokens would wait too long. If it is refused and every other client would be refused
+        too, count `arriving` tokens as arrived work, which shows an overload.
         """
         bound, queue = self._bounds[lane], self.lanes[lane]
         before = self.tokens_before(lane)
@@ -167,9 +168,7 @@ class EncoderQueue(BatchingQueue):
             raise
 
     def _too_long_for_all(self, lane: Lane, now: float) -> bool:
-        """Return whether a small request of a new client would wait too long too. If not, only clients with many queued tokens are
-        refused.
-        """
+        """Return whether even a small request of a new client would wait too long. If not, only clients with long queues are refused."""
         waits_s = self.lanes[lane].capped(_SMALL * self._limits.max_batch_tokens) / self.tokens_per_s
         return waits_s > self._bounds[lane].bound_s(now, self.short_queue_s)
 
@@ -189,7 +188,7 @@ class EncoderQueue(BatchingQueue):
 
     def _bulk_pace_s(self, now: float) -> float:
         """Return the measured seconds per queued token of bulk work. While interactive work is overloaded, return at least the seconds per
-        token of bulk's guaranteed share, because the measured value changes slowly.
+        token that bulk work's guaranteed share gives, because the measured value changes slowly.
         """
         least = BULK_SHARE / self.tokens_per_s if self._bounds[Lane.INTERACTIVE].overloaded(now) else 0.0
         return max(self._bulk_token_s, least)

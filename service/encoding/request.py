@@ -20,7 +20,7 @@ OnRow = Callable[[int, RowOrError], None]  # called with an input's index and ro
 class EncodeRequest:
     """A client's inputs, and the output to compute for them. `Model.answer` runs it with the deadline, client and lane of a `Call`.
 
-    The last three fields give the size of the answer, which is checked before anything is computed.
+    `row_width`, `number_bytes` and `padded` give the size of the answer, which is checked before anything is computed.
     """
 
     inputs: Sequence[Input]
@@ -43,10 +43,10 @@ class EncodeTask:
     output: str
     lane: Lane = Lane.INTERACTIVE
     deadline: float = NO_DEADLINE  # time limit, in seconds of `time.monotonic()`
-    client: str = ""  # clients get equal shares of the queue; "": no client, so the tokens are not limited to a share
+    client: str = ""  # clients get equal shares of the queue; "": no client, so these tokens are not limited to a share
     traceparent: str | None = None  # trace context of the request; None: not traced
     use_cache: bool = True
-    spent: Spent = field(default_factory=Spent)  # the engine adds its times to this
+    spent: Spent = field(default_factory=Spent)  # the engine adds the times of this task to it
     on_row: OnRow | None = None
 
     @property

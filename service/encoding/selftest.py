@@ -1,4 +1,4 @@
-"""The self-test of a bundle with its golden vectors before it is served, and a measurement of its speed on this machine."""
+"""The self-test of a bundle with its golden vectors before the bundle is served, and a measurement of the model's speed on this machine."""
 
 import statistics
 import time
@@ -14,15 +14,15 @@ from service.tokenization.texts import Cut, TextEncoder
 
 _SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short input and of a long input, and inputs in a batch
 _ANY_TOKEN = 0
-# Tokens of the longest tested input, and seconds after which its run is stopped. A short time suffices, because an unsuitable graph fails
-# at once.
+# Tokens of the longest tested input, and seconds after which its run is stopped. A short time suffices, because a graph that does not
+# accept so many tokens fails at once.
 _LONGEST, _BEGIN_S = 2_048, 0.05
 _LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # runs per measurement, and seconds after which no more runs are made
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """How close this process's outputs are to the golden rows: the lowest cosine, or the largest error of a logit."""
+    """How close this process's outputs are to the golden rows: the lowest cosine, or for logits the largest error. The other is None."""
 
     n_texts: int
     min_cosine: float | None
@@ -40,7 +40,7 @@ class MeasuredRate:
 
 
 def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
-    """Compute the golden inputs, and every output once. Raises BundleError if a row differs by more than the bundle allows."""
+    """Compute the golden inputs, and every output of the graph once. Raises BundleError if a row differs by more than the bundle allows."""
     golden = contract.read_golden(bundle, contract.Golden)
     output, bound = manifest.traits.output, manifest.traits.golden_bound
     if getattr(golden, bound) is None:
@@ -75,7 +75,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
 
 
 def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int]) -> None:
-    """Compute every output once, and start an input of the greatest length. Raises BundleError if one of these fails."""
+    """Compute every output of the graph once, and begin to run the longest input. Raises BundleError if one of them fails."""
     sizes = {"B": 1, "N": len(ids)}
     named = [tensor.name for tensor in manifest.graph.outputs]
     made = session.run(named, [ids], [types], alone=True)
@@ -97,9 +97,10 @@ def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, i
 
 
 def measure_rate(session: Session, output: str, max_tokens: int) -> MeasuredRate:
-    """Measure the speed by three medians of a few runs: one short input, many short inputs, and many short inputs with a longer one.
+    """Measure the speed with three batches: one short input, many short inputs, and many short inputs with a longer one. The time of
+    each batch is the median of a few runs.
 
-    The third measurement gives the cost of padding. In a graph that packs its tokens, padding costs time only in the attention.
+    The third batch gives the cost of padding. In a graph that packs its tokens, padding costs time only in the attention.
     """
     short, long = min(_SHORT, max_tokens), min(_LONG, max_tokens)
     one, many = _median_s(session, output, [short]), _median_s(session, output, [short] * _MANY)

@@ -1,7 +1,7 @@
-"""Converts a vector to the form in which it is sent: cut to fewer dimensions, renormalised, then written as floats, bytes or bits.
+"""Converts a vector to the form in which it is sent: truncated to fewer dimensions, renormalised, then written as floats, bytes or bits.
 
-The bit formats follow sentence-transformers. The int8 and uint8 formats of sentence-transformers need calibration; here each vector is
-scaled by its own largest component instead. Cosines between such vectors differ from cosines between the float vectors by at most about
+The bit formats are those of sentence-transformers. Its int8 and uint8 formats need calibration, so here each vector is scaled by its own
+largest component instead. Cosines between such vectors differ from cosines between the float vectors by at most about
 1e-3.
 """
 

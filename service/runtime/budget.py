@@ -18,7 +18,7 @@ class CpuBudget:
 def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:
     """Assign one CPU in eight to tokenising bulk work, and the rest to the runtime.
 
-    With fewer than eight CPUs the tokenizer's thread has no CPU of its own, because this CPU would mostly be idle.
+    With fewer than eight CPUs, the thread that tokenises has no CPU of its own, because this CPU would mostly be idle.
     """
     tokenizer_threads = cpus // 8
     threads = runtime_threads or max(cpus - tokenizer_threads, 1)

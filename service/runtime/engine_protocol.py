@@ -6,8 +6,8 @@ from service.runtime.offered import Offered
 
 
 class Engine(Protocol):
-    """An engine. Call `start` on the event loop that uses the engine. `refused` counts tokens or runs that a gateway refused because this
-    engine was full.
+    """An engine. Call `start` on the event loop that uses the engine. Call `refused` for work (tokens of an encoder, runs of
+    a decoder) that a gateway refused because this engine was full. This work is added to the offered load.
     """
 
     @property

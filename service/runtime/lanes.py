@@ -13,8 +13,8 @@ class Lane(IntEnum):
 
 @dataclass(slots=True)
 class Spent:
-    """The seconds that the inputs of one request spent in the queue and in computation, summed over the inputs. Cached inputs count as
-    0 s.
+    """The seconds that the inputs of one request spent in the queue and in computation, summed over the inputs. An input whose
+    row is in the cache counts as 0 s.
     """
 
     queue_s: float = 0.0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 # Freed memory is released after a request with more tokens than this, or if all bodies and answers in progress had more bytes than this.
 LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048
-_LEAST_S = 5.0  # least seconds between two releases: a release takes milliseconds, and released pages may be needed again
+_LEAST_S = 5.0  # least seconds between two releases, because each takes milliseconds and released pages may be needed again
 
 
 class Release:

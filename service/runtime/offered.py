@@ -4,9 +4,10 @@ by this load.
 Refused work counts as much as admitted work. Under overload an engine works at capacity and refuses all further work, so neither its
 throughput nor its queue shows how many replicas are needed.
 
-Each request is counted once, as far as possible. A gateway retries a request that one replica of a pool refused on a second replica. So the
-gateway counts a refusal if no replica admits the request, and replicas count no refusals (`counts_refusals` is False). A request that a
-client sends again after a refusal counts again, so retries raise the measured load until there are enough replicas to admit all requests.
+Each request is counted once, as far as possible. If one replica of a pool refuses a request, a gateway sends the request to a second
+replica. So replicas of a pool count no refusals (`counts_refusals` is False), and the gateway counts one if no replica admits the request.
+A request that a client sends again after a refusal counts again, so retries raise the measured load until there are enough replicas to
+admit all requests.
 """
 
 import contextlib
@@ -15,14 +16,14 @@ from collections.abc import Callable, Iterator
 
 from service.errors import Overloaded
 
-_MEMORY = 0.99  # weight of the earlier runs in the average time that a run holds its slot
+_MEMORY = 0.99  # factor by which the weight of earlier runs decreases at each run, in the average time that a run holds a slot
 
 
 class Offered:
     """The seconds of work that were requested of one engine, whether admitted or refused. Thread-safe."""
 
     def __init__(self, count: Callable[[float], object] = lambda work_s: None) -> None:
-        """`count` is called with the seconds of each addition, such as `inc` of a Prometheus counter, whose rate is the load."""
+        """`count` is called with the seconds of each addition, e.g. `inc` of a Prometheus counter, whose rate is then the load."""
         self.counts_refusals = True
         self._count = count
         self._lock = threading.Lock()
@@ -50,7 +51,8 @@ class Offered:
 
 
 class OfferedSlots(Offered):
-    """The load of an engine whose runs hold slots: the slots that are held, and the slots that refused runs would have held.
+    """The load of an engine whose runs hold slots. The load is the share of slots that are held, plus the share
+    that refused runs would have held.
 
     A refused run is assumed to hold its slot as long as recent runs did. A waiting run is counted only when it gets its slot or is refused,
     because the number of waiting runs depends on how long runs may wait, not on how many arrive.
@@ -60,7 +62,7 @@ class OfferedSlots(Offered):
         super().__init__(count)
         self._slots = slots
         self._held, self._since = 0, 0.0
-        self._begun = self._held_s = 0.0  # slots given to runs, and seconds for which slots were held; both decay with each run
+        self._begun = self._held_s = 0.0  # slots given to runs, and seconds for which slots were held; their ratio is the average
 
     def hold(self, now: float, slots: int) -> None:
         """Record that `slots` slots are held from now on."""

@@ -1,4 +1,4 @@
-"""Opens graphs in ONNX Runtime and runs them: from the token ids of a batch to named outputs."""
+"""Opens graphs in ONNX Runtime, and runs them on batches of token ids."""
 
 import logging
 import re
@@ -25,10 +25,10 @@ Opened = TypeVar("Opened")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEVICES = {CPU: "cpu", CUDA: "cuda"}  # provider -> ONNX Runtime's name of its device
 
-_USUAL_TOKENS = 1024  # most tokens of an ordinary run, padding included; only a run with a single long text has more
+_USUAL_TOKENS = 1024  # largest number of tokens of a usual run, padding included; only a run of one long text has more
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
-# Values of cudaError_t after which, by CUDA's documentation, the process must be terminated: memory, hardware or launch errors.
+# Values of cudaError_t (memory, hardware and launch errors) after which CUDA's documentation requires that the process be terminated.
 _STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 720), 999})
 
 
@@ -47,7 +47,7 @@ class Session(Protocol):
         """Compute the named outputs of B inputs of up to N tokens each. Returns, for each output, B rows in the order of the inputs. Blocks
         until done.
 
-        `alone` means that no other run is in progress or queued, so this run may use every core.
+        `alone` means that no other run is in progress or queued, so that this run may use all cores.
         """
         ...
 
@@ -67,8 +67,9 @@ def open_graph(
     """Return a session of a graph, given as a file or as bytes. Its threads spin during a call, but not after it, so that HTTP can use the
     cores.
 
-    Raises BundleError if the file is no graph, or if its tensors differ from `promised`. Raises SettingsConflict if `provider` is not
-    available. (If a CUDA driver, device or library is missing, ONNX Runtime itself would use the CPU without an error.)
+    Raises BundleError if the file is no graph, or if its tensors differ from `promised`, the graph's entry in the manifest. Raises
+    SettingsConflict if `provider` is not available. (If a CUDA driver, device or library is missing, ONNX Runtime itself would use the
+    CPU without an error.)
     """
     import onnxruntime as ort
 
@@ -124,9 +125,9 @@ _TYPES = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 def cuda_options(memory_gib: float | None) -> dict[str, str]:
     """Return the options of the CUDA provider. `memory_gib` limits one session's weights and activations; None means no limit."""
     options = {
-        # Not the default, with which the arena doubles each time it grows, and so reserves unused memory that other processes may need.
+        # With the default, the arena doubles each time it grows, and so reserves unused memory that other processes may need.
         "arena_extend_strategy": "kSameAsRequested",
-        # TF32 is off: the golden vectors of an fp32 bundle are checked to fp32's precision. Export in fp16 to use tensor cores.
+        # TF32 is off, because the golden vectors of an fp32 bundle are checked to fp32's precision. Export in fp16 to use tensor cores.
         "use_tf32": "0",
     }
     if memory_gib is not None:
@@ -145,8 +146,8 @@ def _no_provider(graph: Path | bytes, provider: str, why: str) -> SettingsConfli
 class OnnxSession:
     """A bundle's graph in ONNX Runtime, opened twice (one thread, all threads) over the same mapped weights.
 
-    Under load each run has one thread and one core, so no thread waits for another thread after an operator. A run without concurrent runs
-    uses `threads` threads. These threads spin between operators, since no other run needs the cores, and stop spinning when the run ends.
+    Under load each run has one thread and one core, so no thread waits for another thread after an operator. A run that is alone uses
+    `threads` threads. These threads spin between operators, since no other run needs the cores, and stop spinning when the run ends.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ def pad(
 
 
 def shrinking() -> "ort.RunOptions":
-    """Return options of a run. With them, the arena frees the memory by which it grew when the run ends: 750 MB for a text of 8,192
+    """Return options of a run. With them, when the run ends, the arena frees the memory by which it grew, e.g. 750 MB after a text of 8,192
     tokens.
     """
     import onnxruntime as ort
@@ -225,7 +226,8 @@ def shrinking() -> "ort.RunOptions":
 
 
 def with_provider(wanted: str, model: str, opened: Callable[[str], Opened]) -> Opened:
-    """Return `opened(provider)` for the chosen provider. With "auto", if the GPU raises SettingsConflict, warn and use the CPU."""
+    """Return `opened(provider)` for the provider that the setting `wanted` selects. If "auto" selects the GPU and opening raises
+    SettingsConflict, log a warning and use the CPU."""
     import onnxruntime as ort
 
     one_runtime()
@@ -248,7 +250,7 @@ def choose_provider(wanted: str, available: Sequence[str]) -> str:
 
 
 def check_install(wanted: str) -> None:
-    """Raise SettingsConflict if the setting `provider` cannot be used. Some reasons are found only later, when a graph is opened."""
+    """Raise SettingsConflict if the setting `provider` cannot be used. Some problems are found only later, when a graph is opened."""
     one_runtime()
     if wanted == "cuda":  # otherwise onnxruntime, which is slow to import, is not needed here
         import onnxruntime as ort

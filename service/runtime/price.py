@@ -4,20 +4,20 @@ import math
 
 _MEMORY = 0.95  # factor by which the weight of earlier calls decreases at each call
 _CALL_TOKENS = 16.0  # fixed cost of a call, in tokens, assumed until calls of several sizes were measured
-_WEIGHT = 0.05  # weight of the assumed ratio of the two costs, relative to one measured call
-_SPREAD = 0.25  # smallest relative spread of the calls' sizes at which the two costs can be separated
-_OUTLIER = 4.0  # a call that takes more than this many times the expected time counts as delayed by other work
+_WEIGHT = 0.05  # weight of the assumed ratio of fixed cost to cost per token, relative to one measured call
+_SPREAD = 0.25  # the sizes of recent calls must vary by at least this fraction, or the fixed cost cannot be told from the cost per token
+_OUTLIER = 4.0  # a call counts with at most this many times its expected time, because a slower call was delayed by other work
 
 
 class Price:
-    """The expected time `call_s + tokens * token_s` of a call, fitted by least squares to recent calls. Both are 0 at first.
+    """The expected time `call_s + tokens * token_s` of a call. Both costs are fitted by least squares to recent calls, and are 0 at first.
 
-    Calls of one size cannot separate the two costs, so their ratio then stays the same.
+    While all calls have about the same size, `call_s` cannot be told from `token_s`, so their ratio is kept.
     """
 
     def __init__(self) -> None:
         self.call_s = self.token_s = 0.0
-        self._calls = self._tokens = self._seconds = self._squares = self._products = 0.0  # weighted sums over the calls, for least squares
+        self._calls = self._tokens = self._seconds = self._squares = self._products = 0.0  # weighted sums over calls, for the fit
         self._ratio = _CALL_TOKENS
 
     def of(self, tokens: float) -> float:

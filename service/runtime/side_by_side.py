@@ -1,4 +1,4 @@
-"""Runs several calls at the same time on threads that wait for them. The calls must release the GIL."""
+"""Runs several calls at the same time, on threads that are kept for this. The calls must release the GIL, or they run in turn."""
 
 import threading
 import weakref
@@ -9,9 +9,9 @@ Call = Callable[[], None]
 
 
 class SideBySide:
-    """Makes several calls at once, the first on the caller's own thread. Used by one thread.
+    """Makes several calls at once, the first on the caller's own thread. An object must be used by one thread only.
 
-    It is not a `ThreadPoolExecutor`, because waking a thread by the lock and condition of a future takes a fifth of a decode step.
+    It is not a `ThreadPoolExecutor`, because its futures wake a thread by lock and condition, which takes a fifth of a decode step.
     """
 
     def __init__(self, width: int) -> None:
@@ -23,7 +23,7 @@ class SideBySide:
             weakref.finalize(self, calls.put, None)
 
     def __call__(self, calls: Sequence[Call]) -> None:
-        """Make the calls, and wait until all have ended. Raises the first error of any of them."""
+        """Make the calls, and wait until all have ended. If calls failed, raises one of their errors."""
         first, *others = calls
         for queue, call in zip(self._calls, others, strict=False):
             queue.put(call)

@@ -1,4 +1,4 @@
-"""A timer that is reset far more often than it fires."""
+"""A timer that is cheap to reset, for timeouts that are reset often and rarely expire."""
 
 import asyncio
 import math
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 class ResettableTimer:
-    """Calls `callback` on the event loop after a time that can be reset. A reset is only an assignment: if the event loop's own timer then
-    fires too early, it is started again.
+    """Calls `callback` on the event loop after a time that can be reset. A reset only assigns the new time. If the event loop's own timer
+    then fires too early, it is started again.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -17,8 +17,8 @@ class ResettableTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, after_s: float) -> None:
-        """Call `callback` after `after_s` seconds, unless the timer is set again, cleared or stopped before. If the timer was set to a
-        later time before, the call may be late.
+        """Call `callback` after `after_s` seconds, unless the timer is set again, cleared or stopped before. If the timer is already
+        set to a later time, the callback may be called as late as that time.
         """
         self._at = self._loop.time() + after_s
         if self._timer is None:

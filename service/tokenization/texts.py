@@ -1,8 +1,8 @@
 """Converts text to token ids, and counts the tokens before and after truncation.
 
 The `tokenizers` library tokenises. Truncation is done here, on the ids, because each request may set its own length and side, and the
-answer reports the number of tokens before truncation. (The library's own truncation stores all pieces that it cuts off, and for a pair of
-texts all combinations of the pieces, which takes gigabytes for two texts of 10,000 words.)
+answer reports the number of tokens before truncation. (When the library truncates, it stores all pieces that it cuts off. For a pair of
+texts it stores all combinations of these pieces, which takes gigabytes for two texts of 10,000 words.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class Cut:
 
 
 class TextEncoder:
-    """The tokenizer of one bundle. Thread-safe: nothing in it changes after loading."""
+    """The tokenizer of one bundle. It is thread-safe, because nothing in it changes after loading."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TextEncoder:
         self._single, self._pair = self._layout(pair=False), self._layout(pair=True)
 
     def prompt(self, name: str | None, text: str | None = None) -> str:
-        """Return the prompt that is put before every input: `text`, or the checkpoint's prompt of this name."""
+        """Return the prompt that is put before every input: `text`, else the checkpoint's prompt of this name, else the default prompt."""
         if text is not None:
             return text
         if not name:
@@ -86,8 +86,9 @@ class TextEncoder:
         return self.prompts[name]
 
     def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "", first: int = 0) -> list[Encoded | ServiceError]:
-        """Return the token ids of each input, or the input's error. The time of a call is proportional to the texts' length, so encode long
-        texts on another thread.
+        """Return the token ids of each input, or the input's error. `first` is the index of the first input in its request, for errors.
+
+        The time of a call is proportional to the length of the texts, so encode long texts on another thread.
         """
         limit = min(cut.max_tokens or self.max_tokens, self.max_tokens)
         return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs, first)]
@@ -131,7 +132,7 @@ class TextEncoder:
         return Encoded(ids, type_ids, n_tokens)
 
     def _ids(self, ids: TokenIds, index: int, limit: int, side: Side, prompt: str) -> Encoded:
-        """Return an input of token ids as an Encoded. The ids are used unchanged, special tokens included, as in
+        """Return an input of token ids as an Encoded. The ids are used as they are and no special tokens are added, as in
         text-embeddings-inference.
         """
         if not ids:
@@ -159,8 +160,8 @@ class TextEncoder:
             )
 
     def _cut(self, row: list[int], n_first: int | None, limit: int, side: Side) -> list[int]:
-        """Return a row of an encoding, truncated to `limit` tokens. `n_first` is the number of tokens of a pair's first text, or None if
-        the input is no pair. Special tokens are always kept.
+        """Return `row`, the ids or type ids of an input, truncated to `limit` tokens. `n_first` is the number of tokens of a pair's first
+        text, or None if the input is no pair. Special tokens are always kept.
         """
         layout = self._single if n_first is None else self._pair
         n_texts = len(row) - layout.count(None)

@@ -1,7 +1,7 @@
 """Threads that tokenise, shared fairly by clients.
 
 A text of a million characters takes seconds and cannot be interrupted. So long work uses at most one thread, and one thread is reserved for
-short work. The queue prefers short work and clients that have used little (`fairness.py`).
+short work. The order of the work prefers short work and clients that have used little (`service/runtime/fairness.py`).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from service.runtime.fairness import FairOrder
 
 Result = TypeVar("Result")
 
-LONG_CHARACTERS = 120_000  # work with more characters counts as long; a call with several short texts is kept below this
+LONG_CHARACTERS = 120_000  # work with more characters counts as long; a caller splits several short texts so that each call is below this
 _Work = tuple[float, int, Callable[[], Any], "Future[Any]"]
 
 
@@ -34,7 +34,7 @@ class Tokenizers:
         self._started = False
 
     async def run(self, work: Callable[[], Result], *, size: int, client: str = "") -> Result:
-        """Run `work` on one of the threads and return its result. `size` is in characters."""
+        """Run `work` on one of the threads and return its result. `size` is the number of characters that it tokenises."""
         future: Future[Result] = Future()
         with self._changed:
             if not self._started:

@@ -1,8 +1,9 @@
 """Opens a bundle's tokenizer. The file comes from a checkpoint, so it is refused if tokenising some text could take too long.
 
-The library matches patterns with Oniguruma, which backtracks, and after ten million steps panics with an error that is not an `Exception`.
-A pattern that could need so many steps is recognised by its form, and refused: a repeated group that contains alternatives, several
-consecutive unbounded repetitions, or many consecutive alternatives. No published tokenizer has such a pattern.
+The `tokenizers` library matches regular expressions with Oniguruma, which backtracks. After ten million steps it panics, with an error that
+is not an `Exception`. A pattern that could need so many steps is recognised by its form, and refused. Such patterns have a repeated group
+that contains alternatives, several consecutive unbounded repetitions, or many consecutive alternatives. No published tokenizer has
+such a pattern.
 """
 
 import json
@@ -18,11 +19,12 @@ from export import contract
 from service.errors import TokenizationFailed
 from service.runtime.onnx import in_a_line
 
-MOST_OPEN = 3  # most unbounded repetitions in a row
-MOST_FAILING = 1  # most unbounded repetitions before a part that may fail to match; each multiplies the cost by the text's length
-MOST_WAYS = 1_000  # most ways to match at one position; all are tried if the rest of the pattern does not match
+MOST_OPEN = 3  # largest allowed number of consecutive unbounded repetitions, such as `*`
+# Most unbounded repetitions before a part that may fail to match, because each multiplies the cost by the length of the text.
+MOST_FAILING = 1
+MOST_WAYS = 1_000  # most ways to match at one position, because all are tried if the rest of the pattern does not match
 LARGE_REPEAT = 32  # a repetition with a higher maximum counts as unbounded
-# The most characters that each part of the tokenizer may make from one character. A normalizer uses 17 bytes of memory per character.
+# The most characters that each part of the tokenizer may make from one, because a normalizer uses 17 bytes of memory per character.
 MOST_GROWTH = {"normalizer": 16, "pre_tokenizer": 16, "post_processor": 16, "decoder": 4}
 MOST_ADDED = 1_000  # most special tokens that a template may add to a text
 
@@ -30,7 +32,7 @@ MOST_ADDED = 1_000  # most special tokens that a template may add to a text
 def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = False) -> Tokenizer:
     """Open a tokenizer, without truncation and padding. Raises BundleError if the file is invalid or has ids that the model lacks.
 
-    Unless special tokens are allowed, `[SEP]` in an input is encoded as ordinary text.
+    Unless `allow_special_tokens`, the text of a special token in an input, such as `[SEP]`, is encoded as ordinary text.
     """
     text = contract.read_text(path.parent, path.name, most_bytes=contract.MOST_TOKENIZER_BYTES)
     try:
@@ -60,9 +62,9 @@ def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = 
 
 
 def check_form(file: Path) -> None:
-    """Check the patterns and templates of a checkpoint's tokenizer before an export. Other errors of the file are found when it is read.
+    """Check the patterns and templates of a checkpoint's tokenizer before an export. Other errors in the file are found when it is opened.
 
-    Raises BundleError, as `open_tokenizer` would when the bundle is served.
+    Raises BundleError for what `open_tokenizer` would refuse when the bundle is served.
     """
     if not file.is_file() or file.stat().st_size > contract.MOST_TOKENIZER_BYTES:
         return
@@ -75,13 +77,13 @@ def check_form(file: Path) -> None:
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Return the ids of a text. `Tokenizer.encode` would hold the GIL, and block the event loop for 0.6 s per million characters."""
+    """Return the ids of a text. `Tokenizer.encode` is not used, because it holds the GIL for 0.6 s per million characters."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)
 
 
 def text_of(tokenizer: Tokenizer, ids: list[int], *, skip_special_tokens: bool = False) -> str:
-    """Return the text of token ids. `Tokenizer.decode` would hold the GIL."""
+    """Return the text of token ids. `Tokenizer.decode` is not used, because it holds the GIL."""
     (text,) = texts_of(tokenizer, [ids], skip_special_tokens=skip_special_tokens)
     return text
 
@@ -98,15 +100,15 @@ def texts_of(tokenizer: Tokenizer, lists: list[list[int]], *, skip_special_token
 
 
 def bytes_of(tokenizer: Tokenizer, lists: list[list[int]]) -> int:
-    """Return the estimated size in bytes of the text of these ids, without decoding them. The text may be larger by the decoder's factor in
-    `MOST_GROWTH`.
+    """Return an estimate of the size in bytes of the text of these ids, without decoding them. The text may be larger by the factor that
+    `MOST_GROWTH` has for decoders.
     """
     counts = Counter(token_id for ids in lists for token_id in ids)
     return sum(count * len((tokenizer.id_to_token(token_id) or "").encode()) for token_id, count in counts.items())
 
 
 def _hide_pieces(tokenizer: Tokenizer, described: Any) -> None:
-    """Rename special tokens in the model's vocabulary at random if ordinary text would be encoded as one, as with SentencePiece."""
+    """Give special tokens random names in the vocabulary if the model would encode ordinary text as one of them, as with SentencePiece."""
     added = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found = {
         content
@@ -153,7 +155,7 @@ def _problems(described: Any) -> Iterator[str]:
 
 
 def _problems_of_template(template: dict[str, Any]) -> Iterator[str]:
-    """Yield the problems of a template of special tokens. A template that the library refuses is not checked."""
+    """Yield the problems of a template of special tokens. A template that the library refuses anyway is not checked."""
     special = template.get("special_tokens")
     for name in ("single", "pair"):
         pieces = [piece for piece in template.get(name) or () if isinstance(piece, dict)]
@@ -184,7 +186,7 @@ class _Group:
         self.opened = 0  # unbounded repetitions in the current branch
         self.most = 0  # largest number of unbounded repetitions in any branch
         self.failing = 0  # unbounded repetitions before a part that may not match (see MOST_FAILING)
-        self._others = 0  # number of ways in which the earlier branches can match at one position
+        self._others = 0  # number of ways in which the earlier branches, before a `|`, can match at one position
         self._ways = 1  # number of ways of this branch without its last part
         self._last = 1  # number of ways of the branch's last part
 
@@ -194,8 +196,8 @@ class _Group:
         return min(self._others + self._ways * self._last, _OPEN)
 
     def part(self, ways: int = 1, failing: int = 0, *, needed: bool) -> None:
-        """Add a part to the current branch. `ways` and `failing` are the part's numbers. `needed` means that the part occurs at least
-        once.
+        """Add a part to the current branch. `ways` and `failing` are the values of these attributes for the part itself. `needed` means
+        that the part must occur at least once.
         """
         self._ways, self._last = min(self._ways * self._last, _OPEN), ways
         self.failing = max(self.failing, failing + needed * self.opened)
