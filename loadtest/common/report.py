@@ -46,7 +46,7 @@ class Bar:
 
     def holds(self, figures: Sequence[float], references: Sequence[float]) -> bool | None:
         """Return whether the median over the rounds meets the requirement, or None if a reference is needed and none was measured. Both
-    arguments have one value per round."""
+        arguments have one value per round."""
         if self.at_most is not None:
             return statistics.median(figures) <= self.at_most
         rounds = list(zip(figures, references, strict=False))
