@@ -34,7 +34,7 @@ app = command_app()
 CONTEXTS = (100, 10_000, 100_000)
 MANY = 10_000
 PARTS = ("p50", "p99")
-PREFIXES = (1_024, 4_096, 10_000)  # lengths in tokens of the prompts whose states another process has stored
+PREFIXES = (1_024, 4_096, 10_000)  # lengths in tokens of the prompts whose states another engine has stored
 HTTP, ENGINE, CHECKPOINTS, TURN, EACH, EVEN = "HTTP", "engine", "checkpoints", "turn", "many", "even"
 SECONDS = 2.0  # length of each measured period, with or without checkpoints
 OLD_CACHE = "KV cache of a softmax twin"
@@ -101,7 +101,7 @@ def bench_states(
 
 @contextmanager
 def _redis(folder: Path) -> Iterator[str]:
-    """Start a Redis server that syncs its log each second, and yield its URL."""
+    """Start a Redis server that writes its append-only file to disk each second, and yield its URL."""
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes", "--save", ""]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -112,7 +112,8 @@ def _redis(folder: Path) -> Iterator[str]:
 
 
 def cache_bytes(manifest: contract.Manifest, tokens: int) -> int:
-    """Return the size in bytes of an fp32 KV cache for so many tokens, in a softmax decoder with the same heads as this decoder."""
+    """Return the size in bytes of an fp32 KV cache for `tokens` tokens, in a softmax decoder with the same heads as the bundle's
+    decoder."""
     assert manifest.decoder is not None
     heads = [state.shape for state in manifest.decoder.states if len(state.shape) == 3]  # (H, D_k, D_v) for each layer
     return tokens * sum(4 * H * (D_k + D_v) for H, D_k, D_v in heads)

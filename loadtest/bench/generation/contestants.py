@@ -1,4 +1,5 @@
-"""The options of a run, the models that are built before its rounds begin, and the reasons why some models could not be built."""
+"""The options of `attnserve bench-generate`, and the models that it builds before its rounds begin. If a model cannot be built, the reason
+is kept."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ class GenerationPart(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationPlan:
-    """The plan of a run. `tokens` is the length of the long sequence, `memory_bytes` the limit on a batch's states or KV caches."""
+    """The options of the benchmark. `seconds`: length of one measurement. `slots`: runs of the engine at a time. `tokens`: length of the
+    long sequence. `memory_bytes`: limit on the states or KV caches of a batch."""
 
     bundle: Path
     model: str
