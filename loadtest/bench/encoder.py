@@ -1,4 +1,4 @@
-"""`attnserve bench`: compares the service with the bare runtime and infinity-emb; see loadtest/README.md.
+"""`attnserve bench`: compares the service with the bare runtime (ONNX Runtime without a server) and infinity-emb; see loadtest/README.md.
 
 In each round the service starts, and each kind of work is measured with the bare runtime and then with the service. After that, infinity
 does the same work on the same texts. Only one of them computes at a time: the service is idle while the bare runtime is measured.
@@ -34,7 +34,7 @@ SERVICE, LEAN, PEER, BARE = "attnserve", "attnserve --lean", "infinity", "bare"
 LOADS: dict[str, tuple[Callable[[int, str], list[str]], tuple[int, ...]]] = {
     "short": (texts.short, (32, 1)),
     "mix": (texts.mixed, (32, 8)),
-}  # part of the benchmark: (function that makes its texts, numbers of connections)
+}  # part of the benchmark -> (function that makes its texts, numbers of connections with which it is measured)
 
 app = command_app()
 
@@ -107,8 +107,8 @@ class Work:
         return made
 
     def _steps(self, contestant: str) -> list[Measurement]:
-        """Return the measurements of a contestant's turn. For infinity, these are the loads and the bulk request. The turn of the service
-        has the bare runtime and the memory too."""
+        """Return the measurements of a contestant's turn. For infinity, these are the runs of wrk and the bulk request (many
+        texts in one request). The service's turn also includes the bare runtime and the memory."""
         ours, steps = contestant == SERVICE, list[Measurement]()
         for part, (prepare, connections) in LOADS.items():
             if part in self.parts:
@@ -252,7 +252,7 @@ def _cosine(a: list[float], b: list[float]) -> float:
 
 
 def rows(parts: frozenset[BenchPart], measured: Measurements) -> list[ReportRow]:
-    """Return the report's rows for these parts: one for each required value, and rows without a requirement for comparison."""
+    """Return the report's rows for these parts: one for each required value, and rows for comparison that have no required value."""
     tokens = next((entry["tokens"] for entry in measured.of("short", BARE)), "?")
     short = f"one {texts.SHORT_WORDS}-word text ({tokens} tokens) a request"
     mix, bulk = "one text of 6 to 220 words, mostly short", f"one request of {BULK_TEXTS:,} short texts"

@@ -1,7 +1,8 @@
 """`attnserve bench-states`: measures the cost of storing a state, and the time saved by restoring it instead of feeding the prompt again.
 
-A round measures, in this order: the service over HTTP, the engine without HTTP, the cost of checkpoints, and each store alone. After an
-interruption, the same command continues with the measurement that was interrupted.
+A round measures, in this order: the service over HTTP, the engine without HTTP, the cost of checkpoints (states stored during a run),
+prompts whose states another engine has stored, and each store alone. After an interruption, the same command continues with the turn that
+was interrupted.
 """
 
 import math
@@ -257,7 +258,7 @@ def _rows_of_stores(measured: Measurements, names: list[str], manifest: contract
                     rows.append(runner.compare(measured, f"{name}: {what} of {told}, {part}", "ms", figure))
         found = measured.of(EACH, name)
         for kind in found[0]["took"] if found else ():
-            for part in ("most",) if "all" in kind else ("p50", "most"):  # "all .." is a single call, which has no median
+            for part in ("most",) if "all" in kind else ("p50", "most"):  # a kind with "all" in its name is a single call
                 told = f"{name}, {many:,} states: {kind}, {part}"
                 rows.append(runner.compare(measured, told, "ms", Figure(EACH, name, f"took.{kind}.{part}")))
         rows += [

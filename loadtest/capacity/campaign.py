@@ -86,7 +86,8 @@ def campaign(
     page: Annotated[Path | None, typer.Option(exists=True, help="Page to write the tables into; on stdout without it.")] = None,
     out: Annotated[Path, typer.Option(help="Directory; every run has one of its name there.")] = Path("out/capacity"),
 ) -> None:
-    """Make the missing runs, then the tables of all existing runs. Exits with 1 if a run failed or missed a pass criterion."""
+    """Run the load tests that have no result, then make the tables of all results. Exits with 1 if one failed or missed a pass
+    criterion."""
     if page:
         tables.page_with(page.read_text(), "")  # raises now if the page has no markers, rather than after an hour of measuring
     runs = CampaignRuns(out, encoder, decoder, minutes_scale)

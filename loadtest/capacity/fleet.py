@@ -144,7 +144,7 @@ def fleet(
     requests: Annotated[int, typer.Option(min=1000, help="Requests of each simulation.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Of the simulation.")] = 0,
 ) -> None:
-    """Print how many replicas keep a load within a p99, by routing method, and how many cores the fleet's other parts need."""
+    """Print how many replicas answer a load within a p99 latency, by routing method, and how many cores the fleet's other parts need."""
     arrivals = per_minute / 60
     if (run is None) == (replica is None):
         raise typer.BadParameter("give either a run.json or --replica")

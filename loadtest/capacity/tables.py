@@ -179,7 +179,7 @@ def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
 
 def conditions_line(abouts: Sequence[dict[str, Any]]) -> str:
     """Return one line with the number of runs, the machine, the commit and the date."""
-    cpus = max(about["cpus"] for about in abouts)  # a load generator that runs on half of the cores reports only these
+    cpus = max(about["cpus"] for about in abouts)  # the most, because a load generator on half of the cores reports only that half
     machines = sorted({f"{about['cpu']}, {about['memory_bytes'] / 2**30:.0f} GiB" for about in abouts})
     commits = sorted({f"`{head[:9]}`{comma}{also}" for head, comma, also in (about["commit"].partition(",") for about in abouts)})
     dates = sorted({about["date"][:10] for about in abouts})

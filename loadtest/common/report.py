@@ -106,7 +106,7 @@ class ReportRow:
         return Verdict.not_measured if holds is None else Verdict.passed if holds else Verdict.failed
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Return the cells of the row: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
+        """Return the cells of the row: work, figure with its range, requirement with its reference, ratio with its range, verdict."""
         bar = self.bar.words(self.unit) if self.bar else ""
         reference = f" ({amount(self.reference)} {self.unit})" if self.reference is not None else ""
         work = f"{self.work} [{self.note}]" if self.note else self.work

@@ -67,7 +67,8 @@ class MeasuredServer:
         return [entry["embedding"] for entry in json.loads(self.post(texts)[1])["data"]]
 
     def shortcuts(self) -> float | None:
-        """Return the number of inputs answered without computation so far, or None if the server does not count them."""
+        """Return the number of inputs that the server has answered from its cache or together with an equal input, or None if it does not
+        count them."""
         found = metrics(self.address, SHORTCUTS)
         return sum(found.values()) if found else None
 
@@ -146,7 +147,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def terminate(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
-    """End a process that still runs: send SIGTERM, and SIGKILL after `timeout_s`."""
+    """End a process: send SIGTERM, and SIGKILL if it still runs after `timeout_s`."""
     process.terminate()
     try:
         process.wait(timeout_s)

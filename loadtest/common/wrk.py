@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The results of a wrk run. A latency runs from a request's first byte sent to its last byte received."""
+    """The results of a wrk run. A latency is the time from the first byte of a request to the last byte of its answer."""
 
     connections: int
     requests: int

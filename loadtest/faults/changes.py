@@ -194,7 +194,7 @@ class StageOutcome(NamedTuple):
 
 
 def with_drain(found: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageStart]:
-    """Return the stages of a run. If the run was stopped early, a drain stage is added at its end."""
+    """Return the stages of a load test. If it was stopped early, a drain stage is added at its end."""
     if begun[-1].name == DRAIN.name:
         return list(begun)
     end_s = max(begun[-1].begin_s + 1, *(sample.done_s for sample in found))

@@ -123,8 +123,8 @@ class Cluster:
         return [process for process in found if _lives(process) and title in _command(process)]
 
     def kill(self, name: str, title: str = "") -> None:
-        """Kill the processes that `processes` returns all at once, like a power failure. They are suspended first, so that none reacts to
-        the end of another."""
+        """Kill all processes that `processes` returns at the same moment, like a power failure. They are suspended first, so that none
+        reacts to the end of another."""
         frozen: set[psutil.Process] = set()
         while fresh := set(self.processes(name, title)) - frozen:
             for process in fresh:

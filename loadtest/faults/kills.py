@@ -129,8 +129,8 @@ class Clients:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until all requests in flight are answered or have failed. A process that was stopped may still owe answers to some of
-        them."""
+        """Wait until all requests in flight are answered or have failed. A process that was stopped by a signal may not have
+        answered some of them yet."""
         for thread in list(self._under_way):
             thread.join()
 

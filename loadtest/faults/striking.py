@@ -248,7 +248,7 @@ def _kill_redis(running: Service, chance: Random) -> float:
 class Fault:
     about: str
     strike: Callable[[Service, Random], float]
-    resumes: bool = False  # whether clients lose their connections, and continue their streams by the ids of events
+    resumes: bool = False  # whether clients lose their connections, and continue their streams with the id of the last event
     redis: bool = False  # whether the store is Redis
     generators: bool = False  # whether runs lose their generators; the gateway logs these losses
 

@@ -1,5 +1,5 @@
-"""Measures the cost of checkpoints: an engine stores the state of each run every EVERY tokens, so that another engine can continue it. The
-same runs are measured in turns with and without checkpoints, in one engine with a store on disk."""
+"""Measures the cost of checkpoints: an engine stores the state of each run at regular intervals, so that another engine can continue it.
+The same runs are measured in turns with and without checkpoints, in one engine with a store on disk."""
 
 import asyncio
 import time

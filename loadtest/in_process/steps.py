@@ -1,5 +1,5 @@
-"""The bare step loop, an upper bound for an engine: runs a decoder's step graph in ONNX Runtime with bound buffers, without sampler or
-text. Tokens are random, because their values do not change the time of a step.
+"""The bare step loop, whose speed is an upper bound for an engine: runs a decoder's step graph in ONNX Runtime with buffers that are bound
+once, without a sampler or text. Tokens are random, because their values do not change the time of a step.
 """
 
 import statistics

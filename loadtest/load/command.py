@@ -26,7 +26,7 @@ app = command_app()
 BURST = 128  # requests sent at once to guess the knee
 GUESS_SHARE = 0.8  # the guessed knee is this share of the burst's throughput, because real arrivals are uneven
 SETTLING = 0.25  # share of the stage `crowd`, at its beginning, during which the connections of the crowd are opened
-REST_S = 60.0  # longest wait after the load for connections to close: the proxy keeps some for 30 s
+REST_S = 60.0  # longest wait in seconds, after the load, for connections to close: the proxy keeps some open for 30 s
 ENOUGH = 200  # fewest requests of a kind for a p99; with 30 requests, the p99 would be the slowest one
 
 

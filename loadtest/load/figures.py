@@ -13,7 +13,7 @@ from loadtest.load.samples import Sample, StageStart
 ALL = "all"  # the name for all kinds of clients together, without the hostile one
 # Figures are not valid if the p99 of the load generator's own delay exceeds both LATE_MS and LATE_SHARE times the p99 of the latency.
 LATE_MS, LATE_SHARE = 50.0, 0.1
-_SETTLE_S = 1.0  # users start and stop within about a second of a stage's start
+_SETTLE_S = 1.0  # Locust starts or stops users within about a second after a stage begins
 
 
 class Figures(BaseModel):

@@ -1,4 +1,4 @@
-"""Detects leaks: whether memory, descriptors, threads, slots and queues grow during a run."""
+"""Detects leaks: whether a service's memory, file descriptors, threads, occupied slots and queues grow during a load test."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class AllowedGrowth(NamedTuple):
 
 
 ALLOWED = {
-    "rss_bytes": AllowedGrowth("MiB", 0.02, 4, MiB),  # allocators keep memory that a burst has touched
+    "rss_bytes": AllowedGrowth("MiB", 0.02, 4, MiB),  # allocators keep some memory that a burst of requests used
     "threads": AllowedGrowth("threads", 0.0, 2),
 }
 # Under load most descriptors are connections of clients. A leak is an increase from before the load to after it, when the clients have

@@ -87,7 +87,7 @@ SECONDS = {
     Shape.soak: 1200,
     Shape.overload: 60,
     Shape.crowd: 180,
-}  # shape -> default length of a run in seconds
+}  # shape -> default length of a load test in seconds
 
 
 def stages(shape: Shape, seconds: float, *, idle: int = 1000, slow: int = 20) -> tuple[Stage, ...]:

@@ -66,7 +66,7 @@ class Client(User):
             cls.weight, cls.tasks = kind.share, [tag(*kind.tags)(request)]
 
     def on_start(self) -> None:
-        """Prepare the client. Raises StopUser if no model can answer this kind, RuntimeError if the service's models are unknown."""
+        """Prepare the client. Raises StopUser if no model can answer its requests, RuntimeError if the service's models are unknown."""
         if not self.answerable(self.shared):
             raise StopUser
         assert self.environment.runner is not None
@@ -88,7 +88,7 @@ class Client(User):
 
     @classmethod
     def answerable(cls, settings: RequestSettings) -> bool:
-        """Return whether a model of the service supports this kind of client."""
+        """Return whether a model of the service can answer the requests of this kind of client."""
         task = KINDS[cls.kind].task
         return not task or task in settings.models
 
@@ -114,7 +114,7 @@ class Client(User):
         raise NotImplementedError
 
     def post(self, path: str, body: Any, answer: Answer) -> HTTPSocketResponse:
-        """Send `body` as JSON and wait for the head of the answer. The caller reads the rest."""
+        """Send `body` as JSON, and return the response when its headers have arrived. The caller reads its content."""
         response = self.http.request("POST", path, body=json.dumps(body).encode(), headers=self.shared.headers)
         answer.status = response.status_code
         answer.retry_after = response.get("retry-after") is not None

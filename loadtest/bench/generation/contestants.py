@@ -45,7 +45,7 @@ class GenerationPlan:
 
 
 NEW_TOKENS = 256  # number of tokens of each text that transformers generates
-# Part of the benchmark -> the contestants that it needs and that `build` makes.
+# Part of the benchmark -> names of the contestants that it needs and that `build` must make.
 NEEDED: dict[GenerationPart, tuple[str, ...]] = {
     GenerationPart.flat: ("bundle's twin",),
     GenerationPart.transformers: ("transformers",),
@@ -59,14 +59,14 @@ NO_CHECKPOINT = "not measured without --checkpoint, the folder that the bundle w
 class Contestants:
     """The models to compare with the bundle."""
 
-    twin: Path | None = None  # ONNX graph of the bundle's decoder with softmax layers in place of its own
+    twin: Path | None = None  # ONNX graph of the bundle's decoder with softmax attention instead of its own
     gpt2: "Gpt2 | None" = None
     paper: dict[str, "Pair"] = field(default_factory=dict)  # name of a shape in shapes.py -> the two models of this shape
     left_out: dict[str, str] = field(default_factory=dict)  # name of a contestant that could not be built -> reason
 
 
 def build(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Callable[[str], None]) -> Contestants:
-    """Build the models that the plan's parts need, in `folder`. Raises LoadtestError if the checkpoint is not the bundle's model."""
+    """Build the models that the plan's parts need, in `folder`. Raises LoadtestError if the bundle was not made of the checkpoint."""
     made = Contestants()
     asked = plan.parts & set(NEEDED)
     if absent := _absent("torch", "onnx", "onnxscript"):

@@ -13,15 +13,15 @@ from loadtest.in_process.shapes import POSITIONS, ModelShape
 from loadtest.in_process.steps import Stretch
 from loadtest.in_process.twin import crossover, fitted
 
-FLAT = 1.05  # longest time per token at the end of a long sequence, as a multiple of the time in its first thousand tokens
-DISTURBED = 3.0  # longest p99 time between tokens while another prompt is prefilled, as a multiple of the undisturbed median
-SHARED = 4.0  # longest p99 time to the first token while another request occupies all slots, as a multiple of the p99 without it
+FLAT = 1.05  # longest allowed time per token at the end of a long sequence, as a multiple of the time in its first thousand tokens
+DISTURBED = 3.0  # longest allowed p99 time between tokens while another prompt is prefilled, as a multiple of the undisturbed median
+SHARED = 4.0  # longest allowed p99 time to the first token while another request has all slots, as a multiple of the p99 without it
 PER_S, TIMES = "tokens/s", "times as long"
 MiB, GiB = 2**20, 2**30
 
 
 def rows(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
-    """Return the report's rows for the plan's parts: one for each required value, and rows without a requirement for comparison."""
+    """Return the report's rows for the plan's parts: one for each required value, and rows for comparison that have no required value."""
     return [row for part, made in PARTS.items() if part in plan.parts for row in made(plan, measured)]
 
 
