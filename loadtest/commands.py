@@ -1,4 +1,4 @@
-"""Adds the measuring commands to `attnserve`. The options of each are in its own module, which is imported when the command runs."""
+"""Adds the measuring commands to `attnserve`. The options of a command are in a module of its own, which is imported when it runs."""
 
 from importlib import import_module
 
@@ -10,7 +10,7 @@ app = command_app()
 
 
 def _mount(name: str, module: str, summary: str) -> None:
-    """Add a command that passes all its arguments to `app` of `module`."""
+    """Add the command `attnserve NAME`. It passes all its arguments to `app`, the Typer application of `module`."""
 
     def command(context: typer.Context) -> None:
         with needing("loadtest"):

@@ -1,4 +1,4 @@
-"""The error that stops a measurement. Its message names the next step."""
+"""The error that stops a measurement. Its message says what the user can do about it."""
 
 from service.errors import AttnserveError
 

@@ -1,10 +1,11 @@
-"""Makes the clients of `loadtest/users` available to the plain `locust` command. Each sends its next request after the last answer.
+"""Makes the clients of `loadtest/users` available to the plain `locust` command. A client waits for an answer before its next request.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000                     # the web UI
-    locust -f loadtest/locustfile.py --headless --users 20 --run-time 1m Embed Rerank  # these classes alone
-    locust -f loadtest/locustfile.py --tags stream                                    # only the classes with this tag
+    locust -f loadtest/locustfile.py --headless --users 20 --run-time 1m Embed Rerank  # only the classes Embed and Rerank
+    locust -f loadtest/locustfile.py --tags stream                                    # only the classes with the tag stream
 
-`attnserve load` can send at a fixed rate, and judges the figures. A class that no model of the service can answer is not spawned.
+Use `attnserve load` to send requests at a fixed rate, or to compare the figures with pass criteria. If no model of the service can answer
+the requests of a class, no user of this class is spawned.
 """
 
 import logging
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-# Locust adds only this file's folder to the path, and a worker may start in any folder.
+# Add the repository root to sys.path: Locust adds only this file's folder, and a worker process may start in any working directory.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gevent
@@ -36,7 +37,7 @@ def begin(environment: Environment, **_: object) -> None:
 
 
 def query_models(environment: Environment, **_: object) -> None:
-    """Query the service's models, in every process that sends requests. If that fails, the run ends with status 1."""
+    """Ask the service for its models when a test starts, in every process that sends requests. If it fails, Locust's exit status is 1."""
     try:
         Client.settings = request_settings.from_options(environment.parsed_options, environment.host or str(Client.host))
     except LoadtestError as error:
@@ -52,8 +53,8 @@ def give_up(environment: Environment, why: str) -> None:
 
 
 class Answerable(UsersDispatcher):
-    """Spawns only classes that have a task with the chosen tags and that a model of the service can answer. Locust would spawn all classes,
-    and the others would fail."""
+    """Spawns users only of classes that have a task with the chosen tags and whose requests a model of the service can answer. Locust alone
+    would spawn users of all classes, and the requests of the other classes would fail."""
 
     environment: ClassVar[Environment]
 

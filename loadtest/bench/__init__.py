@@ -1,4 +1,5 @@
-"""Benchmarks: contestants are measured in turns on one machine, and the ratios of their figures are compared with required values.
+"""Benchmarks: contestants (programs or models) are measured in turns on one machine, and the ratios of their figures are compared with
+required values.
 
 `runner.py` runs contestants and evaluates their figures. `encoder.py` is `attnserve bench`, which compares with infinity-emb (`peers.py`,
 whose model `infinity_model.py` makes), and `overhead.py` its part `overhead`; `split.py` is `attnserve bench-split`, `long.py`

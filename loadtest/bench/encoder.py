@@ -1,4 +1,4 @@
-"""`attnserve bench`: compares the service with the bare runtime and infinity-emb; see loadtest/README.md.
+"""`attnserve bench`: compares the service with the bare runtime (ONNX Runtime without a server) and infinity-emb; see loadtest/README.md.
 
 In each round the service starts, and each kind of work is measured with the bare runtime and then with the service. After that, infinity
 does the same work on the same texts. Only one of them computes at a time: the service is idle while the bare runtime is measured.
@@ -29,13 +29,13 @@ from service.terminal import command_app
 
 BULK_TEXTS = 2048
 SHORT_BATCH = 32
-SAME_MODEL = 0.999  # least cosine of two servers' embeddings; fp32 runtimes with the same weights differ in the seventh digit
+SAME_MODEL = 0.999  # smallest cosine of two servers' embeddings; with the same weights, fp32 runtimes differ in the seventh digit
 MiB = 2**20
 SERVICE, LEAN, PEER, BARE = "attnserve", "attnserve --lean", "infinity", "bare"
 LOADS: dict[str, tuple[Callable[[int, str], list[str]], tuple[int, ...]]] = {
     "short": (texts.short, (32, 1)),
     "mix": (texts.mixed, (32, 8)),
-}  # part of the benchmark: (function that makes its texts, numbers of connections)
+}  # part of the benchmark -> (function that makes its texts, numbers of connections with which it is measured)
 
 app = command_app()
 
@@ -88,7 +88,7 @@ def bench(
 
 
 class Work:
-    """The work of a benchmark: its contestants, and the measurements of each one in a round."""
+    """The contestants of `attnserve bench`, and the measurements that are made of each of them in a round."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class Work:
         return made
 
     def _steps(self, contestant: str) -> list[Measurement]:
-        """Return the measurements for a contestant in one round. Only the service's measurements include the bare runtime, the bulk request
-        and the memory; infinity gets the loads and the bulk request."""
+        """Return the measurements of a contestant's turn. For infinity, these are the runs of wrk and the bulk request (many
+        texts in one request). The service's turn also includes the bare runtime and the memory."""
         ours, steps = contestant == SERVICE, list[Measurement]()
         for part, (prepare, connections) in LOADS.items():
             if part in self.parts:
@@ -175,8 +175,8 @@ class Work:
         return bare.measure(self.bundle, shapes, threads=machine.cpus(), seconds=seconds, spin=spin, callers=callers)
 
     def _bare(self, part: str, _: MeasuredServer) -> None:
-        """Measure the bare runtime's texts/s at batch 32 and its latency of one text: with and without spinning threads, and with one
-        caller per thread."""
+        """Measure the bare runtime's texts/s in batches of SHORT_BATCH, and its latency for one text. This is done three times: with
+        threads that sleep while they wait, with threads that spin, and with as many callers as there are CPUs."""
         n = round(statistics.median(bare.token_counts(self.bundle, texts.short(50, "length"))))
         batch, one = (SHORT_BATCH, n), (1, n)
         self._bare_per_s[part] = 0.0
@@ -187,7 +187,8 @@ class Work:
                 self._bare_per_s[part] = max(self._bare_per_s[part], timings[batch]["texts_per_s"])
 
     def _bare_mix(self, _: MeasuredServer) -> None:
-        """Measure the bare runtime's seconds for one text at each length, with and without spinning threads. The better value counts."""
+        """Measure the bare runtime's seconds for one text at each length, with threads that sleep while they wait and with threads that
+        spin. The smaller value counts."""
         self._bare_costs = {}
         shapes = bare.shapes_for_mix(self.max_tokens)
         for spin in (False, True):
@@ -200,7 +201,8 @@ class Work:
         self._bare_per_s["mix"] = bare.allowed_per_s(lengths, self._bare_costs)
 
     def _load(self, part: str, prepare: Callable[[int, str], list[str]], connections: int, server: MeasuredServer) -> None:
-        """Run wrk once. For the service under `mix`, also compute the texts/s that the bare runtime allows for the texts sent."""
+        """Run wrk once and note its figures. For the service and texts of mixed lengths, also compute the texts/s that the bare runtime
+        could reach with the same texts."""
         work = load_name(part, connections)
         prepared = prepare(int(3 * self._bare_per_s[part] * self.seconds) + 4 * connections + 100, self._seed(work))
         before = server.shortcuts()
@@ -221,8 +223,8 @@ class Work:
         self._measured.note("bulk", server.name, **figures, problems=problems)
 
     def _memory(self, contestant: str, server: MeasuredServer) -> None:
-        """Measure the memory (PSS) and the CPU time while idle. This is done after the work, so that memory which the service has not freed
-        is included."""
+        """Measure the memory (PSS) and the CPU time of a contestant that has no requests. This comes after its other measurements, so that
+        memory which it has not freed is included."""
         server.post(texts.mixed(BULK_TEXTS // 8, self._seed("memory")))
         time.sleep(2)
         tree = memory.tree(server.pid)
@@ -241,7 +243,8 @@ def load_name(part: str, connections: int) -> str:
 
 
 def _shortcut_problems(server: MeasuredServer, before: float | None) -> list[str]:
-    """Return a list of problems: the service answered some texts without computing them, or it does not count such texts."""
+    """Return the problems of a measurement of the service: it answered some texts without computing them, or it does not count such texts.
+    `before` is their number at the beginning of the measurement."""
     if server.name != SERVICE:
         return []
     after = server.shortcuts()
@@ -258,7 +261,7 @@ def _cosine(a: list[float], b: list[float]) -> float:
 
 
 def rows(parts: frozenset[BenchPart], measured: Measurements) -> list[ReportRow]:
-    """Return the report's rows for these parts: one for each required value, and rows without a requirement for comparison."""
+    """Return the report's rows for these parts: one for each required value, and rows for comparison that have no required value."""
     tokens = next((entry["tokens"] for entry in measured.of("short", BARE)), "?")
     short = f"one {texts.SHORT_WORDS}-word text ({tokens} tokens) a request"
     mix, bulk = "one text of 6 to 220 words, mostly short", f"one request of {BULK_TEXTS:,} short texts"
@@ -279,7 +282,7 @@ def rows(parts: frozenset[BenchPart], measured: Measurements) -> list[ReportRow]
     allowed = Bar(at_least=0.85, reference="what bare onnxruntime allows")
     add(BenchPart.mix, f"{mix}, 32 connections", "texts/s", Figure(mix_many, SERVICE), Figure(mix_many, SERVICE, "allowed_per_s"), allowed)
     for load, ratio in ((mix_many, 2.0), (mix_few, 1.4)):
-        # Infinity's highest plausible rate: half of the requests that were cut off at the end count too.
+        # infinity's rate is rounded up: half of its requests that were in flight when the load ended count as answered.
         peer = Figure(load, PEER, "per_s_at_most")
         bar = Bar(at_least=ratio, reference="infinity-emb, optimum engine")
         add(BenchPart.mix, f"{mix}, {load.partition(', ')[2]}", "texts/s", Figure(load, SERVICE), peer, bar)

@@ -4,9 +4,9 @@ Runs in infinity's environment, where attnserve is not installed:
 
     PYTHON_OF_INFINITY infinity_model.py CHECKPOINT OUT
 
-The graph is exported and then fused by optimum's optimizer with infinity's own settings. infinity would fuse it at its start, but the
-optimum releases that work with torch 2.13 reject a keyword that infinity 0.0.78 passes, so infinity would warn and serve the plain graph.
-Fusing the graph beforehand makes infinity as fast as it can be.
+The graph is exported, and then its operators are fused by optimum's optimizer with the settings that infinity uses. infinity itself would
+fuse them when it starts, but the optimum releases that work with torch 2.13 reject a keyword that infinity 0.0.78 passes, so infinity would
+warn and serve the graph without fusion. With the fused graph, infinity is as fast as it can be.
 """
 
 import shutil

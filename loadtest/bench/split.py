@@ -1,4 +1,4 @@
-"""The command `attnserve bench-split`. It measures the speed of the deployment profiles `single` (one process) and `split` (a gateway with
+"""The command `attnserve bench-split`. It measures the speed of the deployment profiles `single` (one replica) and `split` (a gateway with
 pools of replicas) in turns, on the same cores. See loadtest/README.md.
 """
 
@@ -68,7 +68,7 @@ def bench_split(
 
 
 def figures_of(server: MeasuredServer, decoder: str, seconds: float, seed: str) -> dict[str, float]:
-    """Warm up the service with a little of each kind of work, then measure all figures of one turn."""
+    """Warm up the service with embeddings and streams, then measure the figures of one turn: embeddings/s, latency, streamed tokens/s."""
     streaming = replace(server, model=decoder, path="/v1/completions")
     embed(server, f"warm {seed}", CONNECTIONS, 1)
     stream(streaming, 1, first=10**9)
@@ -85,7 +85,8 @@ def embed(server: MeasuredServer, seed: str, connections: int, seconds: float) -
 
 
 def stream(server: MeasuredServer, seconds: float, *, first: int) -> float:
-    """Return tokens per second of streams that are read to their end, one after the other on each connection. Prompts and seeds differ."""
+    """Return the tokens per second of all streams together. Each of STREAMS connections reads one stream after the other to its end. Their
+    prompts are numbered from `first`, so no two are equal."""
     asked = {"model": server.model, "max_tokens": STREAM_TOKENS, "stream": True, "ignore_eos": True}
     seeds = range(first, first + int(_MOST_PER_S * max(seconds, 1)))
     bodies = [json.dumps({**asked, "prompt": f"text {seed}", "seed": seed}) for seed in seeds]
@@ -93,7 +94,7 @@ def stream(server: MeasuredServer, seconds: float, *, first: int) -> float:
 
 
 def valid(load: wrk.Load) -> wrk.Load:
-    """Raise LoadtestError if a load run had problems, else return it."""
+    """Return the results of a wrk run. Raises LoadtestError if the run had problems."""
     if load.problems:
         raise LoadtestError(f"this load run is not valid: {', '.join(load.problems)}")
     return load

@@ -1,7 +1,8 @@
 """`attnserve bench-states`: measures the cost of storing a state, and the time saved by restoring it instead of feeding the prompt again.
 
-A round measures, in this order: the service over HTTP, the engine without HTTP, the cost of checkpoints, and each store alone. After an
-interruption, the same command continues with the measurement that was interrupted.
+A round measures, in this order: the service over HTTP, the engine without HTTP, the cost of checkpoints (states stored during a run),
+prompts whose states another engine has stored, and each store alone. After an interruption, the same command continues with the turn that
+was interrupted.
 """
 
 import math
@@ -34,7 +35,7 @@ app = command_app()
 CONTEXTS = (100, 10_000, 100_000)
 MANY = 10_000
 PARTS = ("p50", "p99")
-PREFIXES = (1_024, 4_096, 10_000)  # lengths in tokens of the prompts whose states another process has stored
+PREFIXES = (1_024, 4_096, 10_000)  # lengths in tokens of the prompts whose states another engine has stored
 HTTP, ENGINE, CHECKPOINTS, TURN, EACH, EVEN = "HTTP", "engine", "checkpoints", "turn", "many", "even"
 SECONDS = 2.0  # length of each measured period, with or without checkpoints
 OLD_CACHE = "KV cache of a softmax twin"
@@ -101,7 +102,7 @@ def bench_states(
 
 @contextmanager
 def _redis(folder: Path) -> Iterator[str]:
-    """Start a Redis server that syncs its log each second, and yield its URL."""
+    """Start a Redis server that writes its append-only file to disk each second, and yield its URL."""
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes", "--save", ""]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -112,7 +113,8 @@ def _redis(folder: Path) -> Iterator[str]:
 
 
 def cache_bytes(manifest: contract.Manifest, tokens: int) -> int:
-    """Return the size in bytes of an fp32 KV cache for so many tokens, in a softmax decoder with the same heads as this decoder."""
+    """Return the size in bytes of an fp32 KV cache for `tokens` tokens, in a softmax decoder with the same heads as the bundle's
+    decoder."""
     assert manifest.decoder is not None
     heads = [state.shape for state in manifest.decoder.states if len(state.shape) == 3]  # (H, D_k, D_v) for each layer
     return tokens * sum(4 * H * (D_k + D_v) for H, D_k, D_v in heads)
@@ -256,7 +258,7 @@ def _rows_of_stores(measured: Measurements, names: list[str], manifest: contract
                     rows.append(runner.compare(measured, f"{name}: {what} of {told}, {part}", "ms", figure))
         found = measured.of(EACH, name)
         for kind in found[0]["took"] if found else ():
-            for part in ("most",) if "all" in kind else ("p50", "most"):  # "all .." is a single call, which has no median
+            for part in ("most",) if "all" in kind else ("p50", "most"):  # a kind with "all" in its name is a single call
                 told = f"{name}, {many:,} states: {kind}, {part}"
                 rows.append(runner.compare(measured, told, "ms", Figure(EACH, name, f"took.{kind}.{part}")))
         rows += [

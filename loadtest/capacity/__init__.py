@@ -1,3 +1,4 @@
-"""Makes docs/capacity.md: `campaign.py` makes the runs (`make capacity`), with a second encoder that `deep_encoder.py` exports;
-`tables.py` writes the page from the runs, and `fleet.py` computes the size of a fleet from the ramp of one run.
+"""Measures the figures of docs/capacity.md: `campaign.py` runs all load tests (`make capacity`), some of them with a second encoder that
+`deep_encoder.py` exports. `tables.py` writes their results into the page. `fleet.py` computes how many replicas a fleet needs, from the
+figures of one replica.
 """

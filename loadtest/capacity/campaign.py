@@ -1,9 +1,10 @@
-"""`make capacity`: makes all runs for docs/capacity.md, one after the other, with services that this command starts and stops.
+"""`make capacity`: runs all load tests for docs/capacity.md, one after the other, against services that this command starts and stops.
 
 python -m loadtest.capacity.campaign [--minutes-scale 0.1] [--page docs/capacity.md]
 
-Takes about 65 minutes on an otherwise idle machine. An existing run is repeated only if it was made under other conditions, so the same
-command continues an interrupted campaign. Failures are listed at the end; after a failed ramp, only runs that need its knee are skipped.
+Takes about 65 minutes on an otherwise idle machine. A load test that has a result is repeated only if the result was measured under other
+conditions, so the same command continues an interrupted campaign. Failures are listed at the end. If a ramp fails, only the load tests that
+need its knee are skipped.
 """
 
 import json
@@ -33,17 +34,18 @@ from loadtest.errors import LoadtestError
 from loadtest.load.plan import SECONDS, Shape
 from service.terminal import command_app, console
 
-_TRIES = 4  # most attempts at a ramp; it is repeated at another rate until its knee lies within it
-_LOWER, _HIGHER = 0.4, 1.5  # factors for the next attempt's rate, if the knee lay below or above the ramp
+_TRIES = 4  # most attempts at a ramp; it is repeated at other rates until the knee lies between its lowest and highest rate
+_LOWER, _HIGHER = 0.4, 1.5  # factors for the rates of the next attempt, if the knee lay below or above those of this one
 _NO_PASS = (Verdict.failed, Verdict.not_judged)
-_MISSED = (0, 1)  # exit statuses with which `attnserve load` ends after a measurement: criteria met, criteria missed
-_STOP_S = 60  # time in which `attnserve load` must stop Locust
+_MISSED = (0, 1)  # exit statuses of `attnserve load` if it could measure: 0 if all criteria are met, 1 if one is missed
+_STOP_S = 60  # seconds within which `attnserve load` must stop Locust and end
 _CONDITIONS = "conditions.json"
 
 
 @dataclass(frozen=True)
 class CampaignRun:
-    """One run, at the knee of the ramp `knee_of`, or at a guessed rate.
+    """One load test of the campaign. The levels of its stages are multiples of a knee: the one that the ramp named `knee_of` found, or a
+    guessed one.
 
     `apart`: service and load generator each use half of the cores, for loads that the service cannot answer in full.
     `deep`: uses the encoder of `loadtest/capacity/deep_encoder.py`.
@@ -84,7 +86,8 @@ def campaign(
     page: Annotated[Path | None, typer.Option(exists=True, help="Page to write the tables into; on stdout without it.")] = None,
     out: Annotated[Path, typer.Option(help="Directory; every run has one of its name there.")] = Path("out/capacity"),
 ) -> None:
-    """Make the missing runs, then the tables of all existing runs. Exits with 1 if a run failed or missed a pass criterion."""
+    """Run the load tests that have no result, then make the tables of all results. Exits with 1 if one failed or missed a pass
+    criterion."""
     if page:
         tables.page_with(page.read_text(), "")  # raises now if the page has no markers, rather than after an hour of measuring
     runs = CampaignRuns(out, encoder, decoder, minutes_scale)
@@ -105,7 +108,8 @@ def campaign(
 
 
 def chosen(only: str) -> list[CampaignRun]:
-    """Return the runs named in a comma-separated list, and the ramps they need. Raises typer.BadParameter for an unknown name."""
+    """Return the load tests that the comma-separated list `only` names, and the ramps whose knees they need. Raises typer.BadParameter for
+    an unknown name."""
     names = {name.strip() for name in only.split(",") if name.strip()} or set(_BY_NAME)
     if unknown := sorted(names - set(_BY_NAME)):
         raise typer.BadParameter(f"{unknown[0]} is not a run; choose from: {', '.join(_BY_NAME)}", param_hint="--only")
@@ -114,7 +118,8 @@ def chosen(only: str) -> list[CampaignRun]:
 
 
 def write_tables(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
-    """Write the tables and pictures into the page, or print the tables. `absent` has the names of runs that were not made."""
+    """Write the tables and pictures into the page, or print the tables if `page` is None. `absent` has the names of load tests without a
+    result."""
     if not found:
         console.print("[yellow]no run is there: no tables[/yellow]")
     elif page is None:
@@ -126,16 +131,16 @@ def write_tables(found: Sequence[Path], page: Path | None, absent: Sequence[str]
 
 
 class CampaignRuns:
-    """The runs in a folder, made with these bundles on this machine."""
+    """The results in the folder `out`, and the load tests that are still to be run with these bundles on this machine."""
 
     def __init__(self, out: Path, encoder: Path, decoder: Path, scale: float) -> None:
         self._out, self._encoder, self._decoder, self._scale = out, encoder, decoder, scale
         self._machine = f"{len(cores())} x {machine.cpu_model().partition(' (')[0]}"
-        self._seeds = count()  # one seed per run, because the service's cache would answer texts of an earlier run
+        self._seeds = count()  # each load test has another seed, because the service's cache would answer texts of an earlier one
         self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
 
     def make(self, steps: Sequence[CampaignRun]) -> dict[str, str]:
-        """Make the missing runs. Returns the errors of failed runs by name. After a failure the service is restarted."""
+        """Run the load tests that have no result. Return name -> error of those that failed. After a failure the service is restarted."""
         waiting, failed = deque(step for step in steps if self.found(step) is None), {}
         while waiting:
             first = waiting[0]
@@ -152,7 +157,8 @@ class CampaignRuns:
 
     @contextmanager
     def _service(self, step: CampaignRun) -> Iterator[str]:
-        """Start the service for a run and yield its URL. Processes started in the `with` block run on the load generator's cores."""
+        """Start the service for a load test and yield its URL. Processes that are started in the `with` block run on the load generator's
+        cores."""
         service_cores, generator_cores = halves() if step.apart else (cores(), cores())
         encoder = deep_encoder(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
         service = attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(self._decoder)))
@@ -160,7 +166,7 @@ class CampaignRuns:
             yield server.address
 
     def perform(self, step: CampaignRun, url: str) -> None:
-        """Make the run; a ramp is repeated until its knee lies within it. Raises LoadtestError if the run fails."""
+        """Run a load test. A ramp is repeated until the knee lies between its lowest and highest rate. Raises LoadtestError on failure."""
         folder, conditions = self._out / step.name, self.conditions(step)
         if step.knee_of and conditions["knee"] is None:
             raise LoadtestError(f"{step.name} needs the knee of {step.knee_of}, which was not measured")
@@ -168,7 +174,7 @@ class CampaignRuns:
             console.print(f"run again, under other conditions: {escape(changed)}", highlight=False, soft_wrap=True)
         rate = conditions["knee"]
         for _ in range(_TRIES):
-            shutil.rmtree(folder, ignore_errors=True)  # removes an interrupted attempt, or one whose knee lies outside the ramp
+            shutil.rmtree(folder, ignore_errors=True)  # removes the result of an earlier attempt that was interrupted or is not valid
             folder.mkdir(parents=True)
             (folder / _CONDITIONS).write_text(json.dumps(conditions, indent=1) + "\n")
             command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
@@ -182,8 +188,8 @@ class CampaignRuns:
         raise LoadtestError(f"{step.name}: none of {_TRIES} ramps has a valid knee within it; the last one is in {folder}")
 
     def conditions(self, step: CampaignRun) -> dict[str, Any]:
-        """Return the conditions that two runs must share to be comparable. The commit is not one of them: the page shows it for each
-        run."""
+        """Return the conditions that must be the same for an existing result to be used. The commit is not one of them, because the page
+        shows the commit of each result."""
         ramp = self.found(_BY_NAME[step.knee_of]) if step.knee_of else None
         return {
             "machine": self._machine,
@@ -194,15 +200,16 @@ class CampaignRuns:
         }
 
     def found(self, step: CampaignRun) -> Path | None:
-        """Return the folder of an existing run that was made under the current conditions, else None. A ramp is returned only if its
-        knee lies within it."""
+        """Return the run.json of a load test if it has a result that was measured under the current conditions, else None. The result of a
+        ramp must also have a valid knee between its lowest and highest rate."""
         runs = sorted((self._out / step.name).glob("*/run.json"))
         if not runs or self._changed(step) or (step.shape == Shape.ramp and next_rate(read(runs[-1])) is not None):
             return None
         return runs[-1]
 
     def _changed(self, step: CampaignRun) -> str:
-        """Return a text that names the conditions in which the existing run differs from the current ones. It is empty if none differ."""
+        """Return a text that names the conditions under which the existing result was measured and which are different now. It is empty if
+        there is no result or no such condition."""
         folder = self._out / step.name
         if not list(folder.glob("*/run.json")):
             return ""
@@ -211,8 +218,8 @@ class CampaignRuns:
 
 
 def next_rate(run: dict[str, Any]) -> float | None:
-    """Return the rate for the next attempt at a ramp, or None if its knee lies within this one. If the load generator was late, the next
-    attempt has the same rate."""
+    """Return the guess of the knee (requests/s) for the next attempt at a ramp, or None if this attempt found the knee. `run` is the
+    content of its run.json. If the load generator was late, the next attempt has the same rates."""
     if run["knee"] is None:
         return _LOWER * float(run["plan"]["rate"])
     if run["knee"].get("late_ms") is not None:

@@ -1,5 +1,5 @@
-"""A second encoder for the capacity page: the shape of all-MiniLM-L6-v2 with twice the layers. Its weights are random, because they do
-not affect the cost. It has the tokenizer of another bundle, so that a text has the same number of tokens in both.
+"""Exports a second encoder for docs/capacity.md: the shape of all-MiniLM-L6-v2 with twice the layers. Its weights are random, because they
+do not affect the cost. It has the tokenizer of the page's first encoder, so that a text has the same number of tokens in both.
 """
 
 import json
@@ -14,7 +14,8 @@ _MODEL = {"d_model": 384, "n_layers": 12, "n_heads": 12, "d_feedforward": 1536, 
 
 
 def deep_encoder(tokenizer: Path, folder: Path) -> Path:
-    """Export the encoder below `folder` unless it exists, with the tokenizer of the bundle `tokenizer`. Raises LoadtestError on failure."""
+    """Export the encoder into `folder` with the tokenizer of the bundle `tokenizer`, unless it exists there. Return its bundle. Raises
+    LoadtestError if the export fails."""
     bundle, config = folder / NAME, folder / f"{NAME}.json"
     if not bundle.exists():
         folder.mkdir(parents=True, exist_ok=True)

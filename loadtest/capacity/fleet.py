@@ -1,11 +1,11 @@
-"""Computes a fleet's size from the measurements of one replica, by a simulation with a seed.
+"""Computes how many replicas a fleet needs, from the measurements of one replica, by a simulation with a seed.
 
     python -m loadtest.capacity.fleet out/load/DATE-ramp/run.json --per-minute 1000000 --p99-ms 100
 
 A replica is modelled as a queue with one server, at the rate measured at its knee. This rate includes the gain by batching, so a single
 request takes longer than in the model. Requests arrive in a Poisson process and go to a random replica, to the shorter of two random
-queues (power of two choices), or to the shortest queue (least connections). The simulation is tested against the formulas of M/M/1 and
-M/D/1, then used for the other cases.
+queues (power of two choices), or to the shortest queue (least connections). Tests compare the simulation with the formulas for M/M/1 and
+M/D/1 queues.
 """
 
 import heapq
@@ -48,7 +48,7 @@ def constant(mean_s: float) -> Draw:
 
 @dataclass(frozen=True)
 class Times:
-    """Times that requests spend in the system, in seconds, sorted."""
+    """The seconds that each request spends in the system, from arrival to answer, sorted."""
 
     times_s: list[float]
 
@@ -57,7 +57,8 @@ class Times:
 
 
 def simulate(*, arrivals: float, replicas: int, service: Draw, routing: Routing, requests: int, seed: int) -> Times:
-    """Simulate requests to a fleet whose replicas serve in order of arrival. The first tenth of the requests is not counted."""
+    """Simulate `arrivals` requests/s to a fleet whose replicas each serve one request at a time, in order of arrival. `service` draws the
+    seconds of one request. The first tenth of the requests is not counted."""
     draw = random.Random(seed)
     now, times = 0.0, []
     free_at, held = [0.0] * replicas, [0] * replicas
@@ -89,7 +90,8 @@ def _route(routing: Routing, held: list[int], draw: random.Random) -> int:
 
 
 def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Routing, service: Draw, requests: int, seed: int) -> int:
-    """Return the fewest replicas, each with `replica` requests/s, that keep the p99. Raises LoadtestError if even an idle one cannot."""
+    """Return the smallest number of replicas, each of which serves `replica` requests/s, with which the p99 is at most `p99_s`. Raises
+    LoadtestError if the p99 is larger even on an idle replica."""
     idle = simulate(arrivals=1e-3 * replica, replicas=1, service=service, routing=routing, requests=10_000, seed=seed).percentile_s(0.99)
     if idle > p99_s:
         raise LoadtestError(
@@ -130,7 +132,7 @@ def control_traffic(nodes: int) -> ControlTraffic:
 
 
 app = command_app()
-SPARE = 0.25  # share of extra replicas, for a node lost during an update, or for a day with a higher peak
+SPARE = 0.25  # share of the fleet that is kept in reserve, for a node lost during an update, or for a day with a higher peak
 
 
 @app.command()
@@ -142,7 +144,7 @@ def fleet(
     requests: Annotated[int, typer.Option(min=1000, help="Requests of each simulation.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Of the simulation.")] = 0,
 ) -> None:
-    """Print how many replicas keep a load within a p99, by routing method, and how many cores the fleet's other parts need."""
+    """Print how many replicas answer a load within a p99 latency, by routing method, and how many cores the fleet's other parts need."""
     arrivals = per_minute / 60
     if (run is None) == (replica is None):
         raise typer.BadParameter("give either a run.json or --replica")

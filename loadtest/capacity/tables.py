@@ -1,4 +1,5 @@
-"""Writes the measured part of docs/capacity.md, tables and pictures, from runs of `attnserve load`. A run is named by its folder."""
+"""Writes the measured part of docs/capacity.md (tables and pictures) from the results of `attnserve load`. A result, called a run in the
+tables, is a file run.json, and has the name of the folder that `loadtest/capacity/campaign.py` made for it."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from loadtest.load.knee import Knee, knee
 from loadtest.load.plan import WARM_UP, LoadPlan, Shape
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-_LEAST = 0.001  # in cores and in core-ms per request; a process below both is left out
+_LEAST = 0.001  # a process with fewer fixed cores and with fewer core-ms per request than this is left out of the tables
 _PICTURES = {
     "embed-14": ("latency-by-rate.png", "Short texts: latency against rate, with the knee"),
     "soak": ("processes.png", "Soak: resident memory, descriptors and threads over time"),
@@ -26,7 +27,7 @@ _PICTURES = {
 
 @dataclass(frozen=True)
 class Ramp:
-    """A ramp with its knee. `about` is the content of its run.json."""
+    """The result of a load test of the shape `ramp`, with its knee. `file` is its run.json, `about` the content of this file."""
 
     file: Path
     about: dict[str, Any]
@@ -52,7 +53,8 @@ class Ramp:
 
 
 def read(file: Path) -> Ramp:
-    """Read a ramp and recompute its knee from its steps. Raises LoadtestError if the file is no ramp, or if there is no knee."""
+    """Read the run.json of a ramp, and compute its knee again from its steps. Raises LoadtestError if the file is not the result of a ramp,
+    or if the ramp has no knee."""
     try:
         about = json.loads(file.read_text())
         steps = [StageFigures.model_validate(stage) for stage in about["stages"] if stage["name"] != WARM_UP]
@@ -73,8 +75,8 @@ class ProcessCost(NamedTuple):
 
 
 def process_costs(ramp: Ramp) -> list[ProcessCost]:
-    """Fit cores against requests/s linearly for each process, over the steps up to the knee. The highest cost per
-    request is first. With a single step, the whole cost is attributed to the requests."""
+    """Return the cost of each process, from a linear fit of the cores that it used against the requests/s, over the steps up to the knee.
+    The process with the highest cost per request comes first. With a single step, the whole cost is attributed to the requests."""
     steps = [step for step in ramp.steps if step.level <= ramp.knee.stage.level and step.cores and step.all.answered_per_s]
     rates, made = [step.all.answered_per_s for step in steps], []
     for name in ramp.knee.stage.cores:
@@ -105,7 +107,7 @@ AS_LOAD_GROWS: dict[str, Callable[[StageFigures], float | None]] = {
 
 
 def tables(ramps: Sequence[Ramp]) -> str:
-    """Return Markdown tables: the knee of each run, the cost of a request as load grows, and the share of each process."""
+    """Return Markdown tables: the knee of each ramp, the cost of a request as the load grows, and the cost of each process."""
     knees = [
         (ramp.name, ramp.what, knee_of(ramp.knee), *(cell(figure(ramp)) for figure in AT_THE_KNEE.values()), machine_of(ramp.about))
         for ramp in ramps
@@ -127,7 +129,8 @@ def machine_of(about: dict[str, Any]) -> str:
 
 
 def models(ramps: Sequence[Ramp]) -> list[str]:
-    """Return Markdown tables that compare models under the same requests by their cost at the knee. Returns [] if there are none."""
+    """Return a Markdown table that compares the cost of different models at the knee, for ramps with the same requests. Returns [] if no
+    two such ramps have different models."""
     same: dict[tuple[object, ...], list[Ramp]] = {}
     for ramp in ramps:
         same.setdefault((*ramp.plan.mix.items(), ramp.plan.words), []).append(ramp)
@@ -145,7 +148,7 @@ def models(ramps: Sequence[Ramp]) -> list[str]:
 
 
 def verdicts(runs: Iterable[Path]) -> str:
-    """Return a Markdown table of the pass criteria of runs of any shape. Each run is named by its folder."""
+    """Return a Markdown table of the pass criteria of all runs, with their figures and verdicts. The runs may have any shape."""
     rows = []
     for run in runs:
         about = json.loads(run.read_text())
@@ -166,7 +169,7 @@ def verdicts(runs: Iterable[Path]) -> str:
 
 
 def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
-    """Return the tables of runs of any shape: machine, missing runs, ramps, growth in a soak, and all pass criteria."""
+    """Return the text and tables for runs of any shape: the machine, missing runs, ramps, growth during a soak, and all pass criteria."""
     told = {run: json.loads(run.read_text()) for run in runs}
     ramps = [read(run) for run, about in told.items() if about["shape"] == Shape.ramp]
     soaks = [flat(run, about["flatness"]) for run, about in told.items() if about["shape"] == Shape.soak]
@@ -176,7 +179,7 @@ def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
 
 def conditions_line(abouts: Sequence[dict[str, Any]]) -> str:
     """Return one line with the number of runs, the machine, the commit and the date."""
-    cpus = max(about["cpus"] for about in abouts)  # a load generator that runs on half of the cores reports only these
+    cpus = max(about["cpus"] for about in abouts)  # the most, because a load generator on half of the cores reports only that half
     machines = sorted({f"{about['cpu']}, {about['memory_bytes'] / 2**30:.0f} GiB" for about in abouts})
     commits = sorted({f"`{head[:9]}`{comma}{also}" for head, comma, also in (about["commit"].partition(",") for about in abouts)})
     dates = sorted({about["date"][:10] for about in abouts})
@@ -184,7 +187,8 @@ def conditions_line(abouts: Sequence[dict[str, Any]]) -> str:
 
 
 def flat(run: Path, rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of what can leak (see `loadtest/load/flatness.py`), per process: value at the beginning and at the end."""
+    """Return a Markdown table of the series that show leaks, such as each process's memory (see `loadtest/load/flatness.py`): their values
+    at the beginning and at the end, and their growth."""
     cells = [
         (row["what"], row["unit"], *map(cell, (row["begin"], row["end"], row["growth"])), "" if row["flat"] else "GREW") for row in rows
     ]
@@ -192,14 +196,15 @@ def flat(run: Path, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def pictures(runs: Sequence[Path], page: Path) -> str:
-    """Copy the most important pictures next to the page, and return Markdown that shows them."""
+    """Copy the pictures of `_PICTURES` next to the page, and return Markdown that shows them."""
     links = []
     for run in runs:
         source, words = _PICTURES.get(name(run), ("", ""))
         if source and run.with_name(source).exists():
             copy = page.with_name(f"{page.stem}-{name(run)}.png")
             with Image.open(run.with_name(source)) as picture:
-                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # halves the file size, because git stores all versions
+                # 64 colours halve the file size, which matters because git stores every version of the picture.
+                picture.convert("RGB").quantize(64).save(copy, optimize=True)
             links.append(f"![{words}]({copy.name})")
     return "\n\n".join(links)
 
@@ -210,7 +215,8 @@ def name(run: Path) -> str:
 
 
 def knee_of(found: Knee) -> str:
-    """Format the knee's rate, with a note if the true knee may differ. The step's other figures are valid at this rate in any case."""
+    """Format the knee's rate, with a note if the true knee may be at another rate. The other figures of the knee's step are valid at the
+    rate shown in any case."""
     if found.late_ms is not None:
         return f"{cell(found.rate)}, knee not judged (generator {found.late_ms:,.0f} ms late)"
     return cell(found.rate) + ("" if found.reached else " or more")

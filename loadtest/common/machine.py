@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Return the commit, and whether tracked files have been changed since."""
+    """Return the hash of the checked-out commit, with a remark if tracked files differ from it."""
     try:
         head, changes = (_git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.CalledProcessError):
@@ -81,6 +81,6 @@ def _git(*words: str) -> str:
 
 
 def cpu_times() -> dict[str, int]:
-    """Return the ticks since boot, summed over all CPUs: total, idle, and stolen by other virtual machines on the host."""
+    """Return the CPU time since boot in clock ticks, summed over all CPUs: total, idle, and stolen by other virtual machines."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return {"all": sum(ticks), "idle": ticks[3] + ticks[4], "stolen": ticks[7]}

@@ -1,6 +1,6 @@
-"""Memory and processor time of all processes of a command.
+"""Measures the memory and CPU time of a command: of its process and all descendants.
 
-Proportional set size (PSS): a page shared by n processes counts 1/n in each, so the sum over processes counts it once.
+Memory is the proportional set size (PSS): a page that n processes share counts 1/n in each, so the sum over processes counts it once.
 """
 
 from collections.abc import Iterable
@@ -24,10 +24,10 @@ class Process:
 
 
 def measure(root: int) -> list[Process]:
-    """Measure the process `root` and all its descendants; largest first."""
+    """Measure the memory of the process with the id `root` and of all its descendants. The largest process comes first."""
     found = []
     for process in tree(root):
-        with suppress(*GONE, AttributeError):  # AttributeError: psutil has the PSS on Linux only
+        with suppress(*GONE, AttributeError):  # AttributeError: psutil measures the PSS on Linux only
             found.append(Process(process.pid, name(process), process.memory_full_info().pss))
     if not found:
         raise LoadtestError(f"/proc/{root}/smaps_rollup cannot be read: memory is measured on Linux, as the user of the service")
@@ -35,7 +35,7 @@ def measure(root: int) -> list[Process]:
 
 
 def tree(root: int) -> list[psutil.Process]:
-    """Return `root` and all its descendants."""
+    """Return the process with the id `root` and all its descendants, or an empty list if it has ended."""
     with suppress(psutil.NoSuchProcess):
         first = psutil.Process(root)
         return [first, *first.children(recursive=True)]

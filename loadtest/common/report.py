@@ -1,7 +1,7 @@
 """Turns measurements into rows with a verdict, and rows into a table, JSON and Markdown.
 
-A row compares a figure with a reference of the same round, because a machine's speed drifts from minute to minute. Its ratio is the median
-of the rounds' ratios. A comparison that cannot be made never counts as passed.
+A row compares a figure with a reference that was measured in the same round of the benchmark, because a machine's speed drifts from minute
+to minute. The row's ratio is the median of the ratios of all rounds. A row with nothing to compare with never counts as passed.
 """
 
 import json
@@ -18,9 +18,9 @@ from rich.table import Table
 class Verdict(StrEnum):
     passed = "pass"
     failed = "FAIL"
-    invalid = "INVALID"  # measured, but not valid evidence; see `note`
+    invalid = "INVALID"  # measured, but the measurement had problems, which the row's `note` lists
     not_measured = "not measured"
-    not_judged = "not judged"  # the figure could not be measured; this does not count as passed
+    not_judged = "not judged"  # only in `attnserve load`: this run could not measure the figure; counts like a failure
     shown = "-"  # the row has no required value
 
 
@@ -36,7 +36,8 @@ _COLOUR = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A required value, of one of three forms. `at_least`: figure / reference. `at_most_more`: figure - reference. `at_most`: figure."""
+    """A required value. One of three fields is set: `at_least` is the smallest allowed figure / reference, `at_most_more` the largest
+    allowed figure - reference, `at_most` the largest allowed figure."""
 
     reference: str = ""  # the name of the reference with which the figure is compared
     at_least: float | None = None
@@ -44,7 +45,8 @@ class Bar:
     at_most: float | None = None
 
     def holds(self, figures: Sequence[float], references: Sequence[float]) -> bool | None:
-        """Return whether the median over the rounds meets the requirement, or None if there is nothing to compare with."""
+        """Return whether the median over the rounds meets the requirement, or None if a reference is needed and none was measured. Both
+        arguments have one value per round."""
         if self.at_most is not None:
             return statistics.median(figures) <= self.at_most
         rounds = list(zip(figures, references, strict=False))
@@ -104,7 +106,7 @@ class ReportRow:
         return Verdict.not_measured if holds is None else Verdict.passed if holds else Verdict.failed
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Return the cells of the row: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
+        """Return the cells of the row: work, figure with its range, requirement with its reference, ratio with its range, verdict."""
         bar = self.bar.words(self.unit) if self.bar else ""
         reference = f" ({amount(self.reference)} {self.unit})" if self.reference is not None else ""
         work = f"{self.work} [{self.note}]" if self.note else self.work
@@ -142,7 +144,7 @@ def markdown(rows: Sequence[ReportRow], heading: str) -> str:
 
 
 def write_json(path: Path, rows: Sequence[ReportRow], about: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> None:
-    """Write everything: conditions, rows with their verdicts, and each raw figure."""
+    """Write a JSON file with the conditions (`about`), the rows with their verdicts, and all raw measurements."""
     path.parent.mkdir(parents=True, exist_ok=True)
     told = [
         {**asdict(row), "figure": row.figure, "reference": row.reference, "ratio": row.ratio, "verdict": row.verdict.value} for row in rows

@@ -31,7 +31,7 @@ class MeasuredServer:
     port: int
     path: str
     model: str
-    start_s: float  # seconds from the command to the first 200 of its readiness check
+    start_s: float  # seconds from starting its process until its readiness check is answered with 200
 
     @property
     def address(self) -> str:
@@ -67,13 +67,15 @@ class MeasuredServer:
         return [entry["embedding"] for entry in json.loads(self.post(texts)[1])["data"]]
 
     def shortcuts(self) -> float | None:
-        """Return the number of inputs answered without computation so far, or None if the server does not count them."""
+        """Return the number of inputs that the server has answered from its cache or together with an equal input, or None if it does not
+        count them."""
         found = metrics(self.address, SHORTCUTS)
         return sum(found.values()) if found else None
 
 
 def metrics(url: str, names: Collection[str], key: str = "", timeout_s: float = 30) -> dict[str, float]:
-    """Return these metrics of a running service. Raises OSError or HTTPException if it does not answer."""
+    """Return the metrics `names` of the service at `url`, each summed over its labels. `key` is an API key. Raises OSError or HTTPException
+    if the service does not answer."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     with urlopen(Request(f"{url}/metrics", headers=headers), timeout=timeout_s) as answer:
         return summed(answer.read().decode(), names)
@@ -90,8 +92,8 @@ def summed(text: str, names: Collection[str]) -> dict[str, float]:
 
 @contextmanager
 def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[MeasuredServer]:
-    """Start `attnserve serve` with default settings, without the ATTNSERVE_* environment variables, and yield it. It is stopped at the
-    end."""
+    """Start `attnserve serve` with `flags` and otherwise default settings: the ATTNSERVE_* environment variables are not passed on. Yield
+    the running server, and stop it at the end of the `with` block."""
     port = free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *["--lean"] * lean, *flags]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}
@@ -103,10 +105,10 @@ def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[s
 def running(
     name: str, command: Sequence[str], environment: dict[str, str], ready_url: str, folder: Path | None = None
 ) -> Iterator[tuple["subprocess.Popen[bytes]", float]]:
-    """Start a process, and yield it with the seconds it took to be ready. The process is stopped when the `with` block ends, also by an
-    error.
+    """Start a process, wait until `ready_url` is answered with 200, and yield the process with the seconds that this took. The process is
+    stopped when the `with` block ends, also if an error ends it. Raises LoadtestError if the process does not become ready in time.
 
-    The process has its own session, so Ctrl-C in the terminal reaches only the benchmark, which then stops the process in order.
+    The process starts in a new session (setsid), so Ctrl-C in the terminal reaches only the benchmark, which then stops the process.
     """
     with tempfile.NamedTemporaryFile() as log:
         started = time.perf_counter()
@@ -124,7 +126,8 @@ def running(
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """Send SIGTERM. After a timeout or on Ctrl-C send it again, which makes the service end at once. Finally kill its process group."""
+    """Stop the process: send SIGTERM and wait. After a timeout or on Ctrl-C, send SIGTERM again, at which the service ends at once. If the
+    process still runs after a second timeout, kill its process group."""
     impatient = None
     with suppress(ProcessLookupError):
         for number, timeout_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGTERM, 10), (signal.SIGKILL, 10)):
@@ -144,7 +147,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def terminate(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
-    """End a process that still runs: send SIGTERM, and SIGKILL after `timeout_s`."""
+    """End a process: send SIGTERM, and SIGKILL if it still runs after `timeout_s`."""
     process.terminate()
     try:
         process.wait(timeout_s)

@@ -23,7 +23,7 @@ def stdout(*, width: int) -> Console:
 
 
 def chosen(only: str, parts: type[T]) -> frozenset[T]:
-    """Return the parts named in a comma-separated list. Raises typer.BadParameter for an unknown name."""
+    """Return the parts of a benchmark that the comma-separated list `only` names. Raises typer.BadParameter for an unknown name."""
     words = {word.strip() for word in only.split(",") if word.strip()}
     if not words or words - set(parts):
         raise typer.BadParameter(f"{only!r}: choose parts from {','.join(parts)}", param_hint="--only")
@@ -31,7 +31,7 @@ def chosen(only: str, parts: type[T]) -> frozenset[T]:
 
 
 def show(rows: Sequence[report.ReportRow], title: str, *, markdown: bool) -> None:
-    """Print the table to stdout."""
+    """Print the rows to stdout as a table, with `markdown` in Markdown."""
     if markdown:
         print(report.markdown(rows, title))
     else:
@@ -40,7 +40,7 @@ def show(rows: Sequence[report.ReportRow], title: str, *, markdown: bool) -> Non
 
 @contextmanager
 def progress(steps: int) -> Iterator[Any]:
-    """Show a progress bar over all steps. Yields a function to call with the name of each step as it begins."""
+    """Show a progress bar for `steps` steps. Yields a function to call with the name of each step as it begins."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=steps, completed=-1)

@@ -1,8 +1,8 @@
-"""Makes texts to measure with, from random words. No two texts are equal, so the service's cache cannot answer any of them.
+"""Makes texts for measurements from random words. Two texts are almost never equal, so the service's cache answers almost none of them.
 
-Every word is one token of BERT's vocabulary, so a text of n words has n + 2 tokens, with [CLS] and [SEP]. Benchmarks draw all words with
-equal probability, and texts of given lengths. The clients of a load test draw realistic texts: words by Zipf's law (1 / rank), and
-lengths by the log-normal distribution (many short texts and a few long ones). Two short texts are equal with a small probability.
+Every word is one token of BERT's vocabulary, so a text of n words has n + 2 tokens, with [CLS] and [SEP]. For benchmarks, all words have
+the same probability, and the lengths of the texts are given. The clients of a load test send realistic texts: words by Zipf's law
+(1 / rank), and lengths by the log-normal distribution (many short texts and a few long ones). Their shortest texts are sometimes equal.
 """
 
 import itertools
@@ -33,8 +33,8 @@ walk want war warm water week weight wide wife wild will word world wrong yellow
 """
 WORDS = tuple(_COMMON.split())
 
-SHORT_WORDS = 14  # with [CLS] and [SEP] 16 tokens
-# (number out of 100 texts, fewest words, most words). Most texts are short; the mean is 52 tokens.
+SHORT_WORDS = 14  # 16 tokens with [CLS] and [SEP]
+# (how many of 100 texts, fewest words, most words). Most texts are short; the mean is 52 tokens.
 BANDS = ((60, 6, 30), (25, 31, 90), (15, 91, 220))
 MIX = tuple(round(fewest + (most - fewest) * i / (count - 1)) for count, fewest, most in BANDS for i in range(count))
 
@@ -46,7 +46,8 @@ def short(count: int, seed: str) -> list[str]:
 
 
 def mixed(count: int, seed: str) -> list[str]:
-    """Return texts of 6 to 220 words. Each 100 in a row have the lengths of MIX in random order, so all servers get the same mix."""
+    """Return texts of 6 to 220 words. Every 100 consecutive texts have the lengths of MIX in random order, so all servers get the same
+    mix."""
     draw = random.Random(f"mixed {seed}")
     lengths: list[int] = []
     while len(lengths) < count:
@@ -67,7 +68,8 @@ _NAMES = tuple(word for word in WORDS if not keyword.iskeyword(word))
 
 @dataclass(frozen=True)
 class Length:
-    """A log-normal distribution of word counts, whose median is `median`, clipped to fewest..most."""
+    """A log-normal distribution of word counts. `sigma` is the standard deviation of their logarithm. Counts below `fewest` or above `most`
+    are set to that limit."""
 
     median: float
     sigma: float

@@ -1,4 +1,4 @@
-"""Runs wrk, the load generator. wrk is written in C with epoll, so it takes little CPU time from the service on the same cores."""
+"""Runs wrk, an HTTP load generator. wrk is written in C with epoll, so it takes little CPU time from the service on the same cores."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The results of a wrk run. A latency runs from a request's first byte sent to its last byte received."""
+    """The results of a wrk run. A latency is the time from the first byte of a request to the last byte of its answer."""
 
     connections: int
     requests: int
@@ -40,7 +40,7 @@ class Load:
     def per_s_at_most(self) -> float:
         """Requests/s if half of the requests in flight at the end also count as answered.
 
-        At the end of a run, a server that answers in batches can lose a whole batch of requests that it was about to answer.
+        A server that answers in batches may be about to answer a whole batch when the run ends, and `per_s` counts none of its requests.
         """
         return (self.requests + self.connections / 2) / self.duration_s
 
@@ -66,7 +66,8 @@ def version() -> str:
 
 
 def run(url: str, bodies: Sequence[str], *, connections: int, seconds: float) -> Load:
-    """Send `bodies` over kept-alive connections for `seconds`, one request at a time on each."""
+    """POST the bodies to `url` for `seconds`, over kept-alive connections with one request at a time on each. Raises LoadtestError if wrk
+    fails."""
     with tempfile.NamedTemporaryFile("w", prefix="bodies-", suffix=".jsonl") as file:
         file.write("\n".join(bodies))
         file.flush()

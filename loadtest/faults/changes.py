@@ -27,7 +27,7 @@ app = command_app()
 
 POOLS = ("gateway", "encoder", "generator")
 STAYS, DIES = "one", "two"  # the two workers: clients connect to the first, the second is killed
-# Parts of the errors that end a stream whose process has died; see deploy/faults.md.
+# A stream whose process has died ends with an error that contains one of these texts; see deploy/faults.md.
 _CUT = ("is gone", "without [DONE]", "incomplete")
 _LOSS, _UPDATE = "node killed", "rolling update"
 
@@ -165,7 +165,7 @@ def run_with_changes(plan: LoadPlan, cluster: Cluster, took: dict[str, float]) -
                 if name in EVENTS:
                     if any(thread.is_alive() for thread in threads):
                         raise ChangeFailed(f"{name} began before the previous change was complete: give a larger --seconds")
-                    # A daemon, because its wait ends only when the cluster is stopped.
+                    # A daemon thread, because it may wait for the cluster until the cluster is stopped.
                     threads.append(threading.Thread(target=do, args=(name,), daemon=True))
                     threads[-1].start()
             shown = len(lines)
@@ -194,7 +194,7 @@ class StageOutcome(NamedTuple):
 
 
 def with_drain(found: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageStart]:
-    """Return the stages of a run. If the run was stopped early, a drain stage is added at its end."""
+    """Return the stages of a load test. If it was stopped early, a drain stage is added at its end."""
     if begun[-1].name == DRAIN.name:
         return list(begun)
     end_s = max(begun[-1].begin_s + 1, *(sample.done_s for sample in found))
@@ -202,8 +202,8 @@ def with_drain(found: Sequence[Sample], begun: Sequence[StageStart]) -> list[Sta
 
 
 def stages_of(found: Sequence[Sample], begun: Sequence[StageStart], took: Mapping[str, float]) -> list[StageOutcome]:
-    """Return all stages except the warm-up. A request that failed counts in the stage in which it ended, because its cause may be later
-    than its beginning. Requests that fail in the drain count in the last stage."""
+    """Return all stages except the warm-up. A request that failed counts in the stage in which it ended, because the cause of its failure
+    may have occurred after it began. Requests that fail in the drain count in the last stage."""
     ends = [*(stage.begin_s for stage in begun[1:-1]), math.inf]
     return [
         outcome_of(stage, [sample for sample in found if first.begin_s <= sample.done_s < end_s], took.get(stage.name))
@@ -213,7 +213,7 @@ def stages_of(found: Sequence[Sample], begun: Sequence[StageStart], took: Mappin
 
 
 def outcome_of(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> StageOutcome:
-    """Summarise a stage and the requests that ended in it."""
+    """Return the figures of a stage and the counts of `over`, the requests that ended in it."""
     bad = [sample for sample in over if not sample.good]
     cut = [
         sample for sample in bad if stage.name == _LOSS and sample.first_ms is not None and any(words in sample.problem for words in _CUT)

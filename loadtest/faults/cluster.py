@@ -28,19 +28,20 @@ from service.deployment import haproxy
 from service.deployment.ports import free_port, free_ports
 
 APPLICATION = "attnserve"
-WAIT_S = 60.0  # longest time in which a process may end; a longer time counts as a hang
-START_S = 300.0  # limit for replicas that start or are replaced one by one, with large bundles on few cores
+WAIT_S = 60.0  # longest wait in seconds, such as for a process to end; a longer one counts as a hang
+START_S = 300.0  # longest wait in seconds for replicas: they may start one after the other, with large bundles on few cores
 _ROOT = Path(__file__).parents[2]
-_MARK = "LOADTEST_NODE"  # set in the environment of every process of a node, so that orphans are found too
+_MARK = "LOADTEST_NODE"  # environment variable that every process of a node has, so that orphaned processes are found too
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the minimum that Ray allows
 _HEAD = "head"
 
 
 class Cluster:
-    """Nodes by name, of which the first is the head. Call `start` before any other method."""
+    """A cluster whose nodes have names; the name of the head is "head". Call `start` before any other method."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], flags: Mapping[str, str], *, redis: Path | None = None) -> None:
-        """`folder` must be short and empty. `config` and `flags` are the output of `attnserve config`."""
+        """`folder` must be an empty folder with a short path. `config` and `flags` are the output of `attnserve config`. `redis` is the
+        program redis-server; if it is given, the head stores its state in Redis."""
         self.folder = folder
         self.config: dict[str, Any] = json.loads(json.dumps(config))
         # All ports are chosen together, so that they differ.
@@ -57,7 +58,7 @@ class Cluster:
     # Nodes -------------------------------------------------------------------------------------------------------------------------------
 
     def start(self, workers: Sequence[str], *, cpus: int) -> None:
-        """Start Redis if configured, the head without CPUs, and the workers."""
+        """Start Redis if the cluster uses it, the head with no CPUs, and workers with `cpus` CPUs each."""
         if self._redis is not None:
             self.start_redis()
             self._flags["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{self._redis_port}"
@@ -77,7 +78,8 @@ class Cluster:
 
     def start_head(self) -> None:
         """Start the head, either for the first time or again with the state that Redis has stored."""
-        # On another machine this file would not exist; because of it, Ray would take the dead head for a running one.
+        # Remove the file in which a killed head noted its address, because Ray would take that head for a running one. If the head were
+        # started again on another machine, the file would not exist there.
         (self.folder / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         arguments = ["--head", f"--port={self._gcs_port}", f"--dashboard-port={self._dashboard_port}", f"--temp-dir={self.folder / 'ray'}"]
         if self._redis is not None:
@@ -121,7 +123,8 @@ class Cluster:
         return [process for process in found if _lives(process) and title in _command(process)]
 
     def kill(self, name: str, title: str = "") -> None:
-        """Kill these processes together, like a power failure. They are suspended first, so that none reacts to the end of another."""
+        """Kill all processes that `processes` returns at the same moment, like a power failure. They are suspended first, so that none
+        reacts to the end of another."""
         frozen: set[psutil.Process] = set()
         while fresh := set(self.processes(name, title)) - frozen:
             for process in fresh:
@@ -138,7 +141,7 @@ class Cluster:
         psutil.wait_procs(frozen, timeout=WAIT_S)
 
     def ended(self, name: str) -> bool:
-        """Whether the node's `ray start --block` has ended, which ends its pod."""
+        """Whether the node's `ray start --block` has ended. In Kubernetes, this would end the node's pod."""
         return self._started[name].poll() is not None
 
     def terminate(self, name: str, timeout_s: float) -> None:
@@ -233,7 +236,8 @@ class Cluster:
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
-            # A stopping replica accepts requests for this long (30 s by default). HAProxy learns of its end within a tenth of a second.
+            # Seconds for which a stopping replica still accepts requests (30 by default). A short time is enough, because HAProxy learns
+            # within a tenth of a second that the replica stops.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
             # Interval at which HAProxy is checked (10 s by default). It is restarted after three failed checks.
             "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
@@ -302,7 +306,7 @@ def running(
     try:
         cluster.start(workers, cpus=cpus)
         for deployment in cluster.config["applications"][0]["deployments"]:
-            deployment["max_replicas_per_node"] = 1  # the value in deploy/base; any lost node then has the same share of the replicas
+            deployment["max_replicas_per_node"] = 1  # the value in deploy/base; then every node has the same share of the replicas
         cluster.deploy()
         cluster.until(cluster.settled, "every replica runs", START_S)
         cluster.until(lambda: cluster.ready(*workers), "every worker answers", START_S)

@@ -1,6 +1,6 @@
-"""Kills and stops every process of a running service on this machine, one after another, and records the answers of clients.
+"""Kills and stops every process of a running service on this machine, one after another, and records the answers that clients get.
 
-`python -m loadtest.faults.kills --bundle DIR ..` starts the service with its shipped settings, in each profile, and prints a table.
+`python -m loadtest.faults.kills --bundle DIR ..` starts the service with default settings, in each profile, and prints a table.
 """
 
 import http.client
@@ -27,10 +27,10 @@ from loadtest.common import server
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 
-EVERY_S = 0.1  # interval between requests of each kind
+EVERY_S = 0.1  # interval between two requests of the same probe
 CLIENT_TIMEOUT_S = 30.0  # a client that waits longer counts the request as hung
 START_S = 120
-_QUIET = 10  # consecutive good answers of each kind after which the service counts as recovered
+_QUIET = 10  # consecutive good answers to each probe after which the service counts as recovered
 
 # Titles of the processes that are replaced after a fault. Ray's own processes are not replaced: if one ends, the command ends.
 REPLACED = {
@@ -112,7 +112,7 @@ class Outcome:
 
 
 class Clients:
-    """Sends requests of every kind, each on its own connection, in open loop: the rate does not depend on the answers."""
+    """Sends every probe again each `EVERY_S` seconds, on a new connection, whether or not the previous ones are answered."""
 
     def __init__(self, port: int, asked: list[Probe]) -> None:
         self._port, self._asked = port, asked
@@ -129,16 +129,16 @@ class Clients:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until all requests in flight are answered or have failed. A process that is stopped may have left requests unanswered so
-        far."""
+        """Wait until all requests in flight are answered or have failed. A process that was stopped by a signal may not have
+        answered some of them yet."""
         for thread in list(self._under_way):
             thread.join()
 
     def good_since(self, began: float) -> float | None:
         """Return the arrival time of the first good answer after the latest bad one, or None if the service has not recovered yet.
 
-        It has recovered when every kind of request has `_QUIET` good answers after the latest bad answer. Only requests sent since
-        `began` count. An answer is good if its status is 200.
+        It has recovered when every probe has `_QUIET` good answers after the latest bad answer. Only requests sent since `began` count. An
+        answer is good if its status is 200.
         """
         answers = sorted((answer for answer in self.answers if answer.began >= began), key=lambda answer: answer.began)
         bad = max((answer.ended for answer in answers if answer.status != "200"), default=began)
@@ -271,7 +271,7 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
             outcome.last_words = [*lines, *own][-1] if lines else ""
             outcome.last_words += "".join(f" LEFT {each.pid}" for each in alive)
             break
-        if gone is None and _has_ended(process):  # a process that was only stopped ends too: the service kills it before it starts another
+        if gone is None and _has_ended(process):  # a process stopped by SIGSTOP ends too: the service kills it before it replaces it
             gone = time.monotonic()
         if gone is not None and not to_the_end and (since := clients.good_since(gone)) is not None:
             clients.settle()
@@ -291,7 +291,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def steps(output: str, began: float) -> dict[str, float]:
-    """Return, for each step of a recovery in the log, the seconds from the fault (`began`) to this step.
+    """Return the seconds from the fault (`began`) to each step of the recovery that the log `output` contains.
 
     The steps are: a replica ended, started, has loaded its models, has tested them, is ready.
     """
@@ -321,7 +321,7 @@ def main(
     encoder: Annotated[str, typer.Option()] = "all-MiniLM-L6-v2",
     decoder: Annotated[str, typer.Option()] = "python-gated-delta",
 ) -> None:
-    """Print a row for every process and signal."""
+    """Kill, and then stop, each process of the service in each profile, and print a row of figures for each."""
     print("| profile | process | signal | whole after | slowest answer | answers | steps |\n|---|---|---|---|---|---|---|")
     for name in profile:
         titles = REPLACED[name]

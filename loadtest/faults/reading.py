@@ -34,7 +34,7 @@ class Choice:
 
 @dataclass
 class Reading:
-    """One streamed answer. Times are of `time.time()`, as in the service's log."""
+    """One streamed answer, or the part of it that has arrived. Times are those of `time.time()`, like the times in the service's log."""
 
     request_id: str = ""
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -164,7 +164,7 @@ def compare(wanted: Reading, got: Reading) -> Verdict:
 
 
 def _common(one: str, other: str) -> int:
-    """Return the number of characters of the longest common beginning of two texts."""
+    """Return the length of the longest common prefix of two texts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

@@ -1,5 +1,6 @@
 """The kill campaign: clients stream eight requests again and again while processes are killed or stopped (`striking.py`). Each stream is
-compared with the undisturbed answer to the same request. Clients that lose their connections continue their streams by the ids of events.
+compared with the undisturbed answer to the same request. A client that loses its connection sends the request again with the id of the
+last event that it received, to continue its stream.
 
 `python -m loadtest.faults.streams --bundle DIR` prints a table, and writes every figure and every difference to a JSON file.
 """
@@ -66,12 +67,12 @@ def requests(tokens: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Lost:
-    """One loss of a stream's generator or gateway. `at` (`time.time()`) is when the gateway noticed the loss, or when the fault was caused
-    if a gateway was lost. The other times are in seconds.
+    """The effect of one fault on one stream. If the stream lost its generator, `at` is when the gateway noticed it. For other faults, `at`
+    is when the fault was caused. Both are times of `time.time()`. The other fields are in seconds.
 
     `pause_s` is the gap between two chunks at the client. If a generator was lost, three consecutive periods are also given: `detection_s`
-    until the gateway notices the loss, `dispatch_s` until another generator has queued the runs, and `replay_s` until the client receives
-    the next chunk.
+    from the fault until the gateway notices the loss, `dispatch_s` until another generator has queued the runs, and `replay_s` until the
+    client receives the next chunk.
     """
 
     request_id: str
@@ -84,8 +85,8 @@ class Lost:
 
 @dataclass
 class Campaign:
-    """The times of the faults, and all streams. `wanted` contains the undisturbed answer to each request, by the request's number, and
-    `asked` contains each stream with the number of its request."""
+    """The results of a campaign. `wanted` has the undisturbed answer to each request, in the order of the requests. `faults` has the time
+    of each fault, `asked` each stream with the index of its request, `lost` the effects of faults on streams."""
 
     wanted: list[Reading]
     faults: list[float] = field(default_factory=list)
@@ -132,8 +133,8 @@ class Readers:
 
 
 def losses(output: str, asked: Sequence[tuple[int, Reading]], faults: Sequence[float]) -> list[Lost]:
-    """Return the losses of generators. The gateway's log (`output`) shows when it noticed each loss and when the runs were queued again;
-    the stream of each run shows the pause at the client."""
+    """Return an entry for each time that a stream lost its generator. The gateway's log (`output`) shows when it noticed the loss and when
+    the stream's runs were queued again; the stream itself shows the pause at the client."""
     readings = {reading.request_id: reading for _, reading in asked}
     noticed: dict[str, float] = {}
     found = []
@@ -150,7 +151,7 @@ def losses(output: str, asked: Sequence[tuple[int, Reading]], faults: Sequence[f
 
 
 def pauses(asked: Sequence[tuple[int, Reading]], faults: Sequence[float], connections: int = 1) -> list[Lost]:
-    """Return a pause for each fault during each stream that needed at least `connections` connections.
+    """For each stream that needed at least `connections` connections, return a pause for each fault that was caused during the stream.
 
     The pause is the longest gap between two chunks that ends after the fault. The gap may begin up to `_LATE_S` seconds after the fault,
     because chunks that were sent before the fault may arrive after it.
@@ -171,7 +172,8 @@ def campaign(running: Service, count: int, what: What, seed: int, tokens: int) -
     """
     chance, fault = random.Random(seed), FAULTS[what]
     bodies = requests(tokens)
-    if fault.resumes:  # a stream can be continued only if its run is stored, so with `turn` the answer begins only then
+    # A client can continue a stream only if its run is stored. With the durability `turn`, an answer begins only when this is so.
+    if fault.resumes:
         bodies = [{**body, "durability": "turn"} for body in bodies]
     with progress(count + 2) as begin:
         begin("undisturbed answers")

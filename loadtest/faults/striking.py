@@ -1,4 +1,4 @@
-"""The faults of the kill campaign: kills or stops processes of a service, and waits until the service has recovered.
+"""The faults of the kill campaign (`streams.py`): kills or stops processes of a service, and waits until the service has recovered.
 
 The service is called whole if it is ready and has all its processes; see `Service.whole`.
 """
@@ -26,17 +26,17 @@ from service.deployment.ports import free_port
 
 GENERATOR, GATEWAY, HAPROXY = "ServeReplica:attnserve:generator", "ServeReplica:attnserve:gateway", "haproxy"
 WHOLE_S = 90.0  # longest wait in seconds until the service is whole again
-_LEASE_S = 15.0  # LEASE_S of service/streams/lease.py; campaigns know the service from outside
+_LEASE_S = 15.0  # a copy of LEASE_S in service/streams/lease.py, because a campaign treats the service as a black box
 _STOPPED_S = 10.0  # SIGSTOP lasts this long: twice the silence after which a gateway treats a generator as lost
 _LOOK_S = 0.1
 
 
 class Pool(NamedTuple):
-    """Numbers of generators, counted from the log records of the gateways."""
+    """The generators of a service, by the log records of its gateways."""
 
-    left: int  # records that a generator has left
-    silences: int  # records that a generator has become silent
-    there: int
+    left: int  # number of records that a generator has left
+    silences: int  # number of records that a generator has become silent
+    there: int  # generators that have come and not left
     silent: int  # generators that are there but silent now
 
 
@@ -248,7 +248,7 @@ def _kill_redis(running: Service, chance: Random) -> float:
 class Fault:
     about: str
     strike: Callable[[Service, Random], float]
-    resumes: bool = False  # whether clients lose their connections, and continue their streams by the ids of events
+    resumes: bool = False  # whether clients lose their connections, and continue their streams with the id of the last event
     redis: bool = False  # whether the store is Redis
     generators: bool = False  # whether runs lose their generators; the gateway logs these losses
 

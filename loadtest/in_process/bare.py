@@ -1,8 +1,8 @@
-"""The bare runtime: runs a bundle's graph in ONNX Runtime in its own process, without a server. It is the upper bound for a server.
+"""The bare runtime: runs a bundle's graph in ONNX Runtime in its own process, without a server. Its speed is the upper bound for a server.
 
-The session is opened as in the service (all cores, fp32 as exported, one output fetched). It is measured with and without threads that spin
-while they wait, and the better figure counts: the service does not let its threads spin, but a program that has the machine to itself
-could.
+The session is opened as in the service (all cores, fp32 as exported, one output fetched). It is measured twice, with threads that spin
+while they wait and with threads that sleep, and the better figure counts: the threads of the service sleep, but a program that has the
+machine to itself could let them spin.
 
 The upper bound for texts of mixed lengths assumes no padding. At each length of LENGTHS, `cost_s` is the time of one text in the best of
 the batches tried (1, 4, 16 and 32 texts of exactly that length, up to MAX_BATCH_TOKENS tokens). Between two lengths it is interpolated
@@ -36,7 +36,8 @@ Timing = dict[str, float]  # "texts_per_s" or "p50_ms" -> value
 
 
 def measure(bundle: Path, shapes: Sequence[Batch], *, threads: int, seconds: float, spin: bool, callers: int = 1) -> dict[Batch, Timing]:
-    """Run every shape for `seconds` in a new process, where `callers` threads share the session."""
+    """Run batches of every shape for `seconds` in a new process, where `callers` threads call the same session. Return texts per second and
+    median milliseconds of each shape."""
     names = [f"{b}x{n}" for b, n in shapes]
     command = [sys.executable, "-m", "loadtest.in_process.bare", str(bundle), "--threads", str(threads), "--seconds", str(seconds)]
     command += ["--callers", str(callers), *(["--spin"] if spin else []), *names]
@@ -58,13 +59,15 @@ def cost_s(texts_per_s: Mapping[Batch, float]) -> dict[int, float]:
 
 
 def allowed_per_s(lengths: Iterable[int], costs: Mapping[int, float]) -> float:
-    """Return the texts per second if the runtime were never idle and no token were padding."""
+    """Return the texts per second for texts of these lengths in tokens, if the runtime were never idle and no token were padding. `costs`
+    has the seconds of one text by length."""
     lengths = list(lengths)
     return len(lengths) / sum(between(n, costs) for n in lengths)
 
 
 def between(n: int, costs: Mapping[int, float]) -> float:
-    """Interpolate the cost at length n linearly between its neighbours. Outside the range the cost is proportional to the tokens."""
+    """Return the cost of a text of n tokens, interpolated linearly between the nearest measured lengths. Below the shortest and above the
+    longest measured length, the cost is taken as proportional to n."""
     known = sorted(costs)
     if n <= known[0] or n >= known[-1]:
         end = known[0] if n <= known[0] else known[-1]
@@ -86,7 +89,7 @@ def token_counts(bundle: Path, texts: Sequence[str]) -> list[int]:
     return [min(len(encoding.ids), max_tokens) for encoding in tokenizer.encode_batch(list(texts))]
 
 
-# The code of the new process -------------------------------------------------------------------------------------------------------------
+# The code that runs in the new process ---------------------------------------------------------------------------------------------------
 
 
 def main() -> None:

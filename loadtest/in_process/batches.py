@@ -1,8 +1,9 @@
 """Measures tokens per second by batch size, up to the largest batch whose states or KV caches fit into a given memory.
 
-A sequence of our decoder keeps its states twice (a step reads one set and writes the other); a sequence of the twin (the same decoder with
-softmax attention) keeps keys and values of all its tokens. Weights and a step's intermediate values are not counted. Our step costs the
-same at every position, so a few steps are timed. The twin's cost grows with the position, so it is timed at a few and integrated.
+A sequence of our decoder keeps its states twice (a step reads one set and writes the other). A sequence of the twin (the same decoder with
+softmax attention) keeps keys and values of all its tokens. Weights and a step's intermediate values are not counted. A step of our decoder
+costs the same at every position, so a few steps are timed. A step of the twin costs more at later positions, so it is timed at a few
+positions, and the cost of a whole sequence is computed from these by the trapezoidal rule.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ SAMPLES = 5  # number of positions at which a step of the softmax twin is timed
 
 
 def row_bytes(bundle: Path) -> int:
-    """Return the bytes of state of one sequence of the bundle."""
+    """Return the bytes that the states of one sequence take in the bundle's decoder, which keeps them twice."""
     decoder = contract.read_manifest(bundle).decoder
     assert decoder is not None
     return 2 * decoder.state_bytes
@@ -30,7 +31,8 @@ def twin_row_bytes(graph: Path, steps: int) -> int:
 
 
 def ladder(bytes_a_row: int, memory_bytes: int) -> list[int]:
-    """Return 1, 2, 4, .. and the largest batch that fits. Raises ValueError if not even one row fits."""
+    """Return the batch sizes to measure: 1, 2, 4, .. and the largest that fits into `memory_bytes`. Raises ValueError if not even one row
+    fits."""
     most = memory_bytes // bytes_a_row
     if not most:
         raise ValueError(f"a sequence takes {bytes_a_row} bytes, more than the memory of {memory_bytes}")
@@ -38,13 +40,13 @@ def ladder(bytes_a_row: int, memory_bytes: int) -> list[int]:
 
 
 def ours(bundle: Path, batches: Sequence[int], seconds: float, threads: int) -> dict[int, float]:
-    """Return tokens per second for each batch size."""
+    """Return the tokens per second of the bundle's decoder for each batch size."""
     session = open_steps(bundle, threads)
     return {rows: rows / median_s(stepping(session, rows, warm_steps=1), seconds) for rows in batches}
 
 
 def twins(graph: Path, batches: Sequence[int], steps: int, seconds: float, threads: int) -> dict[int, float]:
-    """Return tokens per second for each batch size, averaged over sequences of `steps` tokens."""
+    """Return the tokens per second of the softmax twin for each batch size, averaged over sequences of `steps` tokens."""
     return {rows: rows / _mean_step_s(graph, rows, steps, seconds, threads) for rows in batches}
 
 
@@ -55,7 +57,7 @@ def _mean_step_s(graph: Path, rows: int, steps: int, seconds: float, threads: in
 
 
 def sampled(steps: int) -> list[int]:
-    """Return evenly spaced positions from the first to the last."""
+    """Return SAMPLES evenly spaced positions from the first (0) to the last (`steps` - 1)."""
     return sorted({round(position) for position in np.linspace(0, steps - 1, SAMPLES)})
 
 

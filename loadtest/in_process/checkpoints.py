@@ -1,5 +1,5 @@
-"""Measures the cost of checkpoints: the same runs are measured with and without checkpoints in turns, in one engine with a store on
-disk."""
+"""Measures the cost of checkpoints: an engine stores the state of each run at regular intervals, so that another engine can continue it.
+The same runs are measured in turns with and without checkpoints, in one engine with a store on disk."""
 
 import asyncio
 import time
@@ -18,14 +18,14 @@ from service.states.record import new_state_id
 
 ROWS = 32
 EVERY = sequence.CHECKPOINT_TOKENS
-PAIRS = 20  # number of measured periods with checkpoints, and of those without
+PAIRS = 20  # number of periods that are measured with checkpoints, and as many without
 _SETTLE_S = 0.3  # wait after switching checkpoints on or off, until overdue and unfinished checkpoints are written
 _ENDLESS = 10_000_000
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One measured period. `per_s`: tokens per second of all runs together. `cpu_us`: this process's CPU time per token in microseconds."""
+    """One measured period. `per_s`: tokens per second of all runs together. `cpu_us`: CPU time of this process per token in us."""
 
     per_s: float
     cpu_us: float
@@ -33,7 +33,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Price:
-    """Measured periods with and without checkpoints, which alternate. `per_s`: checkpoints per second in the periods with checkpoints."""
+    """The measured periods with checkpoints, and those without. `per_s`: checkpoints per second in the periods with checkpoints."""
 
     with_checkpoints: tuple[Stretch, ...]
     without: tuple[Stretch, ...]

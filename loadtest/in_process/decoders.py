@@ -32,7 +32,7 @@ def build_pair(shape: ModelShape, folder: Path) -> Pair:
         n_heads=shape.n_heads,
         d_feedforward=shape.d_feedforward,
         layers="causal_linear",
-        positions="sinusoidal",  # the paper learns its positions; both kinds cost one addition
+        positions="sinusoidal",  # the paper's position embeddings are learned; both kinds cost one addition
         norm="layer",
         bias=True,
         gated=False,
@@ -45,7 +45,8 @@ def build_pair(shape: ModelShape, folder: Path) -> Pair:
 
 
 def build_twin(config: DecoderConfig, tokenizer: str, folder: Path) -> Path:
-    """Export the same decoder with softmax attention and a KV cache. `tokenizer` is the content of its file."""
+    """Export a decoder like `config` with softmax attention and a KV cache instead of its own attention, and return its graph. `tokenizer`
+    is the content of a tokenizer.json."""
     softmax = replace(config, layers="causal_softmax", layer_options={})
     return export_cached(_save(softmax, tokenizer, folder / "checkpoint"), folder / "graph")
 

@@ -1,4 +1,5 @@
-"""Measures how long a draw of the sampler takes, by vocabulary, rows and truncation: `python -m loadtest.in_process.draws`."""
+"""Measures how long the sampler takes to draw a token for each row of logits, for several sizes of vocabulary, numbers of rows and kinds of
+truncation: `python -m loadtest.in_process.draws`."""
 
 import itertools
 from dataclasses import replace
@@ -25,7 +26,7 @@ KINDS = {
 
 
 def draw_s(sampling: Sampling, vocab_size: int, rows: int) -> float:
-    """Return the median seconds of a draw for all rows. The logits are normal with a standard deviation of 3."""
+    """Return the median seconds of one draw for all rows. The logits have a normal distribution with a standard deviation of 3."""
     sampler = Sampler(vocab_size, rows)
     for row in range(rows):
         sampler.put(row, replace(sampling, seed=row), prompt=(1,))
@@ -34,7 +35,7 @@ def draw_s(sampling: Sampling, vocab_size: int, rows: int) -> float:
 
 
 def main() -> None:
-    """Print the milliseconds of a draw."""
+    """Print a table of the milliseconds that one draw takes."""
     columns = list(itertools.product(VOCABULARIES, ROWS))
     table = Table("ms", *(f"V = {vocab_size:,}, {rows} rows" for vocab_size, rows in columns))
     with progress(len(KINDS)) as show:

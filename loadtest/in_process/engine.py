@@ -68,7 +68,8 @@ class MeasuredEngine:
 
     @asynccontextmanager
     async def endless(self, rows: int, every_s: float = 0.0) -> AsyncIterator[list[TimedStream]]:
-        """Yield `rows` endless runs once each has started; cancel them at the end of the block. `every_s` is the interval of reading."""
+        """Yield `rows` endless runs once all have started, and cancel them at the end of the `with` block. Each is read every `every_s`
+        seconds; 0: as soon as it has a delta."""
         streams = [self.submit(seed) for seed in range(rows)]
         reading = [asyncio.create_task(stream.read(every_s)) for stream in streams]
         try:
@@ -83,7 +84,7 @@ class MeasuredEngine:
 
 @asynccontextmanager
 async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[MeasuredEngine]:
-    """Start the engine as the service does, and stop it at the end of the block."""
+    """Start an engine for the bundle as the service does, and stop it at the end of the `with` block."""
     session, file = open_steps(bundle, threads, share_out=True), bundle / contract.TOKENIZER
     engine = GeneratorEngine(
         session,
@@ -102,7 +103,8 @@ async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Measu
 
 
 def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float:
-    """Return tokens per second of all runs together, once each has started. They are read as often as the service reads them."""
+    """Return the tokens per second of `rows` endless runs together, measured for `seconds` after all have started. The runs are read as
+    often as the service reads runs."""
 
     async def measured() -> float:
         async with running(bundle, rows, threads) as engine, engine.endless(rows, EVERY_S) as streams:
@@ -114,7 +116,8 @@ def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float
 
 
 def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -> float:
-    """Return tokens per second of `rows` texts of `new_tokens` each, generated in parallel, from the first prompt to the last token."""
+    """Return the tokens per second of `rows` texts together, which are generated at the same time with `new_tokens` each. The time counts
+    from the first prompt to the last token."""
 
     async def measured() -> float:
         async with running(bundle, rows, threads) as engine:
@@ -127,7 +130,7 @@ def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -
 
 
 def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> float:
-    """Return prompt tokens per second of one prompt followed by one token, alone in the engine."""
+    """Return the prompt tokens per second at which the engine prefills one prompt, with no other run. The time includes one new token."""
 
     async def measured() -> float:
         async with running(bundle, 1, threads) as engine:

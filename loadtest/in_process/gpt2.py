@@ -12,7 +12,7 @@ WARM_TOKENS = 4
 
 
 class Gpt2:
-    """A GPT-2 with the width, depth and number of feed-forward weights of `like`."""
+    """A GPT-2 with the width, depth and number of feed-forward weights of the decoder `like`."""
 
     def __init__(self, like: DecoderConfig, new_tokens: int) -> None:
         config = GPT2Config(
@@ -30,7 +30,8 @@ class Gpt2:
         self.new_tokens = new_tokens
 
     def tokens_per_s(self, rows: int, threads: int) -> float:
-        """Return tokens per second of a batch sampled at temperature 1 with a KV cache, from the prompts to the last token."""
+        """Return the tokens per second of `rows` texts together, generated as one batch at temperature 1 with a KV cache. The time counts
+        from the prompts to the last token."""
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:

@@ -1,4 +1,4 @@
-"""Measures the time between two deltas of running streams, undisturbed and while the engine prefills a long prompt."""
+"""Measures the time between two deltas (pieces of text) of running streams, undisturbed and while the engine prefills a long prompt."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ PROMPT_TOKENS = 8_000
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Seconds between two deltas of a stream, for all streams together."""
+    """Seconds between two consecutive deltas of a stream, for all streams together: undisturbed, and while a long prompt is prefilled."""
 
     undisturbed: tuple[float, ...]
     during: tuple[float, ...]  # waits in seconds during the prefill of the long prompt
@@ -43,12 +43,12 @@ def waits(bundle: Path, seconds: float, threads: int) -> Waits:
 
 
 def between(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:
-    """Return the waits that lie entirely between `begun` and `ended`."""
+    """Return the waits between two deltas that lie entirely between `begun` and `ended`. `read_at` has the read times of each stream."""
     return tuple(after - before for before, after in _pairs(read_at) if begun <= before and after <= ended)
 
 
 def overlapping(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:
-    """Return the waits that overlap the time from `begun` to `ended`."""
+    """Return the waits between two deltas that overlap the time from `begun` to `ended`. `read_at` has the read times of each stream."""
     return tuple(after - before for before, after in _pairs(read_at) if before < ended and after > begun)
 
 

@@ -1,4 +1,4 @@
-"""Measures, without HTTP, the time to the first token of two long prompts: one whose state another process has stored, and a new one."""
+"""Measures, without HTTP, the time to the first token of two long prompts: one whose state another engine has stored, and a new one."""
 
 import asyncio
 import statistics
@@ -27,8 +27,8 @@ class Prefix:
 
 
 def from_store(bundle: Path, folder: Path, sizes: Sequence[int], seed: int) -> dict[int, Prefix]:
-    """Measure prompts of these sizes in tokens. Two catalogs share the store in `folder`, like two generators in the deployment profile
-    split."""
+    """Measure prompts of the lengths `sizes` in tokens. Two engines of the bundle share the store in `folder`, like two generators in the
+    deployment profile split."""
 
     async def measured() -> dict[int, Prefix]:
         given = {"bundles": [str(bundle)], "states": str(folder), "profile": "split", "slots": 4}

@@ -1,7 +1,8 @@
 """The shapes of the decoders in a paper's image experiments, with the paper's measurements.
 
-Katharopoulos et al. 2020, arXiv:2006.16236, tables 1 and 2 (images per second at the best batch size of a GPU) and 5 (one image on an
-unnamed CPU). The paper's decoder predicts the parameters of logistic distributions for a pixel; ours predicts one of 256 values.
+The paper is Katharopoulos et al. 2020, arXiv:2006.16236: tables 1 and 2 (images per second on a GPU, at the best batch size) and table 5
+(time of one image on an unnamed CPU). The paper's decoder predicts a pixel by the parameters of logistic distributions; our decoder
+predicts one of 256 values.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A decoder's shape, with a sequence length in tokens."""
+    """A decoder's shape, and the length in tokens (`steps`) of the sequences that it generates."""
 
     name: str
     steps: int
@@ -18,7 +19,7 @@ class ModelShape:
     n_heads: int = 8
     d_feedforward: int = 1024
     paper_ms: float  # milliseconds per token at batch size 1 on the paper's CPU
-    paper_times: float  # throughput of linear / softmax with a cache, each at its best batch size, on the paper's GPU
+    paper_times: float  # on the paper's GPU: throughput of linear attention / of softmax with a KV cache, each at its best batch size
 
 
 SHAPES = (
@@ -26,4 +27,4 @@ SHAPES = (
     ModelShape(name="CIFAR", steps=3072, n_layers=16, paper_ms=14.7, paper_times=17.85 / 0.32),
 )
 MEMORY_BYTES = 4 * 2**30  # largest memory for the states or KV caches of a batch
-POSITIONS = (256, 512, 784, 1024, 2048, 3072)  # positions at which one step of both decoders is timed
+POSITIONS = (256, 512, 784, 1024, 2048, 3072)  # positions at which one step is timed, with linear and with softmax attention

@@ -1,4 +1,4 @@
-"""Measures restored and forked states in the engine, without HTTP, and for comparison a prompt that is fed in full.
+"""Measures how soon the engine gives the first token after a stored or forked state, and after a prompt that is fed in full, without HTTP.
 
 All times are in milliseconds. The prefix cache and the in-memory cache of recently used states are off, so every state is read from the
 store.
@@ -29,11 +29,11 @@ REPEATS = 30
 
 @dataclass(frozen=True)
 class Restored:
-    """Median times for a state of one context length.
+    """Median times in milliseconds for a stored state of one context length.
 
     `first_token`: from the request to the first token, if the run starts from the stored state. `after_one`: the same, if one new prompt
-    token is fed first. `from_fork`: the same as `first_token`, from a new fork of the state. `fork`: making this fork. `read`: the store's
-    read of the state alone.
+    token is fed first. `from_fork`: the same as `first_token`, if the run starts from a new fork of the state. `fork`: making this fork.
+    `read`: reading the state from the store, without a run.
     """
 
     first_token: float
@@ -45,7 +45,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """Times of a decoder's engine.
+    """Times of a decoder's engine in milliseconds.
 
     `restored`: context length in tokens -> times with a stored state. `again`: from the request to the first token, if a prompt of `LONG`
     tokens is fed in full. `step`: one decode step of a single run.

@@ -1,5 +1,5 @@
-"""The bare step loop, an upper bound for an engine: runs a decoder's step graph in ONNX Runtime with bound buffers, without sampler or
-text. Tokens are random, because their values do not change the time of a step.
+"""The bare step loop, whose speed is an upper bound for an engine: runs a decoder's step graph in ONNX Runtime with buffers that are bound
+once, without a sampler or text. Tokens are random, because their values do not change the time of a step.
 """
 
 import statistics
@@ -21,7 +21,7 @@ LEAST_STEPS = 2  # fewest steps from which a median is computed
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Consecutive tokens of one long sequence."""
+    """The measurements of consecutive tokens of one long sequence, which are fed one at a time."""
 
     first: int  # position of the first token
     tokens: int
@@ -59,7 +59,7 @@ def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps:
 
 
 def median_s(step: Callable[[], object], seconds: float) -> float:
-    """Return the median time of one call, over `seconds` and at least LEAST_STEPS calls."""
+    """Call `step` again and again for `seconds`, at least LEAST_STEPS times, and return the median seconds of a call."""
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < LEAST_STEPS or time.perf_counter() - begun < seconds:
@@ -70,12 +70,12 @@ def median_s(step: Callable[[], object], seconds: float) -> float:
 
 
 def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int, *, share_out: bool = False) -> float:
-    """Return tokens per second of all rows together."""
+    """Return the tokens per second of the bare step loop, for `rows` sequences together."""
     return rows * _calls_per_s(stepping(open_steps(bundle, threads, share_out=share_out), rows), seconds)
 
 
 def prefill_tokens_per_s(bundle: Path, chunk: int, seconds: float, threads: int) -> float:
-    """Return prompt tokens per second of one prompt that is fed in chunks."""
+    """Return the prompt tokens per second of the bare step loop, for one prompt that is fed in chunks of `chunk` tokens."""
     return chunk * _calls_per_s(stepping(open_steps(bundle, threads), 1, width=chunk, warm_steps=1), seconds)
 
 
@@ -88,12 +88,13 @@ def _calls_per_s(step: Callable[[], None], seconds: float) -> float:
 
 
 def long_sequence(bundle: Path, tokens: int, threads: int, stretch: int = 1000) -> Iterator[Stretch]:
-    """Yield the time of a step of one sequence, for one stretch of tokens after the other."""
+    """Feed `tokens` tokens to one sequence, one at a time, and yield the measurements after every `stretch` tokens."""
     return along(stepping(open_steps(bundle, threads), 1), tokens, stretch)
 
 
 def along(step: Callable[[], None], tokens: int, stretch: int) -> Iterator[Stretch]:
-    """Yield the time of a step from position 0 to `tokens`. Each stretch is measured when the caller requests it."""
+    """Call `step` for each position from 0 to `tokens` - 1, and yield the measurements after every `stretch` positions. A stretch is
+    measured only when the caller requests it."""
     process = psutil.Process()
     for first in range(0, tokens, stretch):
         times = np.empty(min(stretch, tokens - first))

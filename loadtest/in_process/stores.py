@@ -1,4 +1,5 @@
-"""Measures a store of states alone: single states, many states, and blobs as large as a KV cache. All times are in milliseconds."""
+"""Measures a store of states without an engine: single states, many states, and blobs as large as a KV cache. All times are in
+milliseconds."""
 
 import os
 import statistics
@@ -25,8 +26,8 @@ _MOST_REDIS = 2**29  # largest value in Redis, in bytes
 
 @dataclass(frozen=True)
 class ManyStates:
-    """`took`: kind of call -> its median ("p50") and longest ("most") time. `memory`: growth of this process's resident memory in MiB.
-    `blobs`: number of blobs that the store contains after forking."""
+    """`took`: kind of call -> its median ("p50") and longest ("most") milliseconds. `memory`: growth of this process's resident memory in
+    MiB. `blobs`: number of blobs that the store contains after forking."""
 
     took: dict[str, dict[str, float]]
     memory: float
@@ -34,13 +35,14 @@ class ManyStates:
 
 
 def turns(location: str, blob: bytes) -> dict[str, dict[str, float]]:
-    """Write states of the size of `blob`, one at a time, then read them. Returns {"write": .., "read": ..}, each with its p50 and p99."""
+    """Write states of the size of `blob`, one at a time, then read them. Returns {"write": .., "read": ..}, each with p50 and p99 in
+    milliseconds. `location` is the folder of an SQLite store or the URL of a Redis server."""
     with _opened(location) as engine:
         return _written_and_read(engine, [blob[:-8] + number.to_bytes(8, "little") for number in range(WRITES)])
 
 
 def caches(location: str, size: int) -> dict[str, dict[str, float]] | None:
-    """Measure the same as `turns` for a few blobs of `size` bytes, as large as a KV cache. Returns None if the store cannot hold such a
+    """Measure the same as `turns` for CACHES blobs of `size` bytes, the size of a KV cache. Returns None if the store cannot hold such a
     blob."""
     if size > _MOST_REDIS and "://" in location:
         return None

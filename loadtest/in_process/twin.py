@@ -1,7 +1,8 @@
-"""The step loop of the softmax twin (`export/kv_cache/graph.py`), with as many threads as ours. Its caches are written in place.
+"""Runs the step graph of a softmax twin (`export/kv_cache/graph.py`): our decoder with softmax attention and a KV cache, which a step
+extends in place. It gets as many threads as our decoder.
 
-A step of the twin takes longer as the position grows; ours takes constant time. Both are measured along one long sequence, to find the
-position from which our step is faster.
+A step of the twin takes longer at later positions, while a step of our decoder takes constant time. Both are measured along one long
+sequence, to find the position from which our decoder is faster.
 """
 
 import statistics
@@ -17,11 +18,12 @@ from export import contract
 from loadtest.in_process.steps import WARM_STEPS, Stretch, along, long_sequence, median_s
 
 TWIN_TOKENS = 8_192
-STRETCH, TWIN_STRETCH = 1_000, 256  # tokens in a stretch of each decoder
+STRETCH, TWIN_STRETCH = 1_000, 256  # tokens in a measured stretch of our decoder, and in one of its twin
 
 
 class Twin:
-    """B sequences of up to `capacity` tokens with caches that are full from the start, so that a step at any position can be timed.
+    """A twin with `rows` sequences of up to `capacity` tokens. Its KV caches are full from the start, so that a step at any position can be
+    timed.
 
     The caches' values do not affect a step's time, but they must have been written: zeros that were never written all share one page of
     memory, which is always in the CPU's cache.
@@ -58,18 +60,18 @@ class Twin:
         self.capacity = capacity
 
     def step(self, position: int) -> None:
-        """Run one token for each row, after `position` tokens."""
+        """Feed the token at `position` to each sequence."""
         assert position < self.capacity
         self._positions[:] = position
         self._session.run_with_iobinding(self._binding)
 
     def step_s(self, position: int, seconds: float) -> float:
-        """Return the median time of a step at `position`."""
+        """Return the median seconds of a step at `position`."""
         self.step(position)
         return median_s(lambda: self.step(position), seconds)
 
     def sequence(self, stretch: int) -> Iterator[Stretch]:
-        """Measure one sequence from its beginning until the cache is full, stretch by stretch."""
+        """Feed one sequence from position 0 to the cache's capacity, and yield the measurements after every `stretch` tokens."""
         for _ in range(WARM_STEPS):
             self.step(0)
         positions = iter(range(self.capacity))
@@ -77,9 +79,10 @@ class Twin:
 
 
 def long_sequences(bundle: Path, tokens: int, threads: int, twin: Path | None) -> Iterator[tuple[Stretch, list[Stretch]]]:
-    """Yield each stretch of the bundle's sequence of `tokens`, with the stretches of the twin (a graph) measured in turn, up to
-    TWIN_TOKENS. They take turns, so that a slow minute of the machine slows both."""
-    # The twin's memory is not freed before the end, so that only the bundle's sequence changes the process's memory.
+    """Feed a sequence of `tokens` tokens to the bundle's decoder. After each stretch, yield it with the stretches of the twin that were
+    measured next; there are none after TWIN_TOKENS, or if `twin`, the path of its graph, is None. Decoder and twin take turns, so that a
+    slow minute of the machine slows both."""
+    # The twin's memory is kept until the end, so that only the sequence of the bundle's decoder changes the memory of this process.
     softmax = Twin(twin, rows=1, capacity=min(tokens, TWIN_TOKENS), threads=threads) if twin else None
     growing = softmax.sequence(TWIN_STRETCH) if softmax else iter(())
     for stretch in long_sequence(bundle, tokens, threads, STRETCH):
@@ -88,7 +91,7 @@ def long_sequences(bundle: Path, tokens: int, threads: int, twin: Path | None) -
 
 @dataclass(frozen=True)
 class Line:
-    """s(t) = at_0_s + s_per_position t."""
+    """The straight line s(t) = at_0_s + s_per_position t: the seconds of a step at position t."""
 
     at_0_s: float
     s_per_position: float
@@ -104,9 +107,10 @@ def fitted(stretches: Sequence[Stretch]) -> Line:
 
 
 def crossover(flat: Sequence[Stretch], growing: Sequence[Stretch]) -> float | None:
-    """Return the position from which every token of `growing` takes longer than the median of `flat`, or None if there is none.
+    """Return the position from which every token of `growing` (the twin) takes longer than the median token of `flat` (our decoder), or
+    None if there is none.
 
-    If `growing` is still faster at the end of its measurement, its fitted line is extended.
+    If `growing` is still faster at the end of its measurement, the position is where the line fitted to `growing` reaches that median.
     """
     price_s = statistics.median(stretch.s_per_token for stretch in flat)
     cheaper = [stretch for stretch in growing if stretch.s_per_token <= price_s]

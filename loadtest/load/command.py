@@ -26,7 +26,7 @@ app = command_app()
 BURST = 128  # requests sent at once to guess the knee
 GUESS_SHARE = 0.8  # the guessed knee is this share of the burst's throughput, because real arrivals are uneven
 SETTLING = 0.25  # share of the stage `crowd`, at its beginning, during which the connections of the crowd are opened
-REST_S = 60.0  # longest wait after the load for connections to close: the proxy keeps some for 30 s
+REST_S = 60.0  # longest wait in seconds, after the load, for connections to close: the proxy keeps some open for 30 s
 ENOUGH = 200  # fewest requests of a kind for a p99; with 30 requests, the p99 would be the slowest one
 
 
@@ -116,7 +116,7 @@ def chosen(mix: str | None, tasks: dict[str, str]) -> dict[str, int]:
 
 
 def guess(plan: LoadPlan, workers: int) -> float:
-    """Estimate the requests/s at the knee from how fast the service answers one burst of the mix."""
+    """Estimate the requests/s at the knee from the time in which the service answers BURST requests that are sent at once."""
     burst = (Stage(name="burst", seconds=1, level=1), DRAIN)
     trial = plan.model_copy(update={"open_loop": False, "rate": BURST, "turns": 1, "stages": burst, "out": plan.out / "burst"})
     locust_run.run(trial, workers=workers)
@@ -149,7 +149,8 @@ def run_plan(plan: LoadPlan, workers: int, root: int | None, key: str) -> list[w
 
 
 def rested(before: watch.Observation, root: int | None, url: str, key: str) -> watch.Observation:
-    """Wait until the connections of the clients are closed, at most `REST_S` (a proxy closes them after some seconds), and observe."""
+    """Wait until the service has closed the clients' connections (a proxy closes them after some seconds), at most `REST_S` seconds. Return
+    a last observation."""
     fds = {process.pid: process.fds for process in before.processes}
     until = time.monotonic() + REST_S
     while True:
@@ -160,7 +161,7 @@ def rested(before: watch.Observation, root: int | None, url: str, key: str) -> w
 
 
 class LoadRun:
-    """The results of a run: stages with their figures, the knee of a ramp, figures of the whole run."""
+    """The results of a load test: the figures of its stages, the knee (of a ramp), and the figures of the whole load test."""
 
     def __init__(self, plan: LoadPlan, shape: Shape, observations: list[watch.Observation]) -> None:
         self.plan, self.shape, self.observations = plan, shape, observations
@@ -238,7 +239,8 @@ class LoadRun:
 
 
 def slower(now: StageFigures, before: StageFigures) -> float | None:
-    """Return the p99 of stage `now` divided by that of `before`, for the kind of client with the largest ratio. None without a p99."""
+    """Return the p99 latency in the stage `now` divided by that in the stage `before`, for the kind of client with the largest ratio. Kinds
+    with fewer than ENOUGH requests are left out; if none remains, the p99 of all kinds together is used. None if no p99 was measured."""
     many = {ALL, *(kind for kind, found in now.kinds.items() if min(found.arrivals, before.arrivals(kind)) >= ENOUGH)} - {"hostile"}
     kinds = many - {ALL} or many
     pairs = [(now.kinds[kind].p99_ms, before.kinds[kind].p99_ms) for kind in kinds]
@@ -246,7 +248,7 @@ def slower(now: StageFigures, before: StageFigures) -> float | None:
 
 
 def resident_mib(observations: Sequence[watch.Observation], stage: StageFigures) -> float | None:
-    """Return the peak resident memory of all processes together in a stage."""
+    """Return the largest resident memory of the service in a stage in MiB, summed over its processes. None if no process was observed."""
     sizes = [sum(process.rss_bytes for process in seen.processes) for seen in observations if stage.begin_s <= seen.at_s <= stage.end_s]
     most: int = max(sizes, default=0)
     return most / flatness.MiB if most else None
@@ -259,7 +261,7 @@ COLUMNS = (
 
 
 def show(run: LoadRun, judged: list[Judged], title: str) -> None:
-    """Print the tables: stages and kinds, series that grew, and pass criteria."""
+    """Print three tables: the figures of each stage and kind of client, the growth of memory and other series, and the pass criteria."""
     terminal = stdout(width=200)
     table = Table(title=title, title_justify="left")
     for heading in ("stage", "kind", *(name.replace("_", " ") for name in COLUMNS), "service cores"):

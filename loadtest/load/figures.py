@@ -11,20 +11,20 @@ from loadtest.load.plan import DRAIN
 from loadtest.load.samples import Sample, StageStart
 
 ALL = "all"  # the name for all kinds of clients together, without the hostile one
-# Figures are invalid if the p99 of the load generator's own delay exceeds both: milliseconds, and share of the latency's p99.
+# Figures are not valid if the p99 of the load generator's own delay exceeds both LATE_MS and LATE_SHARE times the p99 of the latency.
 LATE_MS, LATE_SHARE = 50.0, 0.1
-_SETTLE_S = 1.0  # users start and stop within about a second of a stage's start
+_SETTLE_S = 1.0  # Locust starts or stops users within about a second after a stage begins
 
 
 class Figures(BaseModel):
-    """Figures of the requests due in a stage. A figure is None if no request had the measured value."""
+    """Figures of the requests that were due in a stage. A figure is None if no request has a value for it."""
 
     model_config = ConfigDict(frozen=True)
 
     arrivals: int
     offered_per_s: float
-    answered_per_s: float  # good answers whose last byte arrived within the stage
-    tokens_per_s: float  # tokens per second in these good answers
+    answered_per_s: float  # good answers per second; those whose last byte arrived within the stage
+    tokens_per_s: float  # tokens per second in the answers that `answered_per_s` counts
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None

@@ -1,4 +1,4 @@
-"""Detects leaks: whether memory, descriptors, threads, slots and queues grow during a run."""
+"""Detects leaks: whether a service's memory, file descriptors, threads, occupied slots and queues grow during a load test."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ _MOST_OBSERVATIONS = 400  # limit on the observations in a fit, because the slop
 
 
 class AllowedGrowth(NamedTuple):
-    """The growth allowed for a series: `share` of its level or `amount`, whichever is larger."""
+    """The growth allowed for a series of values: `share` of its first value or `amount`, whichever is larger."""
 
     unit: str
     share: float
@@ -21,7 +21,7 @@ class AllowedGrowth(NamedTuple):
 
 
 ALLOWED = {
-    "rss_bytes": AllowedGrowth("MiB", 0.02, 4, MiB),  # allocators keep memory that a burst has touched
+    "rss_bytes": AllowedGrowth("MiB", 0.02, 4, MiB),  # allocators keep some memory that a burst of requests used
     "threads": AllowedGrowth("threads", 0.0, 2),
 }
 # Under load most descriptors are connections of clients. A leak is an increase from before the load to after it, when the clients have
@@ -31,7 +31,8 @@ LEFT = "left"  # the unit of gauges that count unfinished work
 
 
 class Flatness(NamedTuple):
-    """One series: its level, and its growth over the observed time by the median slope of all pairs of values (Theil and Sen)."""
+    """The growth of one series of values over the observed time. For memory and threads it is computed with the median slope of all pairs
+    of values (Theil and Sen)."""
 
     what: str
     unit: str
@@ -51,7 +52,8 @@ def growth(at_s: Sequence[float], values: Sequence[float]) -> float:
 
 
 def at_rest(before: float, after: float) -> bool:
-    """Return whether connections were closed after the load. The arguments are numbers of file descriptors before and after the load."""
+    """Return whether all connections are closed after the load. The arguments are a process's numbers of file descriptors before and after
+    the load."""
     return after - before <= FDS.amount
 
 
@@ -68,8 +70,9 @@ def not_at_rest(found: Sequence[Flatness]) -> float | None:
 
 
 def judge(observations: Sequence[Observation], begin_s: float, end_s: float) -> list[Flatness]:
-    """Evaluate four things: the series of every process that was observed from begin to end; its descriptors in the first and the last
-    observation; the number of processes; and the gauges after the load, when no run, waiting input or request may remain."""
+    """Return whether these four have grown: memory and threads of every process that was observed from `begin_s` to `end_s`; its file
+    descriptors, from the first to the last observation; the number of processes; and the gauges of unfinished work, which must be 0 after
+    the load."""
     within = [each for each in observations if begin_s <= each.at_s <= end_s]
     made = []
     names = {process.pid: stem(process.name) for each in within for process in each.processes}

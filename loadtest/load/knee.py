@@ -8,16 +8,17 @@ import numpy as np
 from loadtest.load.figures import StageFigures
 from loadtest.load.samples import Sample
 
-SLOWER = 5.0  # a step is overloaded if its p95 exceeds that of the first step by this factor
-ANSWERED = 0.9  # a step is overloaded if a smaller share of its arrivals is answered within it
-LOST = 0.01  # a step is overloaded if a larger share is refused or fails
+SLOWER = 5.0  # a step is overloaded if its p95 latency exceeds this multiple of the first step's p95
+ANSWERED = 0.9  # a step is overloaded if it has fewer answers per second than this share of its arrivals per second
+LOST = 0.01  # a step is overloaded if more than this share of its requests is refused or fails
 
 
 class Knee(NamedTuple):
-    """The last step before the first overloaded one. `reached` is false if no step was overloaded: the true knee is at a higher rate.
+    """The last step of a ramp before the first overloaded one. `reached` is false if no step was overloaded: the true knee is at a higher
+    rate.
 
-    `late_ms` is set if the generator itself was so late in one of the two steps that this may have caused the apparent knee. Such a knee
-    is not valid, and the ramp is repeated.
+    `late_ms` is set if the load generator itself was so late, in this step or in the overloaded one, that the service may not have been
+    overloaded. Such a knee is not valid, and the ramp must be repeated.
     """
 
     stage: StageFigures
@@ -31,7 +32,8 @@ class Knee(NamedTuple):
 
 
 def knee(steps: Sequence[StageFigures]) -> Knee | None:
-    """Return the knee of steps in rising order, or None if the first step was overloaded and the load generator was not late in it."""
+    """Return the knee of a ramp, or None if its first step was overloaded and the load generator was not late in it. The steps are in the
+    order of rising rates."""
     first = steps[0].all
     below: StageFigures | None = None
     for step in steps:

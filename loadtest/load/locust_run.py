@@ -45,8 +45,8 @@ def run(plan: LoadPlan, *, workers: int = 0, tick: Callable[[], None] = lambda: 
 
 @contextmanager
 def started(command: list[str], output: IO[str], folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """Start the process in the run's folder, so that Locust does not read a `locust.conf` in the current folder. The process is ended when
-    the `with` block ends."""
+    """Start a Locust process with `folder` as its working directory, so that it does not read a `locust.conf` of the current directory. The
+    process is stopped when the `with` block ends."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -18,7 +18,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def names(url: str, key: str = "") -> list[str]:
-    """Return the models that the service lists, aliases included. Raises LoadtestError if there is no such service."""
+    """Return the models that the service at `url` lists, aliases included. Raises LoadtestError if no service answers there."""
     status, content = _ask(f"{url}/v1/models", None, key)
     if status != 200:
         raise LoadtestError(f"{url}/v1/models answered {status}: {content[:200]}; if the service needs a key, set LOADTEST_API_KEY")

@@ -1,4 +1,4 @@
-"""Pass criteria (`pass_marks.toml`), and the verdicts of a run."""
+"""Reads the pass criteria of load tests from `pass_marks.toml`, and compares the figures of a load test with them."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from loadtest.load.figures import StageFigures
 from loadtest.load.plan import STAGES, Shape
 
 FILE = Path(__file__).with_name("pass_marks.toml")
-RUN = "run"  # the name that stands for a stage in criteria on the whole run
+RUN = "run"  # the value of `stage` in a criterion for the whole load test
 RUN_FIGURES = frozenset(
     {"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "not_at_rest", "unanswered"}
 )
-# Figures that some runs cannot measure, each with the reason and the remedy. A criterion without its figure is not judged, and so not met.
+# Figures that some load tests cannot measure -> the reason and the remedy. Their criteria are then not judged, which counts as not met.
 _UNSEEN = "no process of the service could be followed: run this on the service's machine, or name its first process with --pid"
 NOT_SEEN = {
     "not_flat": _UNSEEN,
@@ -29,7 +29,8 @@ NOT_SEEN = {
 
 
 class PassMark(BaseModel):
-    """One pass criterion. `figure` is KIND.NAME of a stage's figures, or a figure of the run."""
+    """One pass criterion. `figure` is KIND.NAME (a kind of client, or "all", and a field of `Figures`) for a stage, and one of RUN_FIGURES
+    for the whole load test."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -57,8 +58,9 @@ class PassMark(BaseModel):
         return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
 
     def judge(self, figure: float | None) -> Verdict:
-        """Return the verdict on a figure. None fails, with two exceptions: a figure of one kind of client, because the mix may lack this
-        kind, and a figure that this run could not measure. These are not judged."""
+        """Return the verdict on a figure. A missing figure (None) fails, with two exceptions. If it is in NOT_SEEN, the load test could not
+        measure it, and the verdict is `not_judged`. If it belongs to one kind of client, the verdict is `not_measured`, because the mix may
+        lack this kind."""
         if figure is None and self.stage == RUN and self.figure in NOT_SEEN:
             return Verdict.not_judged
         if figure is None:

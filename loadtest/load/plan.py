@@ -1,4 +1,4 @@
-"""The plan of a Locust run: which requests are sent, and at which rate over time. Every worker gets it as one JSON argument."""
+"""The plan of a load test: which requests are sent, and at which rate over time. Locust gets it as one argument, in JSON."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SOURCES = 100  # independent Poisson sources that together make level 1, so a level is exact to 1 %
+SOURCES = 100  # number of independent Poisson sources whose sum is level 1; so levels can be set in steps of 1 %
 
 
 class Stage(BaseModel):
@@ -22,7 +22,8 @@ class Stage(BaseModel):
 
 
 class LoadPlan(BaseModel):
-    """One run. In open loop `rate` is arrivals per second at level 1. In closed loop it is the number of clients, each with one request.
+    """The plan of one load test. In open loop, `rate` is the number of arrivals per second at level 1. In closed loop, it is the number of
+    clients at level 1, each of which has one request in flight.
 
     In closed loop a Locust user is one client. In open loop it is a Poisson source of `rate` / SOURCES requests per second. The sources
     add up to a Poisson process, however Locust distributes them over workers.
@@ -53,9 +54,10 @@ class LoadPlan(BaseModel):
         return self.rate / SOURCES
 
 
-# Shapes: stages as (name, level, share of the time), a level being a multiple of the knee.
+# A shape is a series of stages, each given as (name, level, share of the total time). A level is a multiple of the knee.
 WARM_UP = "warm-up"
-# No arrivals; ends when no request is open. A request still open after 60 s, which exceeds bulk work's longest wait, counts as unanswered.
+# The last stage of every load test: no arrivals, until no request is in flight. A request that is still in flight after 60 s (longer than
+# bulk work may wait) counts as unanswered.
 DRAIN = Stage(name="drain", seconds=60, level=0)
 
 
@@ -85,10 +87,11 @@ SECONDS = {
     Shape.soak: 1200,
     Shape.overload: 60,
     Shape.crowd: 180,
-}  # shape -> default length of a run in seconds
+}  # shape -> default length of a load test in seconds
 
 
 def stages(shape: Shape, seconds: float, *, idle: int = 1000, slow: int = 20) -> tuple[Stage, ...]:
-    """Return the stages of a run of `seconds`, without the final drain. The crowd is connected during the stage `crowd`."""
+    """Return the stages of `shape`, which take `seconds` in total, followed by the drain. During the stage `crowd`, `idle` connections that
+    send nothing and `slow` clients that read slowly are connected."""
     made = [Stage(name=name, level=level, seconds=share * seconds) for name, level, share in STAGES[shape]]
     return (*(stage.model_copy(update={"idle": idle, "slow": slow}) if stage.name == "crowd" else stage for stage in made), DRAIN)

@@ -1,4 +1,4 @@
-"""Pictures of a run: latency by rate, percentiles over time, tokens per second, and the service's processes."""
+"""Draws pictures of a load test: latency by rate, percentiles over time, tokens per second, and the service's processes."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _NAMED = 8  # number of processes, the largest ones, that have a line in the plo
 
 
 def latency_by_rate(steps: Sequence[StageFigures], knee: Knee | None, file: Path, title: str) -> None:
-    """Draw a ramp's latency by the arrival rate of its steps."""
+    """Draw the latency of each step of a ramp against the step's arrival rate, and mark the knee."""
     figure, axes = _figure(1)
     offered = [step.all.offered_per_s for step in steps]
     for name in ("p50_ms", "p95_ms", "p99_ms"):
@@ -32,7 +32,8 @@ def latency_by_rate(steps: Sequence[StageFigures], knee: Knee | None, file: Path
 
 
 def percentiles_over_time(samples: Sequence[Sample], begun: Sequence[StageStart], file: Path, title: str) -> None:
-    """Draw the latency of good answers by due time, and below it the numbers of requests sent, answered and refused."""
+    """Draw the latency of good answers by the time at which their requests were due, and below it the requests per second that were due,
+    answered and refused."""
     figure, (latency, rate) = _figure(2)
     start, width, bins = _bins(samples, begun)
     good = _by_bin([sample for sample in samples if sample.good and sample.kind != "hostile"], start, width, bins)
@@ -58,7 +59,7 @@ _COUNTED: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
 
 
 def tokens_over_time(samples: Sequence[Sample], begun: Sequence[StageStart], file: Path, title: str) -> None:
-    """Draw the tokens read or sampled per second for each kind, counted when an answer is complete."""
+    """Draw the tokens that the service reads or samples per second for each kind of client. They are counted when an answer is complete."""
     figure, (axes,) = _figure(1)
     start, width, bins = _bins(samples, begun)
     for kind in sorted({sample.kind for sample in samples if sample.tokens}):
@@ -94,7 +95,7 @@ def processes_over_time(observations: Sequence[Observation], begun: Sequence[Sta
 
 
 def _bins(samples: Sequence[Sample], begun: Sequence[StageStart]) -> tuple[float, float, int]:
-    """Return begin, width and number of the time bins: about 100 bins of at least a second each."""
+    """Return the beginning of the first time bin, the width in seconds and the number of bins: about 100 of at least a second each."""
     start = begun[0].begin_s
     seconds = max(begun[-1].begin_s, *(sample.done_s for sample in samples)) - start
     width = max(seconds / 100, 1.0)

@@ -1,4 +1,4 @@
-"""Samples: a sample has the measurements of one request by its client. Reads and writes files of samples, and of stages' start times."""
+"""Reads and writes the files of a load test: its samples (the measurements of one request by its client) and the starts of its stages."""
 
 import csv
 import json
@@ -14,20 +14,20 @@ SAMPLES, STAGES = "samples.csv", "stages.jsonl"
 
 
 class Sample(NamedTuple):
-    """One request. Times are wall-clock seconds, durations milliseconds. A request is due at its arrival time or, in closed loop, as soon
-    as its client is free. Latency counts from this time, so it includes the load generator's own delay."""
+    """The measurements of one request. In open loop, a request is due at its arrival time; in closed loop, as soon as its client is free.
+    `due_s` is this time (`time.time()`). Latency counts from it, so it includes the load generator's own delay."""
 
     kind: str
     due_s: float
-    ms: float  # time from due to the answer's last byte, or until the client stopped waiting
-    late_ms: float  # time from due to sent: the load generator's own delay, included in `ms`
+    ms: float  # time from `due_s` to the answer's last byte, or until the client stopped waiting
+    late_ms: float  # time from `due_s` until the request was sent: the load generator's own delay, included in `ms`
     status: int  # HTTP status; 0 without a complete answer
     tokens: int = 0  # input tokens that the model computed; for streams, tokens that it generated
     retry_after: bool = False
     first_ms: float | None = None  # streams: time to the first text
-    between_ms: float | None = None  # time from first to last text, divided by the tokens between them
-    longest_ms: float | None = None  # longest gap between two pieces of text
-    problem: str = ""  # why the answer is not good, whatever its status
+    between_ms: float | None = None  # streams: time from first to last text, divided by the tokens after the first
+    longest_ms: float | None = None  # streams: longest gap between two pieces of text
+    problem: str = ""  # why the request counts as failed, even if its status is 200
 
     @property
     def good(self) -> bool:
@@ -63,7 +63,7 @@ def begin(folder: Path, stage: StageStart) -> None:
 
 
 def read(folder: Path) -> tuple[list[Sample], list[StageStart]]:
-    """Return the samples and stages of a run. Raises LoadtestError if the folder has none."""
+    """Return the samples and stages of the load test in `folder`. Raises LoadtestError if it has none."""
     with (folder / SAMPLES).open(newline="") as file:
         samples = [_sample(row) for row in csv.DictReader(file)]
     begun = [StageStart(**json.loads(line)) for line in (folder / STAGES).read_text().splitlines()]

@@ -37,8 +37,8 @@ class Observation(NamedTuple):
 
 
 def service_pid(url: str) -> int | None:
-    """Return the service's top process for this port: the topmost `attnserve` above the listening process. None if the service is on
-    another machine, or if another program listens for it (`kubectl port-forward`, Docker's proxy)."""
+    """Return the id of the service's first process: the topmost `attnserve` among the process that listens on the port of `url` and its
+    ancestors. None if the service is on another machine, or if another program listens for it (`kubectl port-forward`, Docker's proxy)."""
     parts = urlsplit(url)
     port = parts.port or _PORTS[parts.scheme]
     if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
@@ -83,7 +83,7 @@ def stem(name: str) -> str:
 
 
 def cores(observations: Sequence[Observation], begin_s: float, end_s: float) -> dict[str, float]:
-    """Return the CPU time per second between two times, by name, of processes that existed throughout."""
+    """Return process name -> CPU seconds per second between `begin_s` and `end_s`. Only processes that existed throughout are counted."""
     within = [each for each in observations if begin_s - 1 <= each.at_s <= end_s + 1 and each.processes]
     if len(within) < 2:
         return {}

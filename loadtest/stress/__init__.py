@@ -1,1 +1,1 @@
-"""`goodput.py` measures the work done by an overloaded service, `memory_soak.py` its memory after unusual requests."""
+"""Stress tests: `goodput.py` measures the work that an overloaded service does, `memory_soak.py` its memory after unusual requests."""

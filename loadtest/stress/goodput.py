@@ -1,8 +1,9 @@
 """Measures the work done under overload by closed-loop clients of every kind: `python -m loadtest.stress.goodput`.
 
-Clients send single texts, requests of 32 and of 256 texts, attention requests and text generation; there are 8 clients (about the knee),
-then 64 and 256. Each sends again as soon as it is answered or refused, ignoring `Retry-After`. A token's cost depends on the kind, so the
-work done is the sum over kinds of tokens/s divided by the tokens/s of 8 clients of that kind alone. Required: 0.8 of that at 8 clients.
+There are five kinds of clients. They request the embedding of single texts, of 32 and of 256 texts, attention maps, and generated text.
+There are 8 clients in total (about the knee), then 64, then 256. Each sends again as soon as it is answered or refused, and ignores
+`Retry-After`. The cost of a token depends on the kind, so the work done is a sum over the kinds: tokens/s divided by the tokens/s of 8
+clients of this kind alone. Required: 64 and 256 clients get at least 0.8 of the work done for 8 clients.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ class Counted:
 
 
 def body(kind: str, draw: random.Random, encoder: str, decoder: str) -> tuple[str, dict[str, Any]]:
-    """Return path and body of a new request."""
+    """Return the path and the body of a new request of a client of this kind."""
     text = partial(sentence, draw)
     if kind == "attention":
         return "/v1/attention", {"model": encoder, "input": text(12), "layers": [-1], "average_heads": True}
@@ -79,7 +80,7 @@ async def measured(url: str, kinds: Sequence[str], clients: int, seconds: float,
             else:
                 count.failed += 1
 
-    # httpx scans all of its connections at each request, which with 256 clients takes longer than the answers.
+    # aiohttp is used instead of httpx, which scans all its connections at each request. With 256 clients this takes longer than an answer.
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=connector, timeout=aiohttp.ClientTimeout(120)) as http:
         began = time.monotonic() + 0.2 * seconds  # requests before this time are not counted

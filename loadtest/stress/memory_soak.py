@@ -1,7 +1,7 @@
 """Measures whether memory is freed after unusual requests: `python -m loadtest.stress.memory_soak`.
 
-Requests are long texts, attention maps, token embeddings, tokenization of a large text, and large batches. They are sent in rounds, with
-a pause after each for the service to free memory. Required: memory at the end is within 10 % of that at the beginning.
+The requests are for long texts, attention maps, token embeddings, the tokenization of a large text, and large batches. They are sent in
+rounds, with a pause after each for the service to free memory. Required: memory at the end is at most 10 % above memory at the beginning.
 """
 
 import random
@@ -52,7 +52,8 @@ def soak(
             time.sleep(PAUSE_S)
             return sum(process.pss_bytes for process in memory.measure(server.pid)) / 2**20
 
-        for model in (encoder.name, long.name):  # resources opened at the first request are not growth
+        # Send a first request to each route, because it opens resources that must not count as growth.
+        for model in (encoder.name, long.name):
             for path in ("/v1/embeddings", "/v1/attention"):
                 http.post(path, json={"model": model, "input": "the first text", **({} if "emb" in path else {"layers": [0]})})
         begin = end = held()

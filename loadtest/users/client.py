@@ -17,19 +17,19 @@ from locust.exception import StopUser
 from loadtest.load.kinds import KINDS
 from loadtest.users.request_settings import RequestSettings
 
-MOST_CONNECTIONS = 8000  # most connections of one process; a process that needs more cannot send requests in time
+MOST_CONNECTIONS = 8000  # largest number of connections of one process; with more, it cannot send its requests on time
 _numbers: Counter[str] = Counter()
 
 
 @cache
 def http(url: str, timeout_s: float) -> HTTPClient:
-    """Return a pool of kept-alive connections, shared by all users of the process."""
+    """Return a pool of kept-alive connections to `url`, which all Locust users of the process share."""
     return HTTPClient.from_url(url, concurrency=MOST_CONNECTIONS, network_timeout=timeout_s, connection_timeout=timeout_s)
 
 
 @dataclass
 class Answer:
-    """The outcome of one request. `problem` is the reason why the answer is not good."""
+    """The outcome of one request. `problem` is the reason why the request counts as failed; empty if it does not."""
 
     status: int = 0
     size_bytes: int = 0
@@ -46,7 +46,7 @@ class Answer:
 class Client(User):
     """One client with one request at a time. A subclass has a `kind`, and sends its request in `ask`.
 
-    The locustfile sets `settings`, which all clients share, when a test starts, before users are created.
+    All clients share `settings`, which the locustfile sets when a test starts, before it creates users.
     """
 
     abstract = True
@@ -56,7 +56,7 @@ class Client(User):
     settings: ClassVar[RequestSettings | None] = None
 
     def __init_subclass__(cls) -> None:
-        """Give each kind its weight and its one task, with the tags of `loadtest/load/kinds.py`."""
+        """Give each subclass with a kind its only task (to send requests), and the weight and tags of `loadtest/load/kinds.py`."""
         super().__init_subclass__()
         if kind := KINDS.get(getattr(cls, "kind", "")):
 
@@ -66,7 +66,7 @@ class Client(User):
             cls.weight, cls.tasks = kind.share, [tag(*kind.tags)(request)]
 
     def on_start(self) -> None:
-        """Prepare the client. Raises StopUser if no model can answer this kind, RuntimeError if the service's models are unknown."""
+        """Prepare the client. Raises StopUser if no model can answer its requests, RuntimeError if the service's models are unknown."""
         if not self.answerable(self.shared):
             raise StopUser
         assert self.environment.runner is not None
@@ -88,7 +88,7 @@ class Client(User):
 
     @classmethod
     def answerable(cls, settings: RequestSettings) -> bool:
-        """Return whether a model of the service supports this kind of client."""
+        """Return whether a model of the service can answer the requests of this kind of client."""
         task = KINDS[cls.kind].task
         return not task or task in settings.models
 
@@ -97,7 +97,8 @@ class Client(User):
         self.send(time.time())
 
     def send(self, due_s: float) -> Answer:
-        """Send one request and report the outcome to Locust. An exception counts as an answer with status 0."""
+        """Send a request that is due at `due_s` (`time.time()`), and report its outcome to Locust. An exception counts as an answer with
+        status 0."""
         answer = Answer()
         try:
             with gevent.Timeout(self.shared.timeout_s):
@@ -113,7 +114,7 @@ class Client(User):
         raise NotImplementedError
 
     def post(self, path: str, body: Any, answer: Answer) -> HTTPSocketResponse:
-        """Send `body` as JSON and wait for the head of the answer. The caller reads the rest."""
+        """Send `body` as JSON, and return the response when its headers have arrived. The caller reads its content."""
         response = self.http.request("POST", path, body=json.dumps(body).encode(), headers=self.shared.headers)
         answer.status = response.status_code
         answer.retry_after = response.get("retry-after") is not None
@@ -127,7 +128,7 @@ class Client(User):
         return refused(content, answer) if answer.status != 200 else json.loads(content)
 
     def _tell_locust(self, answer: Answer) -> None:
-        """Report the answer to Locust's tables. Refusals and extra metrics have their own rows; a refusal is no failure."""
+        """Report the answer to Locust's tables. Refusals (429), which do not count as failures, and extra metrics get their own rows."""
         fire = self.environment.events.request.fire
         name = f"{self.kind} (refused)" if answer.status == 429 else self.kind
         problem = RuntimeError(answer.problem) if answer.problem else None
@@ -137,6 +138,6 @@ class Client(User):
 
 
 def refused(content: bytes, answer: Answer) -> None:
-    """Record an answer whose status is not 200. A 429 is no problem; any other status is."""
+    """Record an answer whose status is not 200. A 429 is a refusal and does not count as a failure; every other status does."""
     if answer.status != 429:
         answer.problem = f"{answer.status} {content[:200].decode(errors='replace')}"

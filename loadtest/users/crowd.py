@@ -1,4 +1,4 @@
-"""Many slow connections: idle ones send nothing; slow readers request a stream and read it a few bytes at a time."""
+"""Opens many connections beside the measured clients: idle ones send nothing, slow readers read a stream a few bytes at a time."""
 
 import random
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _TOKENS = 128  # tokens in a slow reader's stream; they are generated fast, but 
 
 
 class Crowd:
-    """The idle connections and slow readers of a stage. If the service closes a connection, it is reopened."""
+    """The idle connections and slow readers that a stage of a load test has. If the service closes a connection, it is opened again."""
 
     def __init__(self, settings: RequestSettings) -> None:
         self._settings = settings

@@ -6,7 +6,7 @@ from loadtest.common import texts
 from loadtest.common.texts import DOCUMENT, PASSAGE, QUERY
 from loadtest.users.client import Answer, Client
 
-_BATCH = 64  # texts per request, more than the service accepts as interactive work
+_BATCH = 64  # texts per request; so many that the service puts the request into its bulk lane
 _DOCUMENTS = (5, 30)  # fewest and most documents of a rerank request
 
 
@@ -28,7 +28,7 @@ class _EmbeddingsClient(Client):
 
 
 class Embed(_EmbeddingsClient):
-    """Sends one query per request, like a search box; with `--words`, one text of this many words."""
+    """Sends one short query per request, like a search box. If `--words` is given, the query has this many words."""
 
     kind = "embed"
 
@@ -46,7 +46,7 @@ class EmbedBatch(_EmbeddingsClient):
 
 
 class EmbedMixed(_EmbeddingsClient):
-    """Sends 1 to 8 texts of 6 to 220 words, mostly short (with the lengths of the benchmark's mix)."""
+    """Sends 1 to 8 texts of 6 to 220 words, mostly short. Their lengths are those of `MIX` in loadtest/common/texts.py."""
 
     kind = "embed_mixed"
 

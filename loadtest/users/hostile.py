@@ -1,6 +1,7 @@
 """A hostile client: its requests are invalid, too large or cut off, or it reads the answers too slowly. Other clients must not notice.
 
-An answer counts as good if it has the expected error, in JSON. A client that closes its connection expects no answer.
+A request is successful if the service answers it with the expected error, in JSON. If the client closes the connection, no answer is
+expected.
 """
 
 import json
@@ -35,13 +36,13 @@ class Hostile(Client):
 
 
 def wrong(path: str, body: bytes, *statuses: int) -> Callable[[Hostile, Answer], None]:
-    """Return an attack that sends a request to be answered with one of these statuses."""
+    """Return an attack that sends a wrong request. The service must answer it with one of `statuses` or with 429."""
     return lambda client, answer: client.expect(path, body, answer, *statuses)
 
 
 def huge(client: Hostile, answer: Answer) -> None:
-    """Announce a body of 1 TiB and send 32 KiB, more than a proxy buffers. The service must reject it at once; a closed connection is also
-    accepted, because some proxies close it."""
+    """Announce a body of 1 TiB and send 32 KiB of it, more than a proxy buffers. The service must answer 413 at once. A connection that is
+    closed without an answer is accepted too, because some proxies do this."""
     with connect(client.shared) as connection:
         connection.sendall(head(client.shared, "/v1/embeddings", _HUGE_BYTES) + b"{" * 32_768)
         first = connection.recv(65536)
@@ -59,7 +60,7 @@ def half_a_body(client: Hostile, answer: Answer) -> None:
 
 
 def leaves(client: Hostile, answer: Answer) -> None:
-    """Close the connection in the middle of the stream."""
+    """Request a stream and close the connection in the middle of it."""
     with connect(client.shared) as connection:
         connection.sendall(long_answer(client.shared))
         connection.recv(200)
@@ -67,7 +68,7 @@ def leaves(client: Hostile, answer: Answer) -> None:
 
 
 def reads_slowly(client: Hostile, answer: Answer) -> None:
-    """Read the stream a few bytes at a time, then close the connection."""
+    """Request a stream, read a few bytes at a time for some seconds, then close the connection."""
     with connect_slowly(client.shared) as connection:
         for _ in range(_SLOW_READS):
             connection.recv(16)

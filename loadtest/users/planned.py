@@ -1,8 +1,8 @@
-"""The locustfile of `attnserve load`: clients that send requests by a load plan and record a sample of each request.
+"""The locustfile of `attnserve load`: its clients follow a load plan, and record a sample (the measurements) of each request.
 
     locust -f loadtest/users/planned.py --headless --plan JSON
 
-Workers get the plan from their master. Only clients of the kinds in the plan's mix are spawned.
+Locust's worker processes get the plan from their master process. Only clients of the kinds in the plan's mix are spawned.
 """
 
 import sys
@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import new_class
 
-# Locust adds only this file's folder to the path, and a worker may start in any folder.
+# Add the repository root to sys.path: Locust adds only this file's folder, and a worker process may start in any working directory.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gevent
@@ -111,7 +111,7 @@ def settings_of(plan: LoadPlan, key: str) -> RequestSettings:
 
 
 class Stages(LoadTestShape):
-    """Runs the plan's stages in order. The last stage has no arrivals and ends as soon as no request is in flight."""
+    """Tells Locust the number of users over time, by the plan's stages. A last stage without arrivals ends when no request is in flight."""
 
     _at, _end_s = -1, 0.0
 

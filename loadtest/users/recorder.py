@@ -1,4 +1,5 @@
-"""Writes the samples of a run to a file. Workers send their samples to the master in Locust's own reports."""
+"""Writes the samples of a load test to a file. A sample has the measurements of one request. Locust's worker processes send their samples
+to the master process, as a field of the reports that Locust sends anyway."""
 
 import time
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ class Sent(NamedTuple):
 
 
 class Recorder:
-    """Records the samples of one process. `in_flight` counts its requests in flight and those in its workers' last reports."""
+    """Records the samples of one process. `in_flight` is the number of its requests in flight, plus those of its worker processes by their
+    latest reports."""
 
     def __init__(self) -> None:
         self._pending: list[Sample] = []
@@ -49,7 +51,7 @@ class Recorder:
             self._pending.append(sample)
 
     def attach(self, environment: Environment, out: Path | None) -> None:
-        """Write the run's samples to a file in the folder `out`. If this is a worker, send them to the master instead."""
+        """Start to write samples to a file in the folder `out`. If this is a worker process, send them to the master instead."""
         if isinstance(environment.runner, WorkerRunner) or out is None:
             environment.events.report_to_master.add_listener(self._report)
             return
@@ -68,7 +70,8 @@ class Recorder:
         samples.append(out, pending)
 
     def _close(self, out: Path) -> None:
-        """Record requests still in flight as lost, with status 0, so that a service that never answers is noticed. Write all samples."""
+        """Record requests that are still in flight as failed, with status 0, so that a service that never answers is noticed. Then write
+        all samples."""
         now = time.time()
         for lost in [*self._mine.values(), *(sent for told in self._workers.values() for sent in told)]:
             ms = (now - lost.due_s) * 1000

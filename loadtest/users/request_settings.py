@@ -1,4 +1,4 @@
-"""The settings shared by all requests of a run: service, models, text lengths. They come from Locust's options or from a plan."""
+"""The settings shared by all requests of a load test: service, models, text lengths. They come from Locust's options or a load plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from loadtest.load import models
 
 @dataclass(frozen=True)
 class RequestSettings:
-    """The settings of requests. `models`: task (embed, complete, chat, rerank) -> model. Tasks that no model supports are absent."""
+    """The settings of requests. `models` maps a task (embed, complete, chat, rerank) to the model to use. A task that no model of the
+    service supports is absent."""
 
     url: str
     models: Mapping[str, str]
@@ -53,7 +54,8 @@ def add_key(parser: LocustArgumentParser) -> None:
 
 
 def from_options(options: Any, host: str) -> RequestSettings:
-    """Query the models and tasks of the service at `host`. Raises LoadtestError for a bad option, or if the service does not answer."""
+    """Return the settings that Locust's options give. The service at `host` is asked for its models and their tasks. Raises LoadtestError
+    for a bad option, or if the service does not answer."""
     parts = urlsplit(host)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
         raise LoadtestError(f"the host {host!r} must have the form http://NAME:PORT or https://NAME:PORT: give it with --host")

@@ -1,4 +1,4 @@
-"""Clients that read text as it is generated: completion and chat. They measure time to first token, time between tokens, and tokens/s."""
+"""Clients that read text as it is generated: completion and chat. They measure the time to the first token and between tokens."""
 
 import json
 import time
@@ -82,8 +82,9 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def note(answer: Answer, started: float, moments: list[float]) -> None:
-    """Compute a stream's metrics from the arrival times of its text chunks. A chunk may hold several tokens, so the time between tokens is
-    the mean over the stream (like vLLM's time per output token). The longest gap is reported too."""
+    """Compute a stream's metrics from the arrival times of its text chunks (`moments`), and write them into `answer`. A chunk may contain
+    several tokens, so the time between tokens is the mean over the stream (like vLLM's time per output token). The longest gap between two
+    chunks is reported too."""
     answer.first_ms = (moments[0] - started) * 1000
     answer.metrics["first token, ms"] = answer.first_ms
     if answer.tokens > 1 and len(moments) > 1:

@@ -7,7 +7,7 @@ from gevent import socket, ssl
 
 from loadtest.users.request_settings import RequestSettings
 
-LONG = 2000  # number of tokens to request if the stream is not read to its end
+LONG = 2000  # number of tokens to request in a stream that the client does not read to its end
 
 
 def connect(settings: RequestSettings) -> socket.socket:
@@ -26,13 +26,14 @@ def connect_slowly(settings: RequestSettings, tokens: int = LONG) -> socket.sock
 
 
 def head(settings: RequestSettings, path: str, length: int) -> bytes:
-    """Return the head of a POST request with this content-length."""
+    """Return request line and headers of a POST request, with the content-length `length`."""
     lines = [f"POST {path} HTTP/1.1", f"Host: {urlsplit(settings.url).netloc}", f"Content-Length: {length}"]
     return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in settings.headers.items()), "", ""]).encode()
 
 
 def long_answer(settings: RequestSettings, tokens: int = LONG) -> bytes:
-    """Return a request for a stream of `tokens` tokens. If no decoder is served, it requests a tenth as many embeddings instead."""
+    """Return the bytes of a request for a stream of `tokens` tokens. If the service has no decoder, the request is for the embeddings of a
+    tenth as many texts."""
     if model := settings.models.get("complete"):
         path, asked = "/v1/completions", {"model": model, "prompt": "a", "max_tokens": tokens, "stream": True, "ignore_eos": True}
     else:

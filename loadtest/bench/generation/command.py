@@ -1,5 +1,5 @@
-"""`attnserve bench-generate`: compares text generation with the bare step loop, a softmax model and transformers, in turns; see
-loadtest/README.md."""
+"""`attnserve bench-generate`: compares text generation with the bare step loop (the step graph in ONNX Runtime without an engine), a
+softmax model and transformers, in turns; see loadtest/README.md."""
 
 from functools import partial
 from pathlib import Path

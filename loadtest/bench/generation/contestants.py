@@ -1,4 +1,5 @@
-"""The options of a run, the models that are built before its rounds begin, and the reasons why some models could not be built."""
+"""The options of `attnserve bench-generate`, and the models that it builds before its rounds begin. If a model cannot be built, the reason
+is kept."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ class GenerationPart(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationPlan:
-    """The plan of a run. `tokens` is the length of the long sequence, `memory_bytes` the limit on a batch's states or KV caches."""
+    """The options of the benchmark. `seconds`: length of one measurement. `slots`: runs of the engine at a time. `tokens`: length of the
+    long sequence. `memory_bytes`: limit on the states or KV caches of a batch."""
 
     bundle: Path
     model: str
@@ -43,7 +45,7 @@ class GenerationPlan:
 
 
 NEW_TOKENS = 256  # number of tokens of each text that transformers generates
-# Part of the benchmark -> the contestants that it needs and that `build` makes.
+# Part of the benchmark -> names of the contestants that it needs and that `build` must make.
 NEEDED: dict[GenerationPart, tuple[str, ...]] = {
     GenerationPart.flat: ("bundle's twin",),
     GenerationPart.transformers: ("transformers",),
@@ -57,14 +59,14 @@ NO_CHECKPOINT = "not measured without --checkpoint, the folder that the bundle w
 class Contestants:
     """The models to compare with the bundle."""
 
-    twin: Path | None = None  # ONNX graph of the bundle's decoder with softmax layers in place of its own
+    twin: Path | None = None  # ONNX graph of the bundle's decoder with softmax attention instead of its own
     gpt2: "Gpt2 | None" = None
     paper: dict[str, "Pair"] = field(default_factory=dict)  # name of a shape in shapes.py -> the two models of this shape
     left_out: dict[str, str] = field(default_factory=dict)  # name of a contestant that could not be built -> reason
 
 
 def build(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Callable[[str], None]) -> Contestants:
-    """Build the models that the plan's parts need, in `folder`. Raises LoadtestError if the checkpoint is not the bundle's model."""
+    """Build the models that the plan's parts need, in `folder`. Raises LoadtestError if the bundle was not made of the checkpoint."""
     made = Contestants()
     asked = plan.parts & set(NEEDED)
     if absent := _absent("torch", "onnx", "onnxscript"):

@@ -1,4 +1,5 @@
-"""Measures the parts of a round. In each part the contestants take turns, so that a slow minute of the machine slows all of them."""
+"""Measures the parts of `attnserve bench-generate`. In each part the contestants take turns, so that a slow minute of the machine slows all
+of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,12 +14,13 @@ from loadtest.in_process.twin import STRETCH, Twin, long_sequences
 
 CHUNKS = (16, 64, 256, 1024)
 PROMPT_TOKENS = 16_384  # length in tokens of the prompt whose prefill is measured
-TURNS = 3  # turns per round for ratios near their required value, because several turns average out variations in the machine's speed
-TEXTS = 8  # batch size of transformers and the engine
+TURNS = 3  # turns per round in parts whose ratios are near the required value: several turns average out changes of the machine's speed
+TEXTS = 8  # number of texts that transformers, and for comparison the engine, generate at a time
 
 
 class Measuring:
-    """Has one method per part. Figures are in tokens per second (`per_s`), or in the unit at the end of their name."""
+    """Has one method for each part of the benchmark. Figures are in tokens per second (`per_s`), or in the unit at the end of their
+    name."""
 
     def __init__(self, plan: GenerationPlan, built: Contestants, measured: Measurements) -> None:
         self.plan, self.built, self.measured = plan, built, measured

@@ -18,12 +18,13 @@ from loadtest.errors import LoadtestError
 
 STREAM_TOKENS = 512
 _COUNTER = "vllm:generation_tokens_total"
-WARM = 5  # number of warm-up requests
+WARM = 5  # number of first requests that are not counted, because they warm up the service
 _TAKEN = 1 << 20  # largest number of bytes per read of an answer whose content is ignored
 
 
 def tokens_per_s(server: MeasuredServer, streams: int, seconds: float) -> float:
-    """Return tokens per second with `streams` connections. Each requests a streamed text, reads it, and requests the next."""
+    """Return the tokens per second that the service samples for `streams` connections. On each, a streamed text is requested and read to
+    its end, then the next."""
     bodies = [
         _body(server, prompt=f"text {seed}", seed=seed, max_tokens=STREAM_TOKENS, ignore_eos=True).decode() for seed in range(64 * streams)
     ]
@@ -43,7 +44,8 @@ def sampled_tokens(server: MeasuredServer) -> float:
 
 
 def first_tokens_s(server: MeasuredServer, seconds: float) -> tuple[float, ...]:
-    """Measure the seconds from request to first token. Requests follow one another, each on a new connection."""
+    """Return the seconds from the request to the first token, for requests that follow one another for `seconds`, each on a new
+    connection."""
     until, waits, number = time.perf_counter() + seconds, list[float](), 0
     while number < 2 * WARM or time.perf_counter() < until:
         number += 1

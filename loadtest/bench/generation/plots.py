@@ -36,8 +36,8 @@ def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file:
 def price_of_a_token(
     ours: Sequence[Stretch], twins: Sequence[Stretch], file: Path, title: str, *, state_bytes: int, twin_token_bytes: float
 ) -> None:
-    """Draw the time per token, and the memory that past tokens take, along one sequence. If the twin (the softmax model) was measured, the
-    line fitted to its times is extended to the end of our sequence."""
+    """Draw the time per token, and the memory that past tokens take, along one sequence. If the twin (the decoder with softmax attention)
+    was measured, the line fitted to its times is extended to the length of the bundle's sequence."""
     figure = _figure(8, 6)
     time, memory = figure.subplots(2, 1, sharex=True)
     positions = [stretch.middle for stretch in ours]

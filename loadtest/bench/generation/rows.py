@@ -1,4 +1,4 @@
-"""Makes the report's rows with their required values. Each requested part has rows, whether it was measured or not."""
+"""Makes the rows of the report, with the required values. A part that was requested has rows even if it was not measured."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +13,15 @@ from loadtest.in_process.shapes import POSITIONS, ModelShape
 from loadtest.in_process.steps import Stretch
 from loadtest.in_process.twin import crossover, fitted
 
-FLAT = 1.05  # largest ratio of two times per token: at the end of a long sequence, and in its first thousand tokens
-DISTURBED = 3.0  # largest ratio of two times between tokens: during the prefill of another prompt, and without it
-SHARED = 4.0  # largest ratio of two times to the first token: while another request occupies all slots, and alone
+FLAT = 1.05  # longest allowed time per token at the end of a long sequence, as a multiple of the time in its first thousand tokens
+DISTURBED = 3.0  # longest allowed p99 time between tokens while another prompt is prefilled, as a multiple of the undisturbed median
+SHARED = 4.0  # longest allowed p99 time to the first token while another request has all slots, as a multiple of the p99 without it
 PER_S, TIMES = "tokens/s", "times as long"
 MiB, GiB = 2**20, 2**30
 
 
 def rows(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
-    """Return the report's rows for the plan's parts: one for each required value, and rows without a requirement for comparison."""
+    """Return the report's rows for the plan's parts: one for each required value, and rows for comparison that have no required value."""
     return [row for part, made in PARTS.items() if part in plan.parts for row in made(plan, measured)]
 
 
@@ -115,7 +115,7 @@ def _batches(plan: GenerationPlan, measured: Measurements) -> list[ReportRow]:
 
 
 def by_batch(measured: Measurements, shape: ModelShape, contestant: str) -> dict[int, tuple[float, ...]]:
-    """Return tokens per second by batch size; `contestant` is "ours" or "twin" (the softmax model)."""
+    """Return batch size -> tokens per second, one value per round. `contestant` is "ours" or "twin" (the same decoder with softmax)."""
     found: dict[int, tuple[float, ...]] = {}
     for entry in measured.of(f"{shape.name} batches", contestant):
         found[entry["batch"]] = (*found.get(entry["batch"], ()), entry["per_s"])
@@ -164,7 +164,7 @@ def _flat(_: GenerationPlan, measured: Measurements) -> list[ReportRow]:
 
 
 def measured_with_twin(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
-    """Return the stretches of our decoder that were measured in turns with a stretch of the softmax twin."""
+    """Return the stretches of the bundle's decoder (`ours`) that were measured in turns with stretches of its softmax twin."""
     return [stretch for stretch in ours if stretch.first <= twins[-1].first]
 
 
