@@ -62,8 +62,9 @@ async def test_states_are_listed_in_pages_newest_first(states: States) -> None:
     }
     missing = [await states.refused(404, "GET", f"?after={after}") for after in (NO_STATE, "x", "%00")]
     assert missing[0] == missing[1] == missing[2]
-    for limit in (0, 101):
-        assert (await states.refused(400, "GET", f"?limit={limit}"))["param"] == "limit"
+    for limit in ("0", "101", "many"):
+        error = await states.refused(400, "GET", f"?limit={limit}")
+        assert (error["param"], error["message"].endswith(f". Given: '{limit}'")) == ("limit", True)
 
 
 async def test_states_are_filtered(states: States) -> None:
