@@ -123,6 +123,8 @@ async def test_a_name_moves_by_compare_and_set(states: States) -> None:
     for header in ({"if-match": "v1"}, {"if-match": 'W/"v1"'}, {"if-none-match": '"v1"'}, {"if-match": '"v1"', "if-none-match": "*"}):
         await states.refused(400, "PATCH", f"/{first}", {"name": "head"}, headers=header)
     await states.refused(400, "PATCH", f"/{first}", {}, headers={"if-match": '"v1"'})
+    error = await states.refused(400, "DELETE", f"/{first}", headers={"if-match": '"v1"'})
+    assert (error["param"], "send the name instead" in error["message"]) == ("If-Match", True)
 
 
 async def test_a_version_guards_changes_by_the_name_in_the_path(states: States) -> None:
