@@ -22,7 +22,7 @@ from service.http import openapi
 from service.http.cors import Cors
 from service.http.edge import INTERNAL_ERROR, Edge, refusal
 from service.http.keys import Keys
-from service.http.routing import METHOD, allowed, canonical, exact
+from service.http.routing import METHOD, SHORT, allowed, canonical, exact
 
 log = logging.getLogger("attnserve")
 
@@ -120,7 +120,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):  # FastAPI raises it for an invalid parameter in the path or query
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"][1:])) or "request"
-        refused = InvalidRequest(f"`{field}`: {first['msg']}", param=field)
+        given = "" if first["type"] == "missing" else f". Given: {SHORT.repr(first['input'])}"
+        refused = InvalidRequest(f"`{field}`: {first['msg']}{given}", param=field)
     elif isinstance(error, HTTPException) and error.status_code not in (404, 405):
         refused = ServiceError(str(error.detail))
         refused.status, refused.code = error.status_code, "invalid_request"

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import InvalidRequest, ServiceError
+from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.sampling.sampler import Drawn, Sampler
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, StepSession, Tensor
 from service.generation.slots import Row, Slots
+from service.states.validity import not_finite
 
 
 class Running:
@@ -68,8 +69,12 @@ class Running:
         return replace(drawn, failures={row: self._why(row, error) for row, error in drawn.failures.items()}) if drawn.failures else drawn
 
     def _why(self, row: int, error: ServiceError) -> ServiceError:
-        """Return the error of a row for which no token could be drawn. If its grammar failed, the error has the grammar's reason."""
-        matcher = self.sequences[row].matcher
+        """Return the error of a row for which no token could be drawn. If its grammar failed, the error has the grammar's reason. If its
+        logits are not finite, the error depends on whether the run began at a stored state."""
+        sequence = self.sequences[row]
+        if isinstance(error, RuntimeFailed):
+            return not_finite(sequence.position, began=sequence.request.start is not None)
+        matcher = sequence.matcher
         if matcher is None or not isinstance(error, InvalidRequest) or (failure := matcher.failure) is None:
             return error
         return InvalidRequest(f"the grammar cannot be followed any further: {failure}", param="grammar")

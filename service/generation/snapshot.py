@@ -34,6 +34,11 @@ class State:
     seen: NDArray[np.uint8] | None = None  # bit i (little-endian) is 1 if token i was fed; None in a state that no request continues
     recent: tuple[int, ...] = ()  # the last tokens fed, `MOST_RECENT` at most; () in a state that no request continues
 
+    @property
+    def finite(self) -> bool:
+        """Return whether all numbers are finite. A logit may be -inf, which excludes a token."""
+        return all(np.isfinite(tensor).all() for tensor in self.tensors) and (self.logits is None or bool(np.isfinite(self.logits.max())))
+
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
         """Raise InvalidRequest if this is not a valid state of the model."""
         check_bundle(self.fingerprint, fingerprint)

@@ -44,8 +44,8 @@ _MOST_NS = 80e6
 _LARGE_BYTES = 250_000  # the cost of shorter bodies is not checked, because any such body is parsed fast
 _ASIDE_BYTES = 1_000_000  # the cost of larger bodies is estimated on a thread
 _MOST_ESCAPES = 2_000_000  # if a body has more backslashes, finding the ends of its strings is too slow
-_SHORT = reprlib.Repr()  # shortens invalid values in error messages
-_SHORT.maxstring = _SHORT.maxother = 80
+SHORT = reprlib.Repr()  # shortens invalid values in error messages
+SHORT.maxstring = SHORT.maxother = 80
 _BRANCHES = ("str", "int", "bool")  # names of union branches, which pydantic adds to an error's location
 
 
@@ -233,13 +233,13 @@ def _sentence(error: ValidationError) -> InvalidRequest:
     first = max(problems, key=_fitness) if len(problems) > 1 else problems[0]
     field = ".".join(_names(first["loc"])) or "body"
     if first["type"] in (UNKNOWN, NOT_SUPPORTED):
-        named = ".".join([*_names(first["loc"]), _SHORT.repr(first["ctx"]["field"]).strip("'")])
+        named = ".".join([*_names(first["loc"]), SHORT.repr(first["ctx"]["field"]).strip("'")])
         return InvalidRequest(f"`{named}` {first['msg']}", param=named)
     if first["input"] is None:
         return InvalidRequest(f"`{field}`: Field required: null is the same as leaving it out", param=field)
     if first["type"] in ("too_short", "string_too_short"):
         return EmptyInput(f"`{field}` cannot be empty", param=field)
-    given = "" if first["type"] == "missing" else f". Given: {_SHORT.repr(first['input'])}"
+    given = "" if first["type"] == "missing" else f". Given: {SHORT.repr(first['input'])}"
     return InvalidRequest(f"`{field}`: {first['msg']}{given}", param=field)
 
 
@@ -247,5 +247,6 @@ def _names(loc: Sequence[int | str]) -> list[str]:
     return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)]
 
 
-def _fitness(problem: Any) -> tuple[bool, int]:
-    return not problem["type"].endswith("_type"), sum(isinstance(part, int) for part in problem["loc"])
+def _fitness(problem: Any) -> tuple[bool, int, int]:
+    loc = problem["loc"]
+    return not problem["type"].endswith("_type"), sum(isinstance(part, int) for part in loc), len(_names(loc))

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 
 AGAIN = "send the request without the state, or upload the state again, unchanged"
 
@@ -52,6 +52,18 @@ def check_numbers(spec: contract.StateTensor, tensor: NDArray[Any], position: in
             raise InvalidRequest(f"the state is broken: the sums in the last column of {spec.name} are not above 0; {AGAIN}")
     if holds == "count" and not ((tensor >= 1) & (tensor <= position) & (tensor == np.floor(tensor))).all():
         raise InvalidRequest(f"the state is broken: {spec.name} counts other tokens than its position, {position}; {AGAIN}")
+
+
+def not_finite(position: int, *, began: bool) -> ServiceError:
+    """Return the error of a run whose numbers at `position` are not finite.
+
+    `began`: the run began at a stored state. This state is at fault then, and not the service: a client may upload finite numbers that
+    overflow when the model continues them.
+    """
+    found = f"the model's numbers at position {position} are not finite"
+    if began:
+        return InvalidRequest(f"{found}, so the state cannot be continued with this text: continue another state, or none", param="state")
+    return RuntimeFailed(found)
 
 
 def check_logits(name: str, logits: NDArray[np.float32], vocab_size: int) -> None:

@@ -39,6 +39,7 @@ from service.states.store import GroupingEngine
 
 SAFETENSORS = "application/octet-stream"  # the media type that generated clients can read
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
+_MOST_POSITION = 2**53 - 1  # JSON clients round larger numbers; a state that continues this one must have at most 18 digits
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The state as a file in the format safetensors.", "content": {SAFETENSORS: _BINARY}},
@@ -128,6 +129,10 @@ async def upload(
     decoder = model.manifest.decoder
     assert decoder is not None
     whole = await asyncio.to_thread(unpack, content, decoder, model.manifest.limits.vocab_size, model.manifest.fingerprint)
+    if whole.position > _MOST_POSITION:
+        raise InvalidRequest(
+            f"the state has the position {whole.position}, and the most is {_MOST_POSITION}: upload the state again, unchanged"
+        )
     record = new_record(
         options,
         settings,

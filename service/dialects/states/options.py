@@ -1,8 +1,8 @@
 """The fields of a request that continues a state or stores a new state."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt
 from pydantic_core import PydanticCustomError
 
 from service.http.fields import WITHOUT_NULLS, Fields
@@ -20,7 +20,15 @@ def _no_id(name: str) -> str:
 
 
 StateName = Annotated[str, Field(pattern=NAME_PATTERN), AfterValidator(_no_id)]
-Ttl = Annotated[StrictFloat, Field(ge=1, le=MOST_TTL_S)] | Literal["never"]
+
+
+def _seconds_or_never(value: Any) -> Any:
+    if value is None or value == "never" or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    raise PydanticCustomError("ttl", f"Input should be a number of seconds from 1 to {MOST_TTL_S}, or 'never'")
+
+
+Ttl = Annotated[Annotated[StrictFloat, Field(ge=1, le=MOST_TTL_S)] | Literal["never"], BeforeValidator(_seconds_or_never)]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MOST_PAIRS), WITHOUT_NULLS
 ]

@@ -118,6 +118,8 @@ async def delete(state: StatePath, call: CallDep, catalog: CatalogDep, if_match:
     def deleted(engine: GroupingEngine) -> str:
         with engine.group():
             record, name = find(engine, tenant, state)
+            if name is None and if_match is not None:
+                raise InvalidRequest("If-Match is about a name, and the path has an id: send the name instead", param="If-Match")
             guard = change_of(engine, tenant, name and name.name, if_match, None)
             engine.delete(tenant, record.id, guard)
             return record.id

@@ -19,6 +19,7 @@ from service.generation.snapshot import Snapshot, State
 from service.states.engine import StateEngine
 from service.states.record import Document, Keep, Quota, StateRecord, StateReference
 from service.states.store import Store
+from service.states.validity import not_finite
 
 _CHECKPOINT = "checkpoint"  # the kind of a document that contains a checkpoint
 _CHECKPOINT_S = 600.0  # seconds after which the checkpoint of a lost run expires
@@ -62,7 +63,7 @@ class StateKeeper:
 
     def keep(self, keep: Keep, state: State, origin: State | None, fed: Sequence[int], stored: Stored) -> None:
         """Store `state`, which results from feeding the tokens `fed` to `origin` (None: the empty state). Then `stored` is called, from any
-        thread, with None or the error.
+        thread, with None or the error. A state with numbers that are not finite is not stored.
 
         Never waits, so the engine's thread may call it.
         """
@@ -70,6 +71,8 @@ class StateKeeper:
         def put(engine: StateEngine) -> StateRecord:
             packing = self.packing
             whole = packing.whole(state, origin, fed)
+            if not whole.finite:
+                raise not_finite(whole.position, began=origin is not None)
             record = replace(keep.record, position=state.position, fingerprint=packing.fingerprint, numerics=packing.numerics)
             ids = np.array(fed, "<i4").tobytes()
             kept = engine.put(record, packing.pack(record, whole), ids=ids, quota=keep.quota, name=keep.name, key=keep.key)

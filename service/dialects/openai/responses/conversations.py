@@ -24,6 +24,7 @@ from service.states.record import Document, Quota
 from service.states.store import GroupingEngine
 
 MOST_ITEMS = 4096
+MOST_BYTES = 2**25  # a conversation is read and written as a whole
 _KIND = "conversation"
 _TRIES = 5  # attempts to append items, if other processes write the conversation at the same time
 
@@ -47,19 +48,26 @@ class Conversation:
     state: str | None = None  # id of the state after the first `seen` items
     seen: int = 0
     version: int = 0
+    size: int = 0  # bytes in the store when it was read
 
     @classmethod
     def of(cls, document: Document) -> Self:
-        return cls(tenant=document.tenant, id=document.id, version=document.version, **orjson.loads(document.body))
+        rest: dict[str, Any] = {"tenant": document.tenant, "id": document.id, "version": document.version, "size": len(document.body)}
+        return cls(**orjson.loads(document.body), **rest)
 
     def json(self) -> dict[str, Any]:
         return {"id": self.id, "object": "conversation", "created_at": self.created_at, "metadata": self.metadata}
 
     def after(self, new: Sequence[dict[str, Any]]) -> Self:
-        """Return the conversation with the items `new` appended. Raises InvalidRequest if it would have too many items."""
+        """Return the conversation with the items `new` appended. Raises InvalidRequest if it would have too many items or bytes."""
         if (count := len(self.items) + len(new)) > MOST_ITEMS:
             raise InvalidRequest(
                 f"the conversation would have {count} items, and the most is {MOST_ITEMS}: begin another one",
+                param="items",
+            )
+        if (size := self.size + len(orjson.dumps(new))) > MOST_BYTES:
+            raise InvalidRequest(
+                f"the conversation would have {size} bytes, and the most is {MOST_BYTES}: begin another one",
                 param="items",
             )
         return replace(self, items=[*self.items, *new])
@@ -145,7 +153,7 @@ async def continued(body: ResponseRequest, catalog: Catalog, call: Call) -> tupl
     tenant, id_ = tenant_of(call), body.conversation_id or ""
     found = await store_of(catalog).call(lambda engine: find(engine, tenant, id_, "conversation"))
     own = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    found.after([{}] * (len(own) + 1))
+    found.after([*new_items(own), {}])
     begin = None
     if found.state is not None:
         try:

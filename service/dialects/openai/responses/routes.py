@@ -79,7 +79,10 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     if call.idempotency_key is not None and not body.store:
         raise InvalidRequest("Idempotency-Key needs store=true: the response is found again in the store", param="Idempotency-Key")
     tenant, running = tenant_of(call), running_of(catalog)
-    key = None if call.idempotency_key is None else key_of(call.idempotency_key, "/v1/responses", _strict_json(content))
+    key = None
+    if call.idempotency_key is not None:
+        _check_json(content)
+        key = key_of(call.idempotency_key, "/v1/responses", orjson.loads(body.model_dump_json(by_alias=True)))
     previous = None
     if asked := body.previous_response_id:
         previous = await store_of(catalog).call(lambda engine: stored.previous(engine, tenant, asked))
@@ -107,11 +110,10 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     return await _begun(running, prepared, head, row, body, call, catalog)
 
 
-def _strict_json(content: bytes) -> Any:
-    """Return the parsed body. Raises MalformedBody if it is not JSON. NaN and Infinity are not JSON, but Pydantic accepts them in ignored
-    fields."""
+def _check_json(content: bytes) -> None:
+    """Raise MalformedBody if the body is not JSON. NaN and Infinity are not JSON, but Pydantic accepts them in ignored fields."""
     try:
-        return orjson.loads(content)
+        orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise MalformedBody(f"the body is not JSON, which an Idempotency-Key needs: {error}") from None
 

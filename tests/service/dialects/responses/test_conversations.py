@@ -222,6 +222,18 @@ async def test_a_conversation_has_a_bounded_number_of_items(responses: Responses
     assert len(responses.engine.requests) == 1, "it is refused before anything is generated"
 
 
+async def test_a_conversation_has_a_bounded_number_of_bytes(responses: Responses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.dialects.openai.responses.conversations.MOST_BYTES", 1000)
+    id_ = await begin(responses, items=[RULE])
+    answer = await responses.http.post(f"{CONVERSATIONS}/{id_}/items", json={"items": [{**RULE, "content": "x" * 700}]})
+    assert (answer.status_code, "the most is 1000" in answer.text) == (400, True)
+    error = await responses.refused(400, "POST", json={"input": "x" * 700, "conversation": id_})
+    assert (error["param"], "the most is 1000" in error["message"]) == ("items", True)
+    assert not responses.engine.requests, "it is refused before anything is generated"
+    assert len((await responses.http.get(f"{CONVERSATIONS}/{id_}/items")).json()["data"]) == 1
+    await responses.make(conversation=id_)
+
+
 async def test_a_foreign_conversation_is_a_missing_one(keyed: tuple[Responses, Responses]) -> None:
     mine, other = keyed
     id_ = await begin(mine, items=[RULE])

@@ -239,6 +239,15 @@ async def test_a_request_with_the_same_key_answers_the_same_response(responses: 
     assert (await responses.refused(400, "POST", json={"input": "Hi", "store": False}, headers=key))["param"] == "Idempotency-Key"
 
 
+async def test_a_null_is_an_absent_field_for_a_key_too(responses: Responses) -> None:
+    key = {"Idempotency-Key": "k"}
+    made = await responses.make(headers=key, metadata={"a": "1", "b": "2"})
+    again = await responses.make(headers=key, metadata={"b": "2", "a": "1"}, user=None, tools=None, conversation=None)
+    assert again["id"] == made["id"]
+    huge = [{"role": "assistant", "content": [{"type": "output_text", "text": "Hi", "logprobs": [2**70]}]}]
+    assert (await responses.make(headers={"Idempotency-Key": "l"}, input=huge))["status"] == "completed"
+
+
 async def test_a_second_request_waits_for_the_first_one(responses: Responses, quick_polls: None) -> None:
     responses.engine.hold(4)
     both = [asyncio.create_task(responses.make(headers={"Idempotency-Key": "k"})) for _ in range(2)]

@@ -137,6 +137,7 @@ async def test_what_is_no_state_of_a_model_here_is_refused_and_nothing_written(s
         blob_of(states.model, tensors=(np.full((2, 4), np.nan, np.float32),)),
         blob_of(states.model, tensors=(np.zeros((2, 5), np.float32),)),
         blob_of(states.model, recent=(13,)),
+        blob_of(states.model, position=2**53),
     ]
     for content in bad:
         answer = await put(states, content, "?name=doc")

@@ -1,11 +1,13 @@
 """The same routes before a real decoder: its states give the tokens that the whole text gives, to the last digit."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -131,3 +133,25 @@ async def test_equal_requests_at_once_answer_one_state(http: httpx.AsyncClient) 
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.json()["id"] for answer in answers}) == 1
     assert len((await done(http, "GET", "/v1/states"))["data"]) == 1
+
+
+async def test_a_state_whose_numbers_overflow_is_the_clients_error_and_nothing_is_kept_after_it(http: httpx.AsyncClient) -> None:
+    made = await done(http, "POST", "/v1/states", {"prompt": TEXT})
+    content = bytearray((await http.get(f"/v1/states/{made['id']}/blob")).content)
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    first, end = header["state_0_S"]["data_offsets"]
+    content[begin + first : begin + end] = np.full((end - first) // 4, 3e38, "<f4").tobytes()  # finite, so it is accepted
+    answer = await http.put("/v1/states/blob", content=bytes(content), headers={"content-type": "application/octet-stream"})
+    assert answer.status_code == 200, answer.text
+    broken, kept = answer.json()["id"], len((await done(http, "GET", "/v1/states"))["data"])
+    for path, body, param in (
+        ("completions", {"prompt": TEXT, "max_tokens": 2, "state": broken}, "state"),
+        ("completions", {"prompt": TEXT, "max_tokens": 0, "state": broken, "store_state": True}, "state"),
+        ("states", {"prompt": TEXT, "parent": broken}, "parent"),
+    ):
+        answer = await http.post(f"/v1/{path}", json=body)
+        assert answer.status_code == 400, (path, answer.text)
+        assert answer.json()["error"]["param"] == param
+        assert "not finite" in answer.json()["error"]["message"]
+    assert len((await done(http, "GET", "/v1/states"))["data"]) == kept

@@ -62,8 +62,9 @@ async def test_states_are_listed_in_pages_newest_first(states: States) -> None:
     }
     missing = [await states.refused(404, "GET", f"?after={after}") for after in (NO_STATE, "x", "%00")]
     assert missing[0] == missing[1] == missing[2]
-    for limit in (0, 101):
-        assert (await states.refused(400, "GET", f"?limit={limit}"))["param"] == "limit"
+    for limit in ("0", "101", "many"):
+        error = await states.refused(400, "GET", f"?limit={limit}")
+        assert (error["param"], error["message"].endswith(f". Given: '{limit}'")) == ("limit", True)
 
 
 async def test_states_are_filtered(states: States) -> None:
@@ -122,6 +123,8 @@ async def test_a_name_moves_by_compare_and_set(states: States) -> None:
     for header in ({"if-match": "v1"}, {"if-match": 'W/"v1"'}, {"if-none-match": '"v1"'}, {"if-match": '"v1"', "if-none-match": "*"}):
         await states.refused(400, "PATCH", f"/{first}", {"name": "head"}, headers=header)
     await states.refused(400, "PATCH", f"/{first}", {}, headers={"if-match": '"v1"'})
+    error = await states.refused(400, "DELETE", f"/{first}", headers={"if-match": '"v1"'})
+    assert (error["param"], "send the name instead" in error["message"]) == ("If-Match", True)
 
 
 async def test_a_version_guards_changes_by_the_name_in_the_path(states: States) -> None:

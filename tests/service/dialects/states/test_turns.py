@@ -225,3 +225,22 @@ async def test_a_failure_to_keep_fails_the_request() -> None:
         body = {"prompt": "x" * 300, "store_state": True, "stream": True}
         *_, last = events((await states.http.post("/v1/completions", json=body)).text)
         assert last["error"]["code"] == "state_quota_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("store_state", "param", "told"),
+    [
+        ({"pin": 1}, "store_state.pin", "valid boolean. Given: 1"),
+        ({"name": "a", "name_version": 1.5}, "store_state.name_version", "valid integer. Given: 1.5"),
+        ({"metadata": {"a": 1}}, "store_state.metadata.a", "valid string. Given: 1"),
+        ({"ttl_s": "60"}, "store_state.ttl_s", "a number of seconds from 1 to 3153600000, or 'never'. Given: '60'"),
+        ({"ttl_s": True}, "store_state.ttl_s", "a number of seconds from 1 to 3153600000, or 'never'. Given: True"),
+        (1, "store_state", "valid boolean. Given: 1"),
+    ],
+)
+async def test_an_error_inside_store_state_names_the_field_inside(states: States, store_state: Any, param: str, told: str) -> None:
+    answer = await states.http.post("/v1/completions", json={"prompt": "Hi", "store_state": store_state})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert told in error["message"]
