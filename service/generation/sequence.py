@@ -79,7 +79,7 @@ class Sequence:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Return whether to write a checkpoint. A run that draws no more tokens cannot continue after its last one, so it writes none there."""
+        """Return whether to write a checkpoint. A run that draws no more tokens needs a token to feed, so it has none at its end."""
         if not self.request.checkpoint or (self.over is not None and not self.left_of_prompt):
             return False
         return self.position - self.saved_at >= (PROMPT_CHECKPOINT_TOKENS if self.left_of_prompt else CHECKPOINT_TOKENS)

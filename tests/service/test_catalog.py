@@ -169,14 +169,16 @@ async def test_a_model_that_probes_badly_stays_unready(bundle: Path) -> None:
     await catalog.stop()
 
 
-async def test_a_sick_decoder_is_asked_again_too() -> None:
+async def test_a_sick_decoder_is_asked_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeGenerator("wordy")
     catalog = FakeGeneratorCatalog([model], Settings(threads=1))
     catalog.load()
     catalog.start()
-    model.engine.healthy, model.engine.refusal = False, RuntimeFailed("no memory")
+    steps = model.engine.steps
+    steps.failures = dict.fromkeys(range(2), RuntimeError("no memory"))
+    with pytest.raises(RuntimeFailed):
+        await model.probe(time.monotonic() + PATIENCE_S)
     assert not await catalog.ready()
-    model.engine.refusal = None
     assert await catalog.ready()
     await catalog.stop()
 

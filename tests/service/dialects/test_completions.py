@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+from numpy.typing import NDArray
 
 from service.dialects.generation import seed_of
 from service.dialects.openai import completions
@@ -138,7 +140,7 @@ async def test_deadline_and_lane_come_from_the_headers(service: Route) -> None:
         ({"guided_grammar": 'start: "a"'}, Grammar(kind="lark", source='start: "a"')),
         ({"structured_outputs": {"json": {"type": "null"}}}, Grammar(kind="json_schema", source='{"type": "null"}')),
         ({"structured_outputs": {"regex": "b"}}, Grammar(kind="regex", source="b")),
-        ({"structured_outputs": {"grammar": "c"}}, Grammar(kind="lark", source="c")),
+        ({"structured_outputs": {"grammar": 'start: "c"'}}, Grammar(kind="lark", source='start: "c"')),
         ({"structured_outputs": {"choice": ["yes.", "no"]}}, Grammar(kind="regex", source="yes\\.|no")),
         ({"structured_outputs": {"json_object": True}}, Grammar(kind="json_schema", source='{"type":"object"}')),
     ],
@@ -177,9 +179,11 @@ async def test_without_a_seed_every_prompt_draws_its_own(service: Route) -> None
     assert len({request.sampling.seed for request in service.engine.requests}) == 4
 
 
-async def test_cached_tokens_are_told(service: Route) -> None:
-    service.engine.cached_tokens = 3
-    assert (await service.whole(prompt=["a", "b"], n=2))["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
+async def test_cached_tokens_are_told() -> None:
+    fields: dict[str, Any] = {"prompt": ["a" * 40, "b" * 50], "n": 2}
+    async with route("/v1/completions", {}, FakeGenerator("wordy", prefix_cache_bytes=2**20)) as service:
+        first, again = [(await service.whole(**fields))["usage"]["prompt_tokens_details"] for _ in range(2)]
+    assert (first, again) == ({"cached_tokens": 0}, {"cached_tokens": 92})
 
 
 async def test_best_of_may_say_what_n_says(service: Route) -> None:
@@ -195,30 +199,48 @@ async def test_echo_puts_the_prompt_before_each_choice(service: Route, prompt: A
     assert [choice["text"] for choice in content["choices"]] == [PROMPT + SAID] * 2
 
 
+def logprobs_after(service: Route, *ids: int) -> NDArray[np.float64]:
+    """(V,): the log-probabilities of the token after these ones."""
+    logits = service.engine.steps.logits(np.array(ids) + 1).astype(np.float64)
+    return np.asarray(logits - np.log(np.exp(logits).sum()))
+
+
+@pytest.fixture
+def close(service: Route) -> None:
+    """Give all tokens log-probabilities that differ a little. Without temperature, the script is drawn all the same."""
+    service.engine.steps.gap = 1 / 16
+
+
+@pytest.mark.usefixtures("close")
 async def test_no_tokens_with_echo_are_the_prompts_log_probabilities(service: Route) -> None:
     (choice,) = (await service.whole(max_tokens=0, echo=True, logprobs=1))["choices"]
     assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
     assert choice["logprobs"]["tokens"] == ["<s>", *PROMPT]
     assert choice["logprobs"]["token_logprobs"][0] is None
-    assert choice["logprobs"]["top_logprobs"][1] == {"S": pytest.approx(-1 - tokens("S")[0] / 256), tokens_text(10): -0.125}
+    expected, (s, o) = logprobs_after(service, BOS), tokens("SO")
+    assert choice["logprobs"]["top_logprobs"][1] == pytest.approx({"S": expected[s], "O": expected[o]})
     assert service.engine.requests[0].prompt_logprobs == 1
 
 
-def tokens_text(token_id: int) -> str:
-    return FakeGenerator("x").decode([token_id])
-
-
 @pytest.mark.parametrize("wanted", [0, 1, 5])
+@pytest.mark.usefixtures("close")
 async def test_log_probabilities_of_each_token(service: Route, wanted: int) -> None:
-    (choice,) = (await service.whole(logprobs=wanted))["choices"]
+    (choice,) = (await service.whole(logprobs=wanted, temperature=0))["choices"]
     logprobs = choice["logprobs"]
     assert list(logprobs) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
     assert {len(values) for values in logprobs.values()} == {N_SAID}
-    drawn = [*tokens(SAID), EOS]
-    assert logprobs["token_logprobs"] == pytest.approx([-1 - token_id / 256 for token_id in drawn])
-    likeliest = range(10, 10 + wanted)
-    sizes = [wanted + (token_id not in likeliest) for token_id in drawn]
-    assert [len(top) for top in logprobs["top_logprobs"]] == sizes, "the likeliest, and the drawn token"
+    prompt, drawn = [BOS, *tokens(PROMPT)], [*tokens(SAID), EOS]
+    expected = [logprobs_after(service, *prompt, *drawn[:at])[token_id] for at, token_id in enumerate(drawn)]
+    assert logprobs["token_logprobs"] == pytest.approx(expected)
+    assert [len(top) for top in logprobs["top_logprobs"]] == [max(wanted, 1)] * N_SAID
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 5])
+async def test_a_drawn_token_that_is_not_among_the_likeliest_is_told_too(service: Route, wanted: int) -> None:
+    (choice,) = (await service.whole(logprobs=wanted, allowed_token_ids=tokens("x"), max_tokens=2))["choices"]
+    assert choice["text"] == "xx"
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [wanted + 1] * 2
+    assert all("x" in top for top in choice["logprobs"]["top_logprobs"])
 
 
 @pytest.mark.parametrize("echo", [True, False])
@@ -235,29 +257,22 @@ async def test_offsets_are_places_in_the_text(service: Route, echo: bool) -> Non
     assert {text[offset] for offset in offsets[at : at + 2]} == {"é"}
 
 
+@pytest.mark.usefixtures("close")
 async def test_prompt_logprobs_have_vllms_form(service: Route) -> None:
     (choice,) = (await service.whole(prompt="Sa", prompt_logprobs=1))["choices"]
     first, s, a = choice["prompt_logprobs"]
     assert first is None
-    drawn, likeliest = str(tokens("S")[0]), {"logprob": -0.125, "rank": 1, "decoded_token": tokens_text(10)}
-    assert s == {drawn: {"logprob": pytest.approx(-1 - int(drawn) / 256), "rank": None, "decoded_token": "S"}, "10": likeliest}
+    expected, own, likeliest = logprobs_after(service, BOS), tokens("S")[0], tokens("O")[0]
+    assert s == {
+        str(own): {"logprob": pytest.approx(expected[own]), "rank": own + 1, "decoded_token": "S"},  # tokens with smaller ids are likelier
+        str(likeliest): {"logprob": pytest.approx(expected[likeliest]), "rank": 1, "decoded_token": "O"},
+    }
     assert a[str(tokens("a")[0])]["decoded_token"] == "a"
 
 
-async def test_prompt_logprobs_have_the_rank_of_the_prompts_own_token(service: Route, monkeypatch: pytest.MonkeyPatch) -> None:
-    from service.generation.request import TokenLogprob
-
-    monkeypatch.setattr("tests.service.generation_fakes.logprob", lambda token_id, n: TokenLogprob(token_id, -5.0, ((10, -0.125),), 7))
-    (choice,) = (await service.whole(prompt="S", prompt_logprobs=1))["choices"]
-    (_, s) = choice["prompt_logprobs"]
-    assert {token_id: told["rank"] for token_id, told in s.items()} == {str(tokens("S")[0]): 7, "10": 1}
-
-
-async def test_minus_infinity_is_a_number_in_json(service: Route, monkeypatch: pytest.MonkeyPatch) -> None:
-    from service.generation.request import TokenLogprob
-
-    monkeypatch.setattr("tests.service.generation_fakes.logprob", lambda token_id, n: TokenLogprob(token_id, -float("inf")))
-    assert set((await service.whole(logprobs=0))["choices"][0]["logprobs"]["token_logprobs"]) == {-9999.0}
+async def test_a_log_probability_that_is_very_low_is_a_number_in_json(service: Route) -> None:
+    (choice,) = (await service.whole(prompt=[70, 200], max_tokens=0, echo=True, logprobs=0))["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -9999.0]
 
 
 # Ends ------------------------------------------------------------------------------------------------------------------------------------
@@ -295,8 +310,9 @@ async def test_how_a_text_ends(service: Route, fields: Any, text: str, reason: s
 @pytest.mark.parametrize("echo", [True, False])
 @pytest.mark.parametrize("logprobs", [None, 0, 3])
 @pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.usefixtures("close")
 async def test_a_stream_has_the_same_in_pieces(service: Route, echo: bool, logprobs: int | None, n: int) -> None:
-    fields: dict[str, Any] = {"prompt": ["né", "b"], "echo": echo, "logprobs": logprobs, "n": n}
+    fields: dict[str, Any] = {"prompt": ["né", "b"], "echo": echo, "logprobs": logprobs, "n": n, "temperature": 0}
     whole = await service.whole(**fields)
     *chunks, usage, done = await service.streamed(**fields, stream_options={"include_usage": True})
     assert done == "[DONE]"
@@ -399,13 +415,13 @@ async def test_what_fails_later_is_the_streams_last_event_and_the_stream_is_not_
     *chunks, last = await service.streamed(n=3, stream_options={"include_usage": True})
     assert (last["error"]["type"], last["error"]["code"]) == (kind, code)
     assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"] if choice["index"] == 1)
-    assert all(run.cancelled or run.ended or run.number == 1 for run in service.engine.runs), "the other choices end with it"
+    await until(lambda: not service.engine.pending)  # the other choices end with it
 
 
 async def test_a_request_is_admitted_whole_or_not_at_all(service: Route) -> None:
     service.engine.refusal, service.engine.refuse_after = Overloaded("full", retry_after_s=1), 2
     assert (await service.post(n=3)).status_code == 429
-    assert [run.cancelled for run in service.engine.runs] == [True, True]
+    assert not service.engine.runs, "those before the refusal are not queued"
 
 
 @pytest.mark.parametrize(
@@ -538,7 +554,7 @@ async def test_work_ends_with_the_client_that_asked_for_it(service: Route, said:
     caller.body(json.dumps({"prompt": PROMPT, "n": 2, "stream": stream}).encode())
     await until(lambda: len(service.engine.runs) == 2)
     if stream and said:
-        await until(lambda: b"".join(message.get("body", b"") for message in caller.sent).count(b"data:") == said)
+        await until(lambda: [run.usage.completion_tokens for run in service.engine.runs] == [said, said] and caller.sent[1:])
     caller.hang_up()
     await caller.done()
     assert [run.cancelled for run in service.engine.runs] == [True, True]

@@ -36,11 +36,12 @@ async def test_the_answer_has_openais_form(service: Route) -> None:
     assert message["content"] == [{"type": "output_text", "text": SAID, "annotations": [], "logprobs": []}]
 
 
-async def test_usage_has_the_names_of_responses(service: Route) -> None:
-    service.engine.cached_tokens = 2
-    assert (await service.whole())["usage"] == {
+async def test_usage_has_the_names_of_responses() -> None:
+    async with route("/v1/responses", {"input": "Hi"}, FakeGenerator("wordy", prefix_cache_bytes=2**20)) as service:
+        usage = [(await service.whole())["usage"] for _ in range(2)][-1]
+    assert usage == {
         "input_tokens": N_HI_PROMPT,
-        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": N_HI_PROMPT, "cache_write_tokens": 0},
         "output_tokens": N_SAID,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": N_HI_PROMPT + N_SAID,

@@ -1,7 +1,6 @@
 """A decoder without weights: its state remembers every token it has seen, and its logits depend on that state alone.
 
-`FakeSteps` is a `StepSession` whose row never depends on the rows beside it, which can be held between calls and told to fail, and which
-remembers what it was asked. `expected` continues a prompt the plain way, for comparison.
+`FakeSteps` is a `StepSession` whose row never depends on the rows beside it. `expected` continues a prompt the plain way, for comparison.
 """
 
 import threading
@@ -20,30 +19,15 @@ VOCAB_SIZE = 300
 EOS = 0
 
 
-class FakeSteps:
-    """Logits are a fixed random projection of the state; S <- 0.75 S + E[token], and the second state counts the tokens."""
+class GatedSteps:
+    """A session that can be held between calls and told to fail, and that remembers what it was asked. Subclasses compute."""
 
-    def __init__(self, *, n_positions: int | None = None) -> None:
-        self.decoder = contract.Decoder(
-            states=(
-                contract.StateTensor(name="state_0_S", shape=(2, 4)),
-                contract.StateTensor(name="state_0_n", shape=(1,), dtype="int64"),
-            ),
-            takes_positions=True,
-            n_positions=n_positions,
-            eos_token_ids=(EOS,),
-            exact=True,
-        )
-        self.vocab_size = VOCAB_SIZE
-        self.fingerprint = "fake"
-        self.provider = CPU
-        random = np.random.default_rng(0)
-        self._embedding = random.standard_normal((VOCAB_SIZE, 2, 4)).astype(np.float32)
-        self._unembedding = random.standard_normal((8, VOCAB_SIZE)).astype(np.float32)
-        self._unembedding[:, EOS] = 0  # never the likeliest, so that greedy runs go on
+    decoder: contract.Decoder
+    provider = CPU
+
+    def __init__(self) -> None:
         self.calls: list[list[list[int]]] = []  # the tokens of each call, by row
         self.failures: dict[int, BaseException] = {}  # by number of the call
-        self.bad_tokens: set[int] = set()  # whose logits are NaN
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
 
@@ -54,28 +38,7 @@ class FakeSteps:
         return rows
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
-        with self._changed:
-            number = len(self.calls)
-            self.calls.append([row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)])
-            self._changed.notify_all()
-            if not self._changed.wait_for(lambda: self._permits is None or self._permits > 0, PATIENCE_S):
-                raise TimeoutError("the gate of FakeSteps was never opened")
-            if self._permits is not None:
-                self._permits -= 1
-        if number in self.failures:
-            raise self.failures[number]
-        logits = np.zeros((*wanted.shape, VOCAB_SIZE), np.float32)
-        for row in range(len(tokens)):
-            S, n = (array[row].copy() for array in states.arrays)
-            assert n[0] == positions[row], "the state is not of this position"
-            assert self.decoder.n_positions is None or n[0] + lengths[row] <= self.decoder.n_positions, "there is no such position"
-            for at, token in enumerate(tokens[row, : lengths[row]]):
-                S = np.float32(0.75) * S + self._embedding[token]
-                n += 1
-                for place in np.flatnonzero(wanted[row] == at):
-                    logits[row, place] = np.nan if int(token) in self.bad_tokens else self.logits(S)
-            out.arrays[0][row], out.arrays[1][row] = S, n
-        return logits
+        raise NotImplementedError
 
     def bind(
         self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates, logits: Logits
@@ -85,27 +48,25 @@ class FakeSteps:
 
         return call
 
-    def logits(self, S: Tensor) -> Logits:
-        product: Logits = (S.reshape(8, 1) * self._unembedding).sum(0)
-        return product
+    def _enter(self, tokens: Ids, lengths: Ids) -> None:
+        """Begin a call: wait at the gate, and fail if this call is to fail."""
+        with self._changed:
+            number = len(self.calls)
+            self.calls.append([row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)])
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._permits is None or self._permits > 0, PATIENCE_S):
+                raise TimeoutError("the gate of the session was never opened")
+            if self._permits is not None:
+                self._permits -= 1
+        if number in self.failures:
+            raise self.failures[number]
 
     # What a test calls -------------------------------------------------------------------------------------------------------------------
 
-    def expected(self, prompt: Sequence[int], n: int) -> list[int]:
-        """The likeliest continuation of n tokens."""
-        S = np.zeros((2, 4), np.float32)
-        for token in prompt:
-            S = np.float32(0.75) * S + self._embedding[token]
-        completion = []
-        for _ in range(n):
-            completion.append(int(self.logits(S).argmax()))
-            S = np.float32(0.75) * S + self._embedding[completion[-1]]
-        return completion
-
-    def hold(self) -> None:
-        """Close the gate: calls enter, and wait there."""
+    def hold(self, after: int = 0) -> None:
+        """Close the gate after so many calls: more calls enter, and wait there."""
         with self._changed:
-            self._permits = 0
+            self._permits = after
 
     def release(self, calls: int = 1) -> None:
         with self._changed:
@@ -122,6 +83,60 @@ class FakeSteps:
         """Wait until so many calls have begun."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.calls) >= calls, PATIENCE_S)
+
+
+class FakeSteps(GatedSteps):
+    """Logits are a fixed random projection of the state; S <- 0.75 S + E[token], and the second state counts the tokens."""
+
+    def __init__(self, *, n_positions: int | None = None) -> None:
+        super().__init__()
+        self.decoder = contract.Decoder(
+            states=(
+                contract.StateTensor(name="state_0_S", shape=(2, 4)),
+                contract.StateTensor(name="state_0_n", shape=(1,), dtype="int64"),
+            ),
+            takes_positions=True,
+            n_positions=n_positions,
+            eos_token_ids=(EOS,),
+            exact=True,
+        )
+        self.vocab_size = VOCAB_SIZE
+        self.fingerprint = "fake"
+        random = np.random.default_rng(0)
+        self._embedding = random.standard_normal((VOCAB_SIZE, 2, 4)).astype(np.float32)
+        self._unembedding = random.standard_normal((8, VOCAB_SIZE)).astype(np.float32)
+        self._unembedding[:, EOS] = 0  # never the likeliest, so that greedy runs go on
+        self.bad_tokens: set[int] = set()  # whose logits are NaN
+
+    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
+        self._enter(tokens, lengths)
+        logits = np.zeros((*wanted.shape, VOCAB_SIZE), np.float32)
+        for row in range(len(tokens)):
+            S, n = (array[row].copy() for array in states.arrays)
+            assert n[0] == positions[row], "the state is not of this position"
+            assert self.decoder.n_positions is None or n[0] + lengths[row] <= self.decoder.n_positions, "there is no such position"
+            for at, token in enumerate(tokens[row, : lengths[row]]):
+                S = np.float32(0.75) * S + self._embedding[token]
+                n += 1
+                for place in np.flatnonzero(wanted[row] == at):
+                    logits[row, place] = np.nan if int(token) in self.bad_tokens else self.logits(S)
+            out.arrays[0][row], out.arrays[1][row] = S, n
+        return logits
+
+    def logits(self, S: Tensor) -> Logits:
+        product: Logits = (S.reshape(8, 1) * self._unembedding).sum(0)
+        return product
+
+    def expected(self, prompt: Sequence[int], n: int) -> list[int]:
+        """The likeliest continuation of n tokens."""
+        S = np.zeros((2, 4), np.float32)
+        for token in prompt:
+            S = np.float32(0.75) * S + self._embedding[token]
+        completion = []
+        for _ in range(n):
+            completion.append(int(self.logits(S).argmax()))
+            S = np.float32(0.75) * S + self._embedding[completion[-1]]
+        return completion
 
 
 def byte_tokenizer(file: Path) -> Path:

@@ -190,7 +190,7 @@ async def test_a_slow_reader_gets_joined_pieces_and_the_same_text() -> None:
     async with client(generator_app(model)) as http:
         app: Any = http._transport.app  # type: ignore[attr-defined]
         task = asyncio.create_task(app(_SCOPE, incoming.get, send))
-        await until(lambda: model.engine.runs and model.engine.runs[0].ended)
+        await until(lambda: model.engine.runs and model.engine.runs[0]._ended)
         assert len(reader.messages) == 2, "the status and one chunk: the rest waits"
         reader.taking.set()
         async with asyncio.timeout(PATIENCE_S):

@@ -25,6 +25,7 @@ from service.settings import Settings
 from tests.service.fakes import PATIENCE_S, FakeCatalog, fake_bundle, fake_catalog, until
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
 from tests.service.pool_fakes import Loopback, gateway_of_encoder, stop
+from tests.service.scripted_engine import ScriptedEngine
 
 REQUEST = GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=5)
 
@@ -384,10 +385,10 @@ async def test_a_run_that_two_generators_refuse_is_refused_and_counted(turn: str
     assert engine._replicas.refused == {"wordy": 1}
 
 
-async def test_a_run_without_a_session_does_not_wait_at_the_first_generator() -> None:
+async def test_a_run_without_a_session_does_not_wait_at_the_first_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are the same full one here: the first refuses it, the second has it wait."""
-    engine, pool, model = await generating()
-    model.engine.full = True
+    engine, pool, _ = await generating()
+    monkeypatch.setattr(ScriptedEngine, "full", True)
     (run,) = await engine.open([REQUEST], "")
     async with asyncio.timeout(PATIENCE_S):
         assert "".join([delta.text async for delta in run]) == "Once "
@@ -397,10 +398,10 @@ async def test_a_run_without_a_session_does_not_wait_at_the_first_generator() ->
     run.cancel()
 
 
-async def test_a_run_waits_at_a_full_generator_if_the_other_one_is_lost_meanwhile() -> None:
+async def test_a_run_waits_at_a_full_generator_if_the_other_one_is_lost_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the simulation: the run was refused, although it could have waited for its turn."""
-    engine, pool, model = await generating()
-    model.engine.full = True
+    engine, pool, _ = await generating()
+    monkeypatch.setattr(ScriptedEngine, "full", True)
     pool.__class__ = Losing
     assert isinstance(pool, Losing)
     pool.seen = engine._replicas

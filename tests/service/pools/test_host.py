@@ -14,6 +14,7 @@ from service.settings import Settings
 from tests.service.fakes import fake_bundle, fake_catalog
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
 from tests.service.pools.test_client import REQUEST
+from tests.service.scripted_engine import ScriptedEngine
 
 
 async def generating() -> tuple[Host, FakeGenerator]:
@@ -23,24 +24,24 @@ async def generating() -> tuple[Host, FakeGenerator]:
     return host, model
 
 
-async def test_a_replica_whose_runtime_is_stuck_or_whose_thread_is_dead_fails_its_check() -> None:
+async def test_a_replica_whose_runtime_is_stuck_or_whose_thread_is_dead_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     host, model = await generating()
     await host.check_health()
-    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, True, 0, "fake")]
-    model.engine.stuck_s = 121.0
+    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, True, 0, model.engine.numerics)]
+    monkeypatch.setattr(ScriptedEngine, "stuck_s", 121.0)
     with pytest.raises(RuntimeFailed, match=r"a runtime call of wordy has not ended for 121 s, and the most is 120 s"):
         await host.check_health()
-    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, False, 0, "fake")]
-    model.engine.stuck_s = 0.0
+    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, False, 0, model.engine.numerics)]
+    monkeypatch.undo()
     await host.check_health()
-    model.engine.alive = False
+    monkeypatch.setattr(ScriptedEngine, "alive", False)
     with pytest.raises(RuntimeFailed, match="a runtime thread of wordy is dead"):
         await host.check_health()
 
 
-async def test_a_generator_that_is_stuck_accepts_nothing() -> None:
+async def test_a_generator_that_is_stuck_accepts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     host, model = await generating()
-    model.engine.stuck_s = 121.0
+    monkeypatch.setattr(ScriptedEngine, "stuck_s", 121.0)
     key = (model.name, model.manifest.fingerprint)
     ((kind, error),) = [message async for message in host.generate(key, wire.pack_requests([REQUEST]), "id")]
     assert kind == "failed"

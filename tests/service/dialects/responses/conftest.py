@@ -81,7 +81,7 @@ class Responses:
     async def words(self, state: str) -> str:
         """Everything that a state has seen."""
         content = (await self.http.get(f"/v1/states/{state}/blob")).content
-        return self.model.decode([int.from_bytes(content[at : at + 4], "little") for at in range(0, len(content), 4)])
+        return self.model.text_of(content)
 
     def later(self, seconds: float) -> None:
         """Have the store's clock be ahead."""
@@ -93,7 +93,7 @@ class Responses:
 async def service(
     model: FakeGenerator | None = None, *, headers: dict[str, str] | None = None, **settings: Any
 ) -> AsyncIterator[Responses]:
-    """An application with one decoder, wordy, whose engine keeps the ids of all tokens as if they were a state."""
+    """An application with one decoder, wordy, whose states are the ids of all tokens."""
     made = model or FakeGenerator("wordy")
     app = generator_app(made, default_max_tokens=64, **settings)
     async with client(app, headers=headers) as http:

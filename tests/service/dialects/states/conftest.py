@@ -1,4 +1,4 @@
-"""An application with one decoder, wordy, whose engine keeps the ids of all tokens as if they were a state."""
+"""An application with one decoder, wordy, whose states are the ids of all tokens."""
 
 import time
 from collections.abc import AsyncIterator
@@ -50,7 +50,7 @@ class States:
     async def text(self, state: str) -> str:
         """Everything that a state has seen."""
         content = (await self.ask("GET", f"/{state}/blob")).content
-        return self.model.decode([int.from_bytes(content[at : at + 4], "little") for at in range(0, len(content), 4)])
+        return self.model.text_of(content)
 
 
 @pytest_asyncio.fixture

@@ -185,9 +185,9 @@ async def test_a_state_that_cannot_be_continued_is_refused(states: States, path:
 async def test_an_answer_from_other_arithmetic_says_so(states: States, path: str) -> None:
     """The arithmetic is that of the engine that has taken the run, not that of any replica."""
     await states.make(name="here")
-    states.engine.numerics = "elsewhere"
+    states.engine.compute_as("e15e")
     await states.make(name="doc")
-    states.engine.numerics = "fake"
+    states.engine.compute_as("fa4e")
     for name, told in (("doc", "false"), ("here", None)):
         for stream in (False, True):
             body = {**BODIES[path], "state": name, "stream": stream, "exact": "best_effort"}
