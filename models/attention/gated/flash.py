@@ -3,7 +3,7 @@
 quad_q, quad_k, lin_q, lin_k: four affine maps of z (gau.py);   y = (u ⊙ (V_quad + V_lin)) W_o,   for a token of group g
 V_quad = relu(quad_q quad_kᵀ / G + b)² V_g                          within the group
 V_lin  = lin_q (sum over all groups of lin_kᵀ V) / n                not causal; n is the number of unmasked tokens, or G
-V_lin  = lin_q (sum over the groups before g of lin_kᵀ V) / t       causal; t is the number of tokens up to and with this one, or G
+V_lin  = lin_q (sum over the groups before g of lin_kᵀ V) / t       causal; t is the number of tokens up to this one, itself included, or G
 Hua et al. 2022, arXiv:2202.10447, section 4. O(N G (s + e) + N s e) time, s = D_k, e = D_v. Two units replace one transformer block.
 """
 
@@ -69,8 +69,7 @@ def _in_groups(x: Tensor, group: int) -> Tensor:
 class MixedChunks(GatedProjections):
     """The unit of FLASH without its norm and residual, so that it can replace an attention layer. A rotation is applied to all four maps.
 
-    relative_bias: T5's relative bias, times sqrt(s), is added to the scores within a group. Raises ValueError for groups of less than 2
-    tokens.
+    relative_bias: T5's relative bias, times sqrt(s), is added to the scores within a group. Raises ValueError if group is less than 2.
     """
 
     cost = Cost(  # A token takes part in G pairs, and in two products with a matrix of s e numbers, where e = 2 D.
@@ -106,7 +105,7 @@ class MixedChunks(GatedProjections):
 
 
 class MixedChunkAttention(MixedChunks, EncoderLayer):
-    """The unit for encoders."""
+    """The unit of FLASH for encoders: exact attention within each group of tokens, and linear attention to all tokens."""
 
     capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False, pads_to="group", weights="sums")
 
