@@ -40,7 +40,7 @@ def attend_causal_in_groups(
     quad_divisor: float | None = None,
     recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, State]:
-    """Return V_quad + V_lin (B, 1, N, e) and the state K, V, P, M, n after these tokens.
+    """Return V_quad + V_lin (B, 1, N, e), the attention within groups plus the linear attention to earlier groups, and the new state.
 
     quad_q, quad_k, lin_q, lin_k (B, 1, N, s), v (B, 1, N, e). mask bool (B, N): True at tokens, which are at the left of each row. past:
     the state before these tokens; None: there are no earlier tokens. group: G. bias, divisor, quad_divisor: as in `flash.attend_in_groups`.
@@ -70,7 +70,7 @@ def attend_causal_in_groups(
 
 
 def shapes_of_past(s: int, e: int, group: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the state of one sequence."""
+    """Return the shape of each state tensor of one sequence, without the batch axis."""
     return {"K": (1, s, group), "V": (1, group, e), "P": (1, s, e), "M": (1, s, e), "n": (1,)}
 
 

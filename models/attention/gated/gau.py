@@ -37,7 +37,9 @@ def weights(
     scale: float | None = None,
     log_base: float = 512,
 ) -> Tensor:
-    """Return A (.., N_q, N_k) from q (.., N_q, s) and k (.., N_k, s). mask (bool, True = attend) and bias b broadcast to its shape.
+    """Return the attention weights A (.., N_q, N_k) of q (.., N_q, s) and k (.., N_k, s), normalised in one of four ways.
+
+    mask (bool, True = attend) and bias b broadcast to the shape of A.
 
     length        relu((q . k + b) / length)²,   where length defaults to N_k, including masked keys
     valid         relu(scale q . k + b)² / l,   l = the number of keys that the query may attend to
@@ -90,7 +92,7 @@ class GatedProjections(Mechanism):
     """Base of the gated units: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
 
     A unit has one head. s is d_head, or D / n_heads if d_head is None: n_heads has no other effect than this width. e is expansion · D.
-    interleaved: which pairs of columns are rotated, see `rotate`.
+    interleaved: which pairs of columns are rotated, see `rotate` in models/parts/positions.py.
     """
 
     gates = (("to_u", SILU_IS_1),)
@@ -132,10 +134,10 @@ class GatedProjections(Mechanism):
 
 
 class GatedAttentionUnit(GatedProjections, EncoderLayer):
-    """The GAU for encoders without its norm and residual, so that it can replace an attention layer. bias False also removes b_q and b_k.
+    """The GAU for encoders without its norm and residual, so that it can replace an attention layer.
 
-    relative_bias: T5's relative bias, times sqrt(D), is added to the scores. Raises ValueError for a normalisation that `weights` does not
-    have.
+    bias: False also removes the biases b_q and b_k of q and k. relative_bias: T5's relative bias, times sqrt(D), is added to the scores.
+    Raises ValueError for a normalisation that `weights` does not have.
     """
 
     capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False)

@@ -121,9 +121,10 @@ def no_past(v: Tensor, *shape: int) -> Tensor:
 
 
 def attend_to_past(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor) -> Tensor:
-    """Compute the same as `scaled_dot_product.attend`, by torch's fused operator. q (B, H, N_q, D_k), k (B, H, N_k, D_k), v likewise.
+    """Compute the same as `scaled_dot_product.attend`, by torch's fused operator.
 
-    mask bool (B or 1, 1, N_q, N_k): True = attend. Every query must see at least one key.
+    q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v). `scale` defaults to D_k^-1/2. mask bool (B or 1, 1, N_q,
+    N_k): True = attend. Every query must see at least one key.
     """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale_of(q, scale))
 

@@ -37,7 +37,7 @@ class EncoderLayer(Mechanism):
 
 
 class EqualHeadsEncoderLayer(EqualHeads, EncoderLayer):
-    """An `EncoderLayer` with the projections of `SoftmaxAttention`, so that it can load its weights. A subclass defines `attend`."""
+    """An `EncoderLayer` with the projections of `SoftmaxAttention`, whose weights it can load. A subclass defines `attend`."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """Return the heads' outputs: q, k, v (B, H, N, D_k), key_mask bool (B, N) -> (B, H, N, D_k), 0 for a query that sees no key."""

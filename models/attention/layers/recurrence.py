@@ -95,7 +95,7 @@ def chunkwise(
     beta: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the parts within all chunks at once, then S from chunk to chunk.
+    """Compute for all chunks at once what depends on a single chunk, then S from chunk to chunk.
 
     chunk: number of tokens in a chunk. None: CHUNK_OF_ROWS if each row of S has its own decay, else CHUNK.
     """

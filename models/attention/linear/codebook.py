@@ -114,7 +114,7 @@ class Codebook(nn.Module):
         return nearest(k, self.codes, products=self.products(k))
 
     def watch(self, k: Tensor, codes: Tensor, key_mask: Tensor | None) -> None:
-        """Store these keys (B, H, N, D_k), their codes and their commitment loss until the next `update`."""
+        """Store the keys k (B, H, N, D_k), their codes (B, H, N) and their commitment loss until the next `update`."""
         self.watched: tuple[Tensor, Tensor, Tensor | None] | None = (k.detach(), codes, key_mask)
         self.loss: Tensor | None = commitment(k, codes, self.codes, key_mask=key_mask)
 

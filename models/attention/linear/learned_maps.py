@@ -22,7 +22,7 @@ Kind = Literal["elu", "hedgehog", "taylor", "positive"]
 
 
 class LearnedMap(nn.Module):
-    """A feature map φ for every head: (B, H, N, D_k) -> (B, H, N, D_φ). Raises ValueError if the kind is not in the module's table."""
+    """A feature map φ for every head: (B, H, N, D_k) -> (B, H, N, D_φ). Raises ValueError if the kind is unknown."""
 
     def __init__(self, kind: Kind, n_heads: int, d_head: int, *, seed: int = 0) -> None:
         super().__init__()

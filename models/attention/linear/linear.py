@@ -38,7 +38,7 @@ def attend_features(phi_q: Tensor, phi_k: Tensor, v: Tensor, *, key_mask: Tensor
     exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: a half-precision sum over N would stop growing
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     if key_mask is not None:
-        phi_k = phi_k * key_mask[:, None, :, None]  # masks φ(k), not k, since φ(0) = 1
+        phi_k = phi_k * key_mask[:, None, :, None]  # masks φ(k) and not k, because φ(0) need not be 0
     S = phi_k.transpose(-1, -2) @ v.to(exact)  # (B, H, D_φ, D_v)
     z = phi_k.sum(-2).unsqueeze(-1)  # (B, H, D_φ, 1)
     return (phi_q @ S / (phi_q @ z + eps)).to(v.dtype)

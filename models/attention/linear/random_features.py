@@ -40,7 +40,10 @@ def draw_projection(n_rows: int, d_head: int, generator: torch.Generator, *, row
 
 
 def _rotation(gaussian: Tensor) -> Tensor:
-    """Return orthonormal rows in uniformly random directions: Q of its QR decomposition, with the signs that make R's diagonal positive."""
+    """Return a matrix of orthonormal rows in uniformly random directions.
+
+    It is Qᵀ of the QR decomposition of `gaussian`, with the signs that make R's diagonal positive.
+    """
     Q, R = torch.linalg.qr(gaussian)
     return (Q * R.diagonal().sign()).mT
 

@@ -41,8 +41,8 @@ def attend_to_codes(
 def weights_of_codes(scores: Tensor, L: Tensor) -> Tensor:
     """Return exp(scores - the largest score of a code in use), or 0 for a code that is not in use: scores (.., N_q, Z) -> (.., N_q, Z).
 
-    L (.., N_q or 1, Z): the number of keys with each code, 0 for a code that is not in use. Were such codes not left out of the largest
-    score, the weights of all codes in use might underflow.
+    L (.., N_q or 1, Z): the number of keys with each code, 0 for a code that is not in use. Such codes are left out of the largest
+    score, because otherwise the weights of all codes in use might underflow.
     """
     scores = torch.where(L > 0, scores, torch.finfo(scores.dtype).min)
     return torch.exp(scores - scores.amax(-1, keepdim=True)) * (L > 0)

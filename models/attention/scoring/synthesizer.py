@@ -40,7 +40,7 @@ def attend_by_scores(scores: Tensor, v: Tensor, *, mask: Tensor | None = None) -
 
 
 class SynthesizerHeads(Mechanism):
-    """A base class of both Synthesizers. It holds the scores and the projections of the values and of the output.
+    """A base class of `Synthesizer` and `CausalSynthesizer`, with the scores and with the projections of the values and of the output.
 
     kinds: names in `KINDS`. d_hidden: for the dense kind, rows of W_1, by default d_head. a: for the factorised dense kind, rows of W_A, a
     divisor of n_positions, by default near its square root. rank: for the factorised random kind, k. fixed: for the random kinds, R is

@@ -80,7 +80,7 @@ class DenseScores(nn.Module):
 
 
 class RandomScores(nn.Module):
-    """A module that holds the scores R, learned or fixed."""
+    """A module that holds the scores R, trained or fixed."""
 
     R: Tensor
 
@@ -111,7 +111,7 @@ class FactorisedDenseScores(nn.Module):
 
 
 class FactorisedRandomScores(nn.Module):
-    """A module that computes `factorised_random_scores`, learned or fixed."""
+    """A module that computes `factorised_random_scores` of its own R_1 and R_2, trained or fixed."""
 
     R_1: Tensor
     R_2: Tensor

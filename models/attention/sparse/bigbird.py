@@ -42,7 +42,7 @@ def attend_bigbird(
     n = (q.shape[2] + block - 1) // block
     n_blocks = torch.full((1, 1, 1), n, device=q.device)
     fixed = _fixed_blocks(n, n_blocks).expand(1, table.shape[0], -1, -1)
-    lists = torch.cat([fixed, F.pad(table, (0, 0, 1, 1), value=-1)[None, :, :n]], dim=-1)  # rows of blocks 0 and n - 1 are not used
+    lists = torch.cat([fixed, F.pad(table, (0, 0, 1, 1), value=-1)[None, :, :n]], dim=-1)  # no random blocks for blocks 0 and n - 1
     if n <= full_up_to:
         lists = torch.arange(n, device=q.device).expand(1, table.shape[0], n, n)
     return attend_to_lists(q, k, v, lists, n_blocks, block=block, scale=scale, key_mask=key_mask)

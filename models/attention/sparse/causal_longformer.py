@@ -37,8 +37,8 @@ def attend_causal_longformer(
 
     local: q, k, v. of_globals: q_g, k_g, v_g. Each is (B, H, N, D_k).
 
-    mask bool (B, N), tokens at the left. past: the state of `CausalLongformerAttention`; None: there is no earlier token. `scale` defaults
-    to D_k^-1/2.
+    mask bool (B, N): True at tokens, which are at the left of each row. past: the state of `CausalLongformerAttention`; None: there is no
+    earlier token. `scale` defaults to D_k^-1/2.
     """
     given, exact = local[2].dtype, at_least_float32(local[2].dtype)
     q, k, v, q_g, k_g, v_g = (x.to(exact) for x in (*local, *of_globals))
@@ -52,7 +52,7 @@ def attend_causal_longformer(
     new |= {name: newest(head, lengths, n_kept) for name, head in slots.items()}
     new["n"] = (n + lengths).clamp_max(n_kept + n_global)
 
-    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N), positions; too small once n is capped, but then only >= n_global counts
+    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N), positions; once n is capped they are too small, but not below n_global
     is_global = (t < n_global).unsqueeze(-1)  # (B, N, 1)
     sees_first = torch.arange(n_global, device=q.device) <= t.unsqueeze(-1)  # (B, N, g)
     position = torch.arange(slots["k"].shape[2], device=q.device) - n_kept + n  # (B, slots); negative for empty slots
@@ -61,14 +61,14 @@ def attend_causal_longformer(
         torch.cat([new["k_global"], new["k_first"], slots["k"]], dim=2),  # (B, H, 2 g + window - 1 + N, D_k)
         torch.cat([new["v_global"], new["v_first"], slots["v"]], dim=2),
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        present=position >= n_global,  # not the global tokens, which have slots of their own
+        present=position >= n_global,  # excludes the global tokens, which have slots of their own
         seen_first=torch.cat([sees_first & is_global, sees_first & ~is_global], dim=-1),
     )
     return o.to(given), new
 
 
 def shapes_of_past(n_heads: int, d_head: int, window: int, n_global: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the state of one sequence."""
+    """Return the shape of each state tensor of one sequence, without the batch axis."""
     kept, first = (n_heads, window - 1, d_head), (n_heads, n_global, d_head)
     return {"k": kept, "v": kept, "k_first": first, "v_first": first, "k_global": first, "v_global": first, "n": (1,)}
 

@@ -2,8 +2,8 @@
 
 o_i = sum_j p_ij v_j,   p_i = softmax_j(scale * q_i . k_j) over |i - j| <= w,   or 0 <= i - j <= w if causal
 Child et al. 2019, arXiv:1904.10509; Beltagy et al. 2020, arXiv:2004.05150, section 3.1. O(N (2w + C) D_k) time, in blocks of C tokens.
-Tokens at the ends have fewer keys. The causal layer with a state is in sliding_window.py. There `window` is w + 1, because it counts the
-token itself.
+Tokens near the ends of a sequence have fewer keys. The causal layer with a state is in sliding_window.py. There `window` is w + 1, because
+it counts the token itself.
 """
 
 import torch

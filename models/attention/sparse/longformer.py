@@ -38,7 +38,7 @@ def attend_longformer(
     key_mask: Tensor | None = None,
     block: int = 64,
 ) -> Tensor:
-    """Compute Longformer attention (B, H, N, D_v), which is 0 for padding and without any key.
+    """Compute Longformer attention. Returns the outputs of all tokens, (B, H, N, D_v), 0 at padding.
 
     local: (q, k, v). of_globals: (q_g, k_g, v_g), from the projections for global tokens. key_mask bool (B, N): True at tokens.
 
@@ -117,9 +117,10 @@ def _by_dilation(dilation: int | Sequence[int], n_heads: int) -> Iterator[tuple[
 
 
 def _first(n_global: int, q: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return which tokens are global, bool (1, 1, N, 1), and a function that takes the first n_global of x (B, H, N, D_k), padded.
+    """Return which tokens are global, bool (1, 1, N, 1), and a function that takes the first n_global tokens of x (B, H, N, D_k).
 
-    The function takes at least one token, because an export fails for an axis of size 0. If no token is global, that one is masked.
+    If x has fewer tokens, the function appends zeros. It takes at least one token, because an export fails for an axis of size 0. If no
+    token is global, that one is masked.
     """
     room = max(n_global, 1)
     is_global = torch.arange(q.shape[2], device=q.device)[None, None, :, None] < n_global

@@ -80,7 +80,7 @@ def attend_lsh(
     if causal:
         allowed = allowed & (j_ <= i_)
     qk, v = (F.pad(x.to(exact), (0, 0, 0, more)) for x in (qk, v))
-    scores = scale * (at(qk, i) @ at(unit_keys(qk, eps=eps), j).mT).to(exact)  # (B, H, R, chunks, C, W C); a cast for autocast
+    scores = scale * (at(qk, i) @ at(unit_keys(qk, eps=eps), j).mT).to(exact)  # (B, H, R, chunks, C, W C); autocast is undone
     scores = torch.where(i_ == j_, self_logit, scores)
     if rule == "paper":
         own = buckets.gather(-1, order).unflatten(-1, (-1, chunk))  # h_r(i)
@@ -105,8 +105,8 @@ def unit_keys(qk: Tensor, *, eps: float = EPS) -> Tensor:
 class LSHAttention(EncoderLayer):
     """Multi-head LSH self-attention. Keys are the queries scaled to length 1, so there is no to_k.
 
-    A row of at most `chunk` tokens gets full attention. n_buckets should be about 2 N / chunk; a tuple contains its factors. The
-    rotations are drawn once, from `seed`, and are saved with the weights. The other options are those of `attend_lsh`.
+    A row of at most `chunk` tokens gets full attention. n_buckets should be about 2 N / chunk; a tuple contains the factors of this number.
+    The rotations of the hash are drawn once, from `seed`, and are saved with the weights. The other options are those of `attend_lsh`.
     """
 
     # Outputs depend on the order of the tokens, because a bucket that does not fit into its chunks is cut in this order.

@@ -67,7 +67,7 @@ def newest(x: Tensor, lengths: Tensor, n_kept: int) -> Tensor:
 
 
 def lengths_of(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the number of tokens of each row of x (B, N, D), (B, 1)."""
+    """Return the number of tokens of each row of x (B, N, D), as floats (B, 1). mask bool (B, N): True at tokens."""
     if mask is None:
         return x.new_full((x.shape[0], 1), x.shape[1], dtype=at_least_float32(x.dtype))
     return mask.sum(1, keepdim=True, dtype=at_least_float32(x.dtype))
