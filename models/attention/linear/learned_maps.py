@@ -2,7 +2,7 @@
 
 elu       elu(W x' + b) + 1                        D_φ = D_k              initially W = I and b = 0
 hedgehog  softmax([W x' + b, -(W x' + b)])         D_φ = 2 D_k            initially W = I, b = 0; Zhang et al. 2024, arXiv:2402.04347
-taylor    `based.taylor` of W x' + b, unscaled     D_φ = 1 + D_k + D_k²   initially W = I, b = 0; Arora et al. 2024, arXiv:2402.18668
+taylor    [1, y, vec(y yᵀ) / √2], y = W x' + b     D_φ = 1 + D_k + D_k²   initially W = I, b = 0; Arora et al. 2024, arXiv:2402.18668
 positive  exp(W x' + b - |x'|² / 2) / √D_φ         D_φ = 2 D_k            W as in the Performer, so that initially φ(q)ᵀφ(k) has the
                                                    mean exp(qᵀk / √D_k); Choromanski et al. 2020, arXiv:2009.14794
 """

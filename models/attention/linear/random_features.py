@@ -1,6 +1,7 @@
 """Random features that estimate an exponential: the feature maps, the random matrix W, and a base class for layers that hold W.
 
-The three kernels are those of performer.py. W (D_r, D_k) has entries drawn from N(0, 1), and by default orthogonal rows.
+The kernels `positive`, `hyperbolic` and `relu` are defined in performer.py. W (D_r, D_k) has entries drawn from N(0, 1), and by default
+orthogonal rows.
 Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. The paper redraws W every 1,000 training steps.
 
 The forward pass does not change W. A training loop calls `redraw_features(model, step)` before each step.

@@ -2,8 +2,8 @@
 
 S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t / √D_k,   |q_t| = |k_t| = 1,   β_t = sigmoid(x_t W^β)
 y = rmsnorm_h(o) W^O
-Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06484. Before β_t k_t v_tᵀ is added, S shrinks
-along k_t by the factor 1 - β_t, so it stays bounded. O(N (C + D_k) D_v) time a head, in chunks of C tokens.
+Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06484. Before β_t k_t v_tᵀ is added, the
+part of S along k_t is multiplied by 1 - β_t, and no part grows, so S stays bounded. O(N (C + D_k) D_v) time a head, in chunks of C tokens.
 """
 
 import torch

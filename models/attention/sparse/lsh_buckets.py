@@ -1,7 +1,8 @@
 """Locality-sensitive hashing: vectors of nearly the same direction mostly get the same bucket.
 
 Angular:     h(x) = argmax [xR ; -xR] in 0 .. n_b - 1,   R (D_k, n_b / 2) ~ N(0, 1): the nearest of n_b random directions
-factorised:  h(x) = h_1(x) + f_1 h_2(x) + f_1 f_2 h_3(x) + ..,   n_b = f_1 f_2 f_3 ..; R has only (f_1 + f_2 + ..) / 2 columns
+factorised:  h(x) = h_1(x) + f_1 h_2(x) + f_1 f_2 h_3(x) + ..,   where h_i is angular with f_i buckets, so n_b = f_1 f_2 f_3 ..
+             and R has only (f_1 + f_2 + ..) / 2 columns
 Hyperplanes: h(x) = the bits sign(xP); two vectors at an angle θ are on the same side of a plane with probability 1 - θ/π
 
 Kitaev et al. 2020, arXiv:2001.04451, section 2; Andoni et al. 2015, arXiv:1509.02897; Charikar 2002 (hyperplanes).

@@ -1,7 +1,7 @@
 """Causal attention in a fixed pattern. Slot t of the cache holds the token at position t, so a step reads only the slots of its pattern.
 
 It is the base of causal_atrous.py and causal_sparse.py. A call without a past is computed in blocks, as in an encoder. A call with a
-past copies the slots that each of its N tokens reads, which takes N times the memory of a step. So a prompt should be one call.
+past copies the slots that each of its N tokens reads, which takes N times the memory of a step. So pass a prompt in one call.
 """
 
 import torch
