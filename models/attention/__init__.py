@@ -1,6 +1,10 @@
-"""Attention mechanisms, one per file: first pure functions on q, k, v (B, H, N, D_k), then the layer with its projections.
+"""Attention mechanisms, one in each file: first pure functions of q, k and v (B, H, N, D_k), then the layer with its projections.
 
-`layers/` has shared parts and standard attention, `scoring/` other scores of query and key, `sparse/` patterns in which a query sees
-some of the keys, `recurrent/` decoders with a state of constant size, `linear/` replacements of the softmax at linear cost, `gated/`
-attention inside a gated unit. The causal form of a layer, for decoders, is `causal_*.py` beside it.
+`layers/`     standard attention, and the parts that several mechanisms share
+`scoring/`    attention with other weights than the softmax of the scaled dot product
+`sparse/`     attention in which a query sees only some of the keys
+`linear/`     attention in which the softmax is replaced, so that the cost is linear in N
+`recurrent/`  decoder layers whose state is a matrix of constant size that decays or is overwritten
+`gated/`      attention inside a gated feed-forward unit
+For most encoder layers x.py there is a causal form for decoders, causal_x.py in the same folder.
 """

@@ -2,7 +2,7 @@
 
 All sums are the recurrence S_t = exp(a_t) S_{t-1} + k_t w_tᵀ, so no output depends on how a sequence is cut into calls. With t counted
 from 0, token t has the place r = t mod G in its group of G tokens, and 1_r is the unit vector of that place. A group begins at r = 0,
-where a_t = -10⁴ clears the states in brackets. Widths: s = D_k, e = D_v.
+where a_t = -10⁴ clears the states in brackets; at other tokens a_t = 0. Widths: s = D_k, e = D_v.
 K_t = [K_{t-1}] + quad_k_t 1_rᵀ   (s, G)   keys of the group, one a column; K_tᵀ quad_q_t are the scores of its tokens up to t
 V_t = [V_{t-1}] + 1_r v_tᵀ        (G, e)   values of the group;   V_quad = V_tᵀ relu(scores / G + b_r)²
 P_t = [P_{t-1}] + lin_k_t v_tᵀ    (s, e)   sum over the group;   M_t = M_{t-1} + lin_k_t v_tᵀ   sum over all groups, this one included
@@ -40,10 +40,10 @@ def attend_causal_in_groups(
     quad_divisor: float | None = None,
     recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, State]:
-    """Return V_quad + V_lin (B, 1, N, e) and the state K, V, P, M, n after these tokens.
+    """Return V_quad + V_lin (B, 1, N, e), the attention within groups plus the linear attention to earlier groups, and the new state.
 
-    quad_q, quad_k, lin_q, lin_k (B, 1, N, s), v (B, 1, N, e), mask bool (B, N) with the tokens of a row at its left. past None: no
-    tokens before. bias, divisor, quad_divisor: as in `flash.attend_in_groups`.
+    quad_q, quad_k, lin_q, lin_k (B, 1, N, s), v (B, 1, N, e). mask bool (B, N): True at tokens, which are at the left of each row. past:
+    the state before these tokens; None: there are no earlier tokens. group: G. bias, divisor, quad_divisor: as in `flash.attend_in_groups`.
     """
     refuse_cross("causal FLASH", quad_q=quad_q, quad_k=quad_k, lin_q=lin_q, lin_k=lin_k, v=v)
     exact, given = at_least_float32(v.dtype), v.dtype
@@ -58,7 +58,7 @@ def attend_causal_in_groups(
 
     scores, K = recurrence(quad_q, quad_k, place, past["K"], decay=decay)  # (B, 1, N, G)
     scores = scores / (group if quad_divisor is None else quad_divisor)
-    A = F.relu(scores if bias is None else scores + bias[r].unsqueeze(1)).square()  # A may be positive at empty places, where V is 0
+    A = F.relu(scores if bias is None else scores + bias[r].unsqueeze(1)).square()  # A may be positive at empty places, but V is 0 there
     quad, V = recurrence(A, zero_padding(place, mask), v, past["V"], decay=decay)
 
     whole, M = recurrence(lin_q, lin_k, v, past["M"])
@@ -70,14 +70,15 @@ def attend_causal_in_groups(
 
 
 def shapes_of_past(s: int, e: int, group: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the state of one sequence."""
+    """Return the shape of each state tensor of one sequence, without the batch axis."""
     return {"K": (1, s, group), "V": (1, group, e), "P": (1, s, e), "M": (1, s, e), "n": (1,)}
 
 
 class CausalMixedChunkAttention(MixedChunks, CausalLayer):
-    """The causal unit. Its relative bias covers past tokens only. Its state is K, V, P and M as above, and n, the number of past tokens.
+    """The unit of FLASH for decoders. Its relative bias has buckets for past tokens only.
 
-    n is exact up to 2²⁴ tokens.
+    Its state is K and V, the keys and values of the current group; P and M, the sums of lin_k vᵀ over this group and over all groups; and
+    n, the number of past tokens, which is exact up to 2²⁴.
     """
 
     capabilities = Capabilities.of_recurrence(rotates=True, ordered=True, averages=False)

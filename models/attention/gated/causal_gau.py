@@ -19,8 +19,9 @@ CAUSAL_NORMALISATIONS = ("valid", "softmax", "softmax_plus")
 
 
 class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
-    """The causal unit without norm and residual. Its state is that of `CausalSoftmaxAttention` for one head: k (1, t, s), v (1, t, e).
+    """The GAU for decoders, without its norm and residual.
 
+    Its state is that of `CausalSoftmaxAttention` for one head: k (1, t, s), v (1, t, e) and filled (t,).
     Raises ValueError for a normalisation that is not in CAUSAL_NORMALISATIONS.
     """
 
@@ -67,7 +68,10 @@ class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
 
 
 def _distances(filled: Tensor, *, n_new: int) -> Tensor:
-    """Return key position - query position, int64 (B, 1, N, t + N), for new tokens and all slots (B, t + N), without empty slots."""
+    """Return key position - query position, int64 (B, 1, N, t + N), for N = n_new new tokens and all slots.
+
+    filled (B, t + N): 1 in slots with a token, 0 in empty slots, which do not count for positions.
+    """
     t = filled.cumsum(1).long()  # (B, t + N): the position of the token in each slot, counted from 1
     own = t[:, -n_new:] if n_new else t[:, :0]
     return (t[:, None, :] - own[:, :, None]).unsqueeze(1)

@@ -3,7 +3,7 @@
 quad_q, quad_k, lin_q, lin_k: four affine maps of z (gau.py);   y = (u ⊙ (V_quad + V_lin)) W_o,   for a token of group g
 V_quad = relu(quad_q quad_kᵀ / G + b)² V_g                          within the group
 V_lin  = lin_q (sum over all groups of lin_kᵀ V) / n                not causal; n is the number of unmasked tokens, or G
-V_lin  = lin_q (sum over the groups before g of lin_kᵀ V) / t       causal; t is the number of tokens up to and with this one, or G
+V_lin  = lin_q (sum over the groups before g of lin_kᵀ V) / t       causal; t is the number of tokens up to this one, itself included, or G
 Hua et al. 2022, arXiv:2202.10447, section 4. O(N G (s + e) + N s e) time, s = D_k, e = D_v. Two units replace one transformer block.
 """
 
@@ -36,10 +36,11 @@ def attend_in_groups(
     divisor: Divisor = "tokens",
     quad_divisor: float | None = None,
 ) -> Tensor:
-    """Return V_quad + V_lin (B, 1, N, e): quad_q, quad_k, lin_q, lin_k (B, 1, N, s), v (B, 1, N, e), key_mask (B, N), bias b (G, G).
+    """Return V_quad + V_lin (B, 1, N, e): attention within groups, plus linear attention to all groups or, if causal, earlier groups.
 
-    divisor: V_lin is divided by the number of unmasked tokens that the query sees (`tokens`), or by G (`group`). quad_divisor: the
-    divisor of the scores within a group; None: G. The last group may be shorter than G.
+    quad_q, quad_k, lin_q, lin_k (B, 1, N, s), v (B, 1, N, e). key_mask bool (B, N): True at tokens. group: G. bias: b (G, G). divisor:
+    V_lin is divided by the number of unmasked tokens that the query sees (`tokens`), or by G (`group`). quad_divisor: the divisor of the
+    scores within a group; None: G. The last group may be shorter than G.
     """
     refuse_cross("FLASH", quad_q=quad_q, quad_k=quad_k, lin_q=lin_q, lin_k=lin_k, v=v)
     if (nothing := of_nothing(quad_q, quad_k, v)) is not None:
@@ -47,7 +48,7 @@ def attend_in_groups(
     N, given, exact = v.shape[2], v.dtype, torch.promote_types(v.dtype, torch.float32)  # float16 counts exactly only up to 2,048
     quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
     seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(exact)  # (B, N)
-    v = v * seen[:, None, :, None]  # a masked key adds 0 to both sums
+    v = v * seen[:, None, :, None]  # a masked key adds 0 to V_quad and V_lin
     C = torch.sym_min(group, N)  # a sequence shorter than a group is not padded to a whole group
     quad_q, quad_k, lin_q, lin_k, v = (_in_groups(x, C) for x in (quad_q, quad_k, lin_q, lin_k, v))  # (B, 1, groups, C, ..)
     scores = quad_q @ quad_k.mT / (group if quad_divisor is None else quad_divisor)
@@ -69,8 +70,7 @@ def _in_groups(x: Tensor, group: int) -> Tensor:
 class MixedChunks(GatedProjections):
     """The unit of FLASH without its norm and residual, so that it can replace an attention layer. A rotation is applied to all four maps.
 
-    relative_bias: T5's relative bias, times sqrt(s), is added to the scores within a group. Raises ValueError for groups of less than 2
-    tokens.
+    relative_bias: T5's relative bias, times sqrt(s), is added to the scores within a group. Raises ValueError if group is less than 2.
     """
 
     cost = Cost(  # A token takes part in G pairs, and in two products with a matrix of s e numbers, where e = 2 D.
@@ -106,7 +106,7 @@ class MixedChunks(GatedProjections):
 
 
 class MixedChunkAttention(MixedChunks, EncoderLayer):
-    """The unit for encoders."""
+    """The unit of FLASH for encoders: exact attention within each group of tokens, and linear attention to all tokens."""
 
     capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False, pads_to="group", weights="sums")
 

@@ -37,13 +37,16 @@ def weights(
     scale: float | None = None,
     log_base: float = 512,
 ) -> Tensor:
-    """Return A (.., N_q, N_k) from q (.., N_q, s) and k (.., N_k, s). mask (bool, True = attend) and bias b broadcast to its shape.
+    """Return the attention weights A (.., N_q, N_k) of q (.., N_q, s) and k (.., N_k, s), normalised in one of four ways.
+
+    mask (bool, True = attend) and bias b broadcast to the shape of A.
 
     length        relu((q . k + b) / length)²,   where length defaults to N_k, including masked keys
     valid         relu(scale q . k + b)² / l,   l = the number of keys that the query may attend to
     softmax       softmax(scale q . k + b)
     softmax_plus  softmax(log(max(l, least_length)) / log(log_base) scale q . k + b),   equal to softmax at l = log_base
-    A query without keys gets 0. Rows sum to 1 only with `softmax` and `softmax_plus`. `scale` defaults to s^-1/2. `length` ignores scale.
+    The row of a query that may attend to no key is 0. Other rows sum to 1 only with `softmax` and `softmax_plus`. `scale` defaults to
+    s^-1/2. The normalisation `length` does not use it.
     """
     scores = q @ k.mT
     if mask is None:
@@ -64,7 +67,10 @@ def weights(
 
 
 class DistanceBias(nn.Module):
-    """A learned bias for each bucket of distances key - query, times `scale`, at any length. Buckets are T5's (Raffel et al. 2019)."""
+    """A learned bias, times `scale`, for each bucket of distances key - query, for sequences of any length.
+
+    The buckets are those of T5 (Raffel et al. 2019).
+    """
 
     bucket_of: Tensor
 
@@ -86,7 +92,7 @@ class GatedProjections(Mechanism):
     """Base of the gated units: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
 
     A unit has one head. s is d_head, or D / n_heads if d_head is None: n_heads has no other effect than this width. e is expansion · D.
-    interleaved: which pairs of columns are rotated, see `rotate`.
+    interleaved: which pairs of columns are rotated, see `rotate` in models/parts/positions.py.
     """
 
     gates = (("to_u", SILU_IS_1),)
@@ -108,7 +114,10 @@ class GatedProjections(Mechanism):
         self.offset = nn.Parameter(torch.zeros(n_maps, 1, self.d_head)) if bias else None
 
     def projected(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return u (B, N, e) in the dtype of x (B, N, D), and in float32 or wider v (B, 1, N, e) and the rotated maps (B, 1, N, s)."""
+        """Return u (B, N, e), v (B, 1, N, e) and the affine maps of z, rotated, each (B, 1, N, s): x (B, N, D).
+
+        u has the dtype of x. v and the maps are float32 at least.
+        """
         exact = torch.promote_types(x.dtype, torch.float32)
         v = F.silu(self.to_v(x)).unsqueeze(1).to(exact)
         z = F.silu(self.to_z(x)).unsqueeze(1)
@@ -125,9 +134,10 @@ class GatedProjections(Mechanism):
 
 
 class GatedAttentionUnit(GatedProjections, EncoderLayer):
-    """The GAU without its norm and residual, usable in place of an attention layer. bias False also removes b_q and b_k.
+    """The GAU for encoders without its norm and residual, so that it can replace an attention layer.
 
-    relative_bias adds a T5 bias, times sqrt(D), to the scores. Raises ValueError for a normalisation that `weights` does not have.
+    bias: False also removes the biases b_q and b_k of q and k. relative_bias: T5's relative bias, times sqrt(D), is added to the scores.
+    Raises ValueError for a normalisation that `weights` does not have.
     """
 
     capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False)

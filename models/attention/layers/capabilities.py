@@ -1,4 +1,4 @@
-"""The features that a layer supports, as data. Tests choose their checks by them, and models choose which arguments they pass."""
+"""The features that a layer supports, as data. By them tests choose their checks, and models the arguments that they pass to a layer."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,19 +8,24 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """The features that a class in `LAYERS` supports with its default options. With other options a layer may have other `capabilities`.
+    """The features that a class in `LAYERS` supports with its default options. A layer with other options may support other features.
+
+    The attribute `capabilities` of a layer (not of its class) takes its options into account.
 
     The defaults describe an encoder layer that depends on the content of tokens but not on their order.
     """
 
-    # "pairs": the layer computes a weight for every pair of tokens. "pattern": for the pairs of a fixed pattern or hash. "sums": it sums
-    # over tokens, landmarks or codes, and its matrix of weights must be derived from these sums. "none": the layer is not attention.
+    # "pairs": the layer computes a weight for every pair of tokens. "pattern": it computes weights only for the pairs that a fixed pattern
+    # or a hash selects. "sums": it computes sums over tokens, landmarks or codes instead of a matrix of weights. The matrix can only be
+    # derived from the layer's outputs, as `models/maps/` does. "none": the layer is not attention.
     weights: Literal["pairs", "pattern", "sums", "none"] = "pairs"
     causal: bool = False  # True: a token attends to itself and earlier tokens (`CausalLayer`). False: also to later tokens
     cross: bool = True  # the mechanism's function accepts N_q queries of one sequence and N_k keys of another
-    # How a causal layer's state grows with the tokens. bounded: the state has space for N_max tokens.
+    # The state of a causal layer. growing: it grows with every token. bounded: it has a constant size, and space for N_max tokens only.
+    # constant: it has a constant size, for any number of tokens. none: the layer is not causal.
     state: Literal["none", "growing", "bounded", "constant"] = "none"
-    # Name of an option: N is padded to a multiple of its value. In causal layers this is the `chunk` of the recurrence.
+    # Name of an option of the layer, such as "block": N is padded to a multiple of the option's value. A causal layer names "chunk", which
+    # is an option of its recurrence.
     pads_to: str | None = None
     rotates: bool = False  # accepts a rotation (rotary positions) of q and k
     pairs: bool = False  # accepts a pair mask and a pair bias, which change the scores of single pairs of tokens
@@ -43,12 +48,12 @@ class Capabilities:
 
     @property
     def effective(self) -> bool:
-        """Whether the layer never forms its attention matrix, so that the matrix must be derived from its sums."""
+        """Whether the layer never computes its matrix of attention weights, so that it must be derived from the outputs."""
         return self.weights == "sums"
 
 
 def refuse_cross(name: str, **tensors: Tensor) -> None:
-    """Raise ValueError if these tensors (B, H, N, ..) differ in N, for the mechanism `name`, which attends only within one sequence."""
+    """Raise ValueError if the tensors (B, H, N, ..) differ in N, because the mechanism called `name` attends only within one sequence."""
     (first, one), *others = tensors.items()
     for other, x in others:
         if x.shape[2] != one.shape[2]:
@@ -59,5 +64,5 @@ def refuse_cross(name: str, **tensors: Tensor) -> None:
 
 
 def of_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """Return the output if there is no row, no query or no key: zeros (B, H, N_q, D_v). Otherwise return None."""
+    """Return zeros (B, H, N_q, D_v) if B, N_q or N_k is 0, when there is nothing to compute. Otherwise return None."""
     return v.new_zeros(*q.shape[:3], v.shape[-1]) if 0 in (q.shape[0], q.shape[2], k.shape[2]) else None

@@ -1,5 +1,6 @@
-"""Base of the causal layers. A token attends to itself and to earlier tokens. These are kept as a state, which a caller can store and
-pass in again.
+"""Base of the causal layers, in which a token attends to itself and to earlier tokens.
+
+What a layer needs of the earlier tokens is its state. A call returns the state, and the caller passes it in with the next tokens.
 """
 
 from typing import Any
@@ -22,16 +23,17 @@ class CausalLayer(Mechanism):
     """Base of the causal layers. A subclass has the constructor Layer(d_model, n_heads, *, d_head=None, bias=False, ..).
 
     Its projections to and from heads are named to_q, to_k, to_v and to_out, and the model initialises them. The layer initialises all
-    its other weights. In parallel, in chunks or token by token, a sequence gives the same outputs and the same state.
+    its other weights. Up to rounding, a sequence gives the same outputs and the same last state whether it is passed in one call, in
+    several calls or token by token.
     """
 
     capabilities = Capabilities.of_recurrence()
     biased = False
-    recurrence = staticmethod(chunkwise)  # may be replaced by the other functions of recurrence.py, which compute the same results
+    recurrence = staticmethod(chunkwise)  # or `parallel` or `recurrent` of recurrence.py, which compute the same results
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the state of one sequence, without B. The axis along which a state grows has size 0."""
+        """Shapes of the state tensors of one sequence, without the batch axis B. An axis that grows with the tokens has size 0 here."""
         raise NotImplementedError
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> State:
@@ -52,18 +54,19 @@ class CausalLayer(Mechanism):
     ) -> tuple[Tensor, State]:
         """Return the outputs (B, N, D) of x (B, N, D) and the state after these N tokens. The given state is not modified.
 
-        mask (B, N) bool: True = token. A row's tokens are at its left. Padding leaves the state bit for bit unchanged, except that a
-        growing state gets empty slots. The output of a padded token is arbitrary. state None: no tokens before. N = 1 is a decode step.
-        rotation: the rotation angles (B, 1, N, D_k/2) for the tokens' absolute positions. A layer without rotary positions ignores it.
+        mask (B, N) bool: True at tokens, False at padding, which must be at the right of each row. Padding leaves the state bit for bit
+        unchanged, except that a growing state gets empty slots. The output at padding is arbitrary. state: None if there are no earlier
+        tokens. rotation: the rotation angles (B, 1, N, D_k/2) for the tokens' absolute positions. A layer without rotary positions
+        ignores it.
         """
         return self.advance(x, mask, self.new_state(x) if state is None else state, rotation)
 
     def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        """Compute the outputs and the new state as `forward` defines them. Subclasses implement this method. `state` is never None."""
+        """Compute the outputs and the new state that `forward` returns. Subclasses implement this method. `state` is never None."""
         raise NotImplementedError
 
     def __call__(self, x: Tensor, mask: Tensor | None = None, state: State | None = None, **options: Any) -> tuple[Tensor, State]:
-        """Call `forward`. With 0 rows or 0 tokens, return an empty output and the unchanged state without calling it."""
+        """Call `forward`. If B or N is 0, do not call it, but return an empty output and the unchanged state."""
         if 0 in x.shape[:2]:
             return torch.zeros_like(x), self.new_state(x) if state is None else state
         return super().__call__(x, mask, state, **options)
@@ -85,7 +88,7 @@ class EqualHeadsLayer(EqualHeads, CausalLayer):
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of S in a recurrence, (H, D_k, D_v). Layers with another state override this."""
+        """The shape of the matrix S of recurrence.py, (H, D_k, D_v) with D_k = D_v. Layers with another state override this."""
         return {"S": (self.n_heads, self.d_head, self.d_head)}
 
 
@@ -102,8 +105,9 @@ def attend_causal_features(
 ) -> tuple[Tensor, Tensor]:
     """Compute o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps),   S_t = exp(a_t) S_{t-1} + φ(k_t) v_tᵀ,   z_t = exp(a_t) z_{t-1} + φ(k_t).
 
-    phi_q, phi_k (B, H, N, D_φ), v (B, H, N, D_v), past [S | z] (B, H, D_φ, D_v + 1), mask (B, N) -> o (B, H, N, D_v), the new [S | z].
-    If `past` is None, it is zeros. decay: a, (B, H, N); None stands for 0. Padding has φ(k) set to 0, and not k, since φ(0) is seldom 0.
+    phi_q = φ(q) and phi_k = φ(k), (B, H, N, D_φ), v (B, H, N, D_v), past [S | z] (B, H, D_φ, D_v + 1), mask (B, N) -> o (B, H, N, D_v)
+    and the new [S | z]. past: None stands for zeros. decay: the log-decays a (B, H, N); None stands for 0. mask: True at tokens. At
+    padding φ(k) is set to 0. To set k to 0 would not suffice, because φ(0) is not 0 for most maps.
     """
     refuse_cross("causal linear attention", phi_q=phi_q, phi_k=phi_k, v=v)
     past = no_past(v, phi_k.shape[-1], v.shape[-1] + 1) if past is None else past
@@ -112,12 +116,16 @@ def attend_causal_features(
 
 
 def no_past(v: Tensor, *shape: int) -> Tensor:
-    """Return an empty state: zeros (B, H, *shape) for values v (B, H, N, D_v), in float32 at least."""
+    """Return a state tensor before the first token: zeros (B, H, *shape), with B and H of v (B, H, N, D_v), in float32 at least."""
     return v.new_zeros(*v.shape[:2], *shape, dtype=at_least_float32(v.dtype))
 
 
 def attend_to_past(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor) -> Tensor:
-    """Compute `scaled_dot_product.attend` by torch's fused operator. mask (B or 1, 1, N_q, N_k): every query must see some key."""
+    """Compute the same as `scaled_dot_product.attend`, by torch's fused operator.
+
+    q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v). `scale` defaults to D_k^-1/2. mask bool (B or 1, 1, N_q,
+    N_k): True = attend. Every query must see at least one key.
+    """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale_of(q, scale))
 
 
@@ -129,9 +137,10 @@ def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def with_ones(v: Tensor) -> Tensor:
-    """Return [v | 1]: (B, H, N, D_v) -> (B, H, N, D_v + 1). With it the state is [S | z], and the last column of the output is φ(q)ᵀz.
+    """Return the values with a column of ones, [v | 1]: (B, H, N, D_v) -> (B, H, N, D_v + 1).
 
-    The result is float32 at least, because φ(q)ᵀz grows like N and float16 ends at 65,504.
+    With them a recurrence sums φ(k) [v | 1]ᵀ = [S | z], so the last column of its output is the divisor φ(q)ᵀz. The result is float32 at
+    least, because φ(q)ᵀz grows like N, and the largest float16 is 65,504.
     """
     v = v.to(at_least_float32(v.dtype))
     return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)

@@ -1,7 +1,7 @@
-"""Causal attention with any score, and a cache of keys and values: the base of causal_softmax.py and of scoring/causal_*.py.
+"""Causal attention with any score a(q, k), and a cache of keys and values: the base of causal_softmax.py and of scoring/causal_*.py.
 
-o_t = sum_j p_tj v_j,   p_t = softmax over j <= t of a(q_t, k_j), where a is the score
-The t-th token costs t scores, and the cache holds 2 t H D_k numbers.
+o_t = sum_j p_tj v_j,   p_t = softmax over j <= t of a(q_t, k_j)
+For the t-th token t scores are computed in each head. The cache then holds 2 t H D_k numbers.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,10 @@ from models.parts.positions import Rotation
 
 
 def remember(k: Tensor, v: Tensor, mask: Tensor | None, state: State) -> State:
-    """Return the state with N more slots, for keys k (B, H_k, N, D_k) and values v (B, H_k, N, D_v). Padding fills no slot."""
+    """Return the cache `state` with N more slots, which hold the keys k (B, H_k, N, D_k) and the values v (B, H_k, N, D_v) of H_k heads.
+
+    mask (B, N): True at tokens. Padding takes slots too, but they are marked as empty: `filled` is 0.
+    """
     is_token = torch.ones_like(k[:, 0, :, 0]) if mask is None else mask.to(k.dtype)  # (B, N)
     return {
         "k": torch.cat([state["k"], k], dim=2),  # (B, H_k, t + N, D_k)
@@ -27,18 +30,21 @@ def remember(k: Tensor, v: Tensor, mask: Tensor | None, state: State) -> State:
 
 
 def seen(filled: Tensor, *, n_new: int) -> Tensor:
-    """Return which new token sees which slot: (B, t + N) -> bool (B, 1, N, t + N). Padding sees itself, so every query has a key."""
+    """Return which of the N = n_new new tokens sees which slot: filled (B, t + N), 1 in slots with a token -> bool (B, 1, N, t + N).
+
+    A query sees the filled slots before its own, and its own even if it is padding, so that every query sees at least one key.
+    """
     slots = torch.arange(filled.shape[1], device=filled.device)
     own = slots[-n_new:, None]  # (N, 1)
     return (slots == own) | (slots < own) & (filled[:, None, None, :] != 0)
 
 
 class CausalScoredAttention(EqualHeadsLayer):
-    """A base class of causal layers with any score. A subclass sets `attend` as in `PairLayer`; it is called with a mask and no bias.
+    """A base class of causal layers with any score. A subclass sets `attend`, as in `PairLayer`. It is called with a mask and no bias.
 
-    Its state is the rotated k, v and `filled`, with one more slot for every token of a call. All rows of a batch have the same number of
-    slots. Padding takes empty slots (`filled` 0), which no token sees and which are not reused. So each row gets the
-    outputs it would get alone, but its memory grows with the longest row of every call.
+    Its state is k (after the rotation), v and `filled`, each with one more slot for every token of a call. All rows of a batch have the
+    same number of slots. Padding takes slots that are marked as empty (`filled` 0), which later tokens do not see and which are not
+    reused. So each row gets the outputs that it would get alone, but in every call its memory grows by the length of the longest row.
     """
 
     capabilities = Capabilities.of_cache(rotates=True)

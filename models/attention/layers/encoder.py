@@ -11,7 +11,7 @@ from models.parts.positions import Rotation
 
 
 class EncoderLayer(Mechanism):
-    """A base class of layers that do not compute all pairs of tokens. A subclass defines `mix`."""
+    """A base class of encoder layers that accept no pair mask and no pair bias. A subclass defines `mix`."""
 
     def forward(
         self,
@@ -22,22 +22,25 @@ class EncoderLayer(Mechanism):
         pair_mask: Tensor | None = None,
         pair_bias: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, N, D), bool (B, N) to (B, N, D). Raises ValueError for a pair mask, a pair bias, or an unsupported rotation."""
+        """Map x (B, N, D) to (B, N, D). key_mask bool (B, N): True at tokens.
+
+        Raises ValueError for a pair mask or a pair bias, and for a rotation if the layer does not support it.
+        """
         if pair_mask is not None or pair_bias is not None or (rotation is not None and not self.capabilities.rotates):
             name = type(self).__name__
             raise ValueError(f"{name} supports no rotation, pair mask or pair bias; use softmax attention")
         return self.mix(x, key_mask, rotation)
 
     def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
-        """Compute the outputs (B, N, D), with the supported arguments only."""
+        """Return the outputs (B, N, D) of `forward`, which has checked that the layer supports the arguments."""
         raise NotImplementedError
 
 
 class EqualHeadsEncoderLayer(EqualHeads, EncoderLayer):
-    """An `EncoderLayer` with the projections of `SoftmaxAttention`, so weights can be copied. A subclass defines `attend`."""
+    """An `EncoderLayer` with the projections of `SoftmaxAttention`, whose weights it can load. A subclass defines `attend`."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Return the outputs: q, k, v (B, H, N, D_k), key_mask bool (B, N) -> (B, H, N, D_k), 0 for a query that sees no key."""
+        """Return the heads' outputs: q, k, v (B, H, N, D_k), key_mask bool (B, N) -> (B, H, N, D_k), 0 for a query that sees no key."""
         raise NotImplementedError
 
     def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
@@ -50,7 +53,7 @@ class PairLayer(Mechanism):
 
     attend(q, k, v, mask=.., bias=..): (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). It is a function, or a
     module if the score has parameters of its own. mask (bool, True = attend) and bias (added to the scores) broadcast to (B, H, N_q, N_k),
-    or are None; a query that may attend to nothing gets 0.
+    or are None. A query that may attend to no key gets the output 0.
     """
 
     capabilities = Capabilities(rotates=True, pairs=True)
@@ -59,7 +62,7 @@ class PairLayer(Mechanism):
     to_out: nn.Linear
 
     def heads(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v, each (B, H, N, D_k), of x (B, N, D). The rotation is applied to q and k."""
+        """Project x (B, N, D) to q, k and v, each (B, H, N, D_k), and apply the rotation to q and k."""
         raise NotImplementedError
 
     def forward(

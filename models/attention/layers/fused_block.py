@@ -1,8 +1,9 @@
-"""Self-attention as a block of a pre-norm transformer: LayerNorm, then one product for the queries, keys and values of all heads.
+"""Self-attention as a block of a pre-norm transformer: LayerNorm, then one matrix product for the q, k and v of all heads.
 
 [q | k | v] = norm(x) W_qkv,   o = dropout(softmax(q kᵀ / sqrt(D_k))) v,   y = dropout(concat(heads) W^O + b)
-Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2, as implemented for Dosovitskiy et al. 2020, arXiv:2010.11929: W_qkv has no bias.
-With one head as wide as the model there is no W^O, since W^V can contain it. The caller adds the residual, x + y.
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2, with a W_qkv without bias, as implementations of Dosovitskiy et al. 2020,
+arXiv:2010.11929, have it. A block with one head as wide as the model has no W^O, because W^V W^O would be one matrix like W^V. The caller
+adds the residual, x + y.
 """
 
 import torch
@@ -68,7 +69,7 @@ class FusedBlock(nn.Module):
 
 @torch.no_grad()
 def to_separate(block: FusedBlock) -> tuple[nn.LayerNorm, SoftmaxAttention]:
-    """Return a norm and an attention layer, with copied weights. Applied in this order they equal the block without dropout."""
+    """Return a norm and an attention layer with the block's weights. The norm and then the layer compute the block without dropout."""
     weight = block.to_qkv.weight
     norm = nn.LayerNorm(block.norm.normalized_shape, eps=block.norm.eps).to(weight)
     norm.load_state_dict(block.norm.state_dict())
@@ -88,7 +89,8 @@ def to_separate(block: FusedBlock) -> tuple[nn.LayerNorm, SoftmaxAttention]:
 def from_separate(norm: nn.LayerNorm, attention: SoftmaxAttention) -> FusedBlock:
     """Return the block that computes attention(norm(x)), with copied weights.
 
-    Raises ValueError for a nonzero bias that the block cannot store: of to_q, to_k or to_v, or of to_out if the block has no W^O.
+    The block has no bias for q, k and v, and none at all if it has no W^O. Raises ValueError if the bias of to_q, to_k or to_v, or in the
+    latter case of to_out, is not 0.
     """
     W_q, W_k, W_v, W_o = (to.weight for to in (attention.to_q, attention.to_k, attention.to_v, attention.to_out))
     block = FusedBlock(W_q.shape[1], attention.n_heads, d_head=attention.d_head, norm_eps=norm.eps).to(W_q)
@@ -101,7 +103,7 @@ def from_separate(norm: nn.LayerNorm, attention: SoftmaxAttention) -> FusedBlock
                 f"{name} has a bias of up to {linear.bias.abs().max():.3g}, which the fused block cannot store; train it without"
             )
     block.to_qkv.weight.copy_(fused(W_q, W_k, W_o @ W_v if isinstance(block.to_out, nn.Identity) else W_v))
-    # Not strict: a weight or bias that the norm lacks keeps its initial value, 1 or 0.
+    # Not strict, because `norm` and `to_out` may lack a weight or a bias: the block then keeps its own initial one, 1 or 0.
     block.norm.load_state_dict(norm.state_dict(), strict=False)
     block.to_out.load_state_dict(attention.to_out.state_dict(), strict=False)
     return block

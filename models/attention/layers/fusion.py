@@ -1,8 +1,9 @@
 """Modality fusion: P vectors of one object (from its text, its picture, its sound, ..) are combined by attention with a learned query c.
 
 alpha_p = cᵀ relu(W h_p + b),   beta = softmax over the modalities p that are present,   h = sum_p beta_p h_p
-The word attention of Yang et al. 2016, "Hierarchical attention networks", eqs. 5-7, with relu instead of tanh. O(P D A) time. c = 0
-gives the mean. Where relu is 0 for every h_p no gradient flows, so c is initialised away from 0, and b with 0.
+The word attention of Yang et al. 2016, "Hierarchical attention networks", eqs. 5-7, with relu instead of tanh. O(P D A) time for A
+hidden units. With c = 0 all weights are equal, and W gets no gradient. W gets none either if every relu is 0. So c is drawn at random
+initially, and b is 0.
 """
 
 import torch
@@ -18,13 +19,15 @@ def fusion_weights(h: Tensor, *, W: Tensor, b: Tensor, c: Tensor, mask: Tensor |
 
 
 def fuse(h: Tensor, *, W: Tensor, b: Tensor, c: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return h (B, D), or 0 if no modality is present. The arguments are those of `fusion_weights`. Entries of absent modalities must be
-    finite."""
+    """Return the weighted sum h (B, D), or 0 if no modality is present. The arguments are those of `fusion_weights`.
+
+    The vectors of absent modalities get the weight 0, but must be finite.
+    """
     return (fusion_weights(h, W=W, b=b, c=c, mask=mask).unsqueeze(-2) @ h).squeeze(-2)
 
 
 class ModalityFusion(nn.Module):
-    """A layer that fuses P vectors of width D, with A hidden units. Modalities have no order. It does not contain their encoders."""
+    """A layer that fuses P vectors of width D, with A hidden units, whatever their order. The encoders of the modalities are not in it."""
 
     def __init__(self, d_model: int, d_hidden: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The norm of a head's output. It divides by the root mean square of the columns, because a sum over a long past can be large."""
+"""The norm of a head's output. It divides the output by its root mean square, because a sum over a long past can be large."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

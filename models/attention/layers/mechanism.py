@@ -19,13 +19,16 @@ Holds = Literal["sums", "sums_in_last_column", "count"]
 
 
 class Sizes(SimpleNamespace):
-    """The sizes, other than N, that a cost depends on: they are attributes named D, H, D_k and like the options of the layer."""
+    """The sizes, other than N, that a cost depends on, as attributes: D, H, D_k, and the layer's options by their names."""
 
 
 @dataclass(frozen=True)
 class ComplexityRow:
-    """A row of the complexity table. `path`: number of layers until every token can influence every other. `sequential`: number of
-    sequential operations."""
+    """A layer's row in the complexity table of docs/compare.md.
+
+    name: the layer's name in the table. path: number of stacked layers after which every token can influence every other. sequential:
+    number of operations that must be executed one after the other.
+    """
 
     name: str
     path: str
@@ -36,9 +39,8 @@ class ComplexityRow:
 class Cost:
     """The stated time complexity of a layer.
 
-    words: the cost as text, e.g. O(N² D). It equals the cost in the layer's row of the complexity table (section 14 of the specification)
-    or, for a layer without a row, in its docstring. work: a function of (N, Sizes) that returns the number of multiply-adds for N
-    tokens, without projections.
+    words: the cost as text, e.g. O(N² D). work: a function of (N, Sizes) that returns the number of multiply-adds for N tokens, without
+    those of the projections. row: the layer's row in the complexity table, if it has one.
     """
 
     words: str
@@ -50,7 +52,7 @@ ALL_PAIRS = Cost("O(N² D)", lambda N, s: 2 * N * N * s.D)  # q . k and the weig
 
 
 def cost_of_state(words: str, D_phi: Callable[[Any], float], row: ComplexityRow | None = None) -> Cost:
-    """Return the cost of writing k vᵀ into S and reading S with q. S has `D_phi(sizes)` times D_v numbers a head."""
+    """Return the cost of a layer that, for each token, adds k vᵀ to a matrix S and multiplies S by q. S is (D_phi(sizes), D_v) a head."""
     return Cost(words, lambda N, s: 2 * N * D_phi(s) * s.D, row)
 
 
@@ -59,8 +61,8 @@ class Examples:
     """Constructor options with which tests and measurements build a layer.
 
     small: options for the shared tests, whose texts of about 10 tokens are too short for the default options. large: options for the
-    comparison, including every option that `cost` reads. short: options that replace those of `large` for about 64 tokens. varied: the name
-    of an option that the cost depends on, and its values to measure.
+    comparison in docs/compare.md, including every option that `cost` reads. short: options that replace those of `large` if a text has
+    about 64 tokens. varied: the name of an option that the cost depends on, and the values at which it is measured.
     """
 
     small: Mapping[str, Any] = field(default_factory=dict)
@@ -76,18 +78,19 @@ class Mechanism(nn.Module):
     cost: Cost
     examples = Examples()
     biased: bool = True  # whether the projections have biases if the option `bias` is None
-    # Dotted name of the submodule whose input is A v, the heads' output before norms and gates. "recurrence": A v is the output of the
-    # method `recurrence`.
+    # Where `models/maps/` reads A v, the attention weights times the values, before norms and gates: the dotted name of the submodule whose
+    # input is A v, or "recurrence" if A v is the output of the method `recurrence`.
     answers: str = "to_out"
     gates: tuple[tuple[str, float], ...] = ()  # name of each gate's projection, and the output of this projection at which the gate is 1
-    value_of_one: float = 1.0  # the output of `to_v` for which the layer's value is 1
+    value_of_one: float = 1.0  # the output of `to_v` for which the value v is 1; it differs from 1 if v is a function of this output
     holds: tuple[tuple[str, Holds], ...] = ()  # names of state tensors that a server can check, each with its condition
     settles: tuple[str, ...] = ()  # names of state tensors that stop changing after some tokens, such as a count with a maximum
 
     def begin(self) -> None:
-        """Initialise the weights to which the model's general rule does not apply. The model calls this after initialising all linear
-        maps."""
+        """Initialise the weights that need another rule than the model's linear maps. The model calls this after initialising those."""
 
     def enlarge(self) -> None:
-        """Redraw the parameters that are initialised near 0, with values of size 1. Measurements on untrained layers use this, because with
-        parameters near 0 outputs would be near 0 too."""
+        """Redraw the parameters that are initialised near 0, with values of about 1.
+
+        Measurements on untrained layers call this, because with parameters near 0 the outputs would be near 0 too.
+        """

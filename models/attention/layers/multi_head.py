@@ -20,7 +20,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
-    """Return D_k: d_head, or D / H if it is None. Raises ValueError if D is then not divisible by H."""
+    """Return D_k: d_head or, if that is None, D / H. Raises ValueError if d_head is None and D is not divisible by H."""
     if d_head is None and d_model % n_heads:
         raise ValueError(
             f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
@@ -29,7 +29,7 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
 
 
 def both_masks(key_mask: Tensor | None, pair_mask: Tensor | None) -> Tensor | None:
-    """Combine key_mask (B, N_k) and pair_mask (N_q, N_k) into one mask that broadcasts to (B, H, N_q, N_k)."""
+    """Combine key_mask (B, N_k) and pair_mask (N_q, N_k) by "and" to a mask that broadcasts to (B, H, N_q, N_k). None allows all pairs."""
     if key_mask is None:
         return pair_mask
     keys_B11N = key_mask[:, None, None, :]
@@ -39,7 +39,7 @@ def both_masks(key_mask: Tensor | None, pair_mask: Tensor | None) -> Tensor | No
 def heads_of(
     x: Tensor, projections: Sequence[nn.Module], n_heads: int, rotation: Rotation | None = None, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply three projections to x and return q, k and v; the other arguments as in `EqualHeads.heads`."""
+    """Apply the three projections, of q, k and v, to x. The other arguments and the result are those of `EqualHeads.heads`."""
     q, k, v = (split_heads(to(x), n_heads) for to in projections)
     if dtype is not None:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -60,6 +60,5 @@ class EqualHeads(Mechanism):
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     def heads(self, x: Tensor, rotation: Rotation | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v, each (B, H, N, D_k), of x (B, N, D), with q and k rotated. If `dtype` is None, they have the projections'
-        dtype."""
+        """Project x (B, N, D) to q, k and v, each (B, H, N, D_k), and rotate q and k. dtype: that of the results; None: no cast."""
         return heads_of(x, (self.to_q, self.to_k, self.to_v), self.n_heads, rotation, dtype)

@@ -1,7 +1,7 @@
 """Narrow multi-head attention: the input vector itself is cut into H pieces, and a head sees only its own piece.
 
 head_h = attend(x_h W_h^Q, x_h W_h^K, x_h W_h^V),   x = concat(x_1 .. x_H),   every W_h is (D/H, D/H)
-The same as the standard layer with block-diagonal W^Q, W^K, W^V: 3 D²/H + D² weights instead of 4 D².
+It equals the standard layer with block-diagonal W^Q, W^K and W^V, but has 3 D²/H + D² weights instead of 4 D².
 """
 
 import torch
@@ -14,7 +14,7 @@ from models.parts.positions import Rotation, rotate
 
 
 class NarrowAttention(PairLayer):
-    """Self-attention with heads on slices of the input: H maps D/H -> D/H in each of `to_q`, `to_k`, `to_v`.
+    """Self-attention in which each head sees a slice of D/H columns. `to_q`, `to_k` and `to_v` contain H maps D/H -> D/H each.
 
     Raises ValueError if d_model is not divisible by n_heads, or if d_head is given and not D/H.
     """

@@ -1,20 +1,22 @@
 """The recurrence of all layers whose state is a matrix of constant size, and three ways to execute it.
 
-    S_t = exp(a_t) S_{t-1} + k_t w_tᵀ,   o_t = S_tᵀ q_t,   with the written value
-    w_t = v_t                                         linear (no a), gated
-    w_t = β_t (v_t - (exp(a_t) S_{t-1})ᵀ k_t)         delta (no a), gated delta: only the difference from what S holds for k_t
+    S_t = exp(a_t) S_{t-1} + k_t w_tᵀ,   o_t = S_tᵀ q_t,   where the value w_t that is written is
+    w_t = v_t                                         in linear attention (a_t = 0) and gated linear attention
+    w_t = β_t (v_t - (exp(a_t) S_{t-1})ᵀ k_t)         in the delta rule (a_t = 0) and the gated delta rule
 
-a_t <= 0 is a log-decay: one number a head (retention, Mamba-2, gated delta), or one for each of the D_k rows of S (gated linear).
+The delta rule subtracts what S already holds for k_t, so that v_t replaces it. a_t <= 0 is a log-decay: one number a head (retention,
+Mamba-2, gated delta), or one for each of the D_k rows of S (gated linear attention).
 Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; Sun et al. 2023, arXiv:2307.08621, eqs. 5-7; Yang et al. 2023,
 arXiv:2312.06635; Yang et al. 2024, arXiv:2406.06484 (the delta rule in chunks) and arXiv:2412.06464 (with a gate).
 
 `parallel`, `chunkwise` and `recurrent` compute the same function. Inputs: q, k (B, H, N, D_k), v (B, H, N, D_v), S (B, H, D_k, D_v),
-and by keyword decay a (B, H, N) or (B, H, N, D_k) and beta (B, H, N), whose presence selects the rule. Outputs: o (B, H, N, D_v) and
-the new S, in float32 at least, whatever the inputs' dtype, and under autocast too. S and o grow like N, so a half-precision sum would
-stop growing and a half-precision o would overflow before the norm after it. There is no scale. A token with k = 0, decay 0 and beta 0
-is padding: it leaves S bit for bit unchanged.
+and by keyword decay a (B, H, N) or (B, H, N, D_k), and beta β (B, H, N); with beta the delta rule applies. Outputs: o (B, H, N, D_v)
+and the new S, in float32 at least, whatever the inputs' dtype, and under autocast too. S and o grow like N, so a half-precision sum
+would stop growing, and a half-precision o would overflow before it is normalised. The functions apply no scale: the caller scales q. A
+token with k = 0, decay 0 and beta 0 is padding: it leaves S bit for bit unchanged.
 
-A head costs O(N²) in parallel, O(N C) in chunks of C, O(N D_k D_v) token by token. Exponentials are taken of numbers <= 0 only.
+A head takes O(N² (D_k + D_v)) time in parallel, O(N (C (D_k + D_v) + D_k D_v)) in chunks of C tokens, and O(N D_k D_v) token by token.
+No exponential overflows, because each is taken of a number <= 0.
 """
 
 from collections.abc import Callable
@@ -29,8 +31,8 @@ from torch import Tensor
 from models.attention.layers.capabilities import of_nothing, refuse_cross
 
 CHUNK = 64
-Execution = Callable[..., tuple[Tensor, Tensor]]  # one of the three functions below
-CHUNK_OF_ROWS = 8  # used if every row of S has its own decay: a chunk then needs C² differences of decays for each of the D_k rows
+Execution = Callable[..., tuple[Tensor, Tensor]]  # `parallel`, `chunkwise` or `recurrent`
+CHUNK_OF_ROWS = 8  # tokens in a chunk if each of the D_k rows of S has its own decay: then C² D_k decays must be computed for a chunk
 
 
 def _in_full_precision(execution: Execution) -> Execution:
@@ -93,7 +95,10 @@ def chunkwise(
     beta: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the sums within all chunks together, then S from chunk to chunk. chunk: tokens in a chunk; None: CHUNK, or CHUNK_OF_ROWS."""
+    """Compute for all chunks at once what depends on a single chunk, then S from chunk to chunk.
+
+    chunk: number of tokens in a chunk. None: CHUNK_OF_ROWS if each row of S has its own decay, else CHUNK.
+    """
     N, per_row = q.shape[2], decay is not None and decay.shape[-1] == q.shape[-1]
     C = min(N, chunk or (CHUNK_OF_ROWS if per_row else CHUNK))
     in_chunks: list[Any] = [None if x is None else _in_chunks(x, C) for x in (q, k, v, decay, beta)]
@@ -107,23 +112,26 @@ def chunkwise(
 
 
 def _in_chunks(x: Tensor, C: int) -> Tensor:
-    """Split into chunks, the last one filled up with zeros, which is padding: (B, H, N, ..) -> (B, H, chunks, C, ..)."""
+    """Split x into chunks: (B, H, N, ..) -> (B, H, chunks, C, ..). The last chunk is filled up with zeros, which count as padding."""
     return F.pad(x, (0, 0, 0, -x.shape[2] % C)).unflatten(2, (-1, C))
 
 
 class _Chunk(NamedTuple):
-    """The parts of a chunk of C tokens that do not depend on the S before it. Leading axes are arbitrary."""
+    """The parts of a chunk of C tokens that do not depend on S before the chunk. Leading axes are arbitrary."""
 
     scores: Tensor  # (.., C, C), scores of tokens i and j <= i, times the decay between them
     q: Tensor  # (.., C, D_k), queries times the decay since the chunk's start
     k: Tensor  # (.., C, D_k), keys times the decay until the chunk's end
-    kept: Tensor | None  # (.., D_k or 1, 1), the factor by which the chunk shrinks the earlier S; None: 1
+    kept: Tensor | None  # (.., D_k or 1, 1), the factor by which S before the chunk decays over the whole chunk; None: 1
     written: Tensor  # (.., C, D_v), the written value w of every token if S were 0
-    erased: Tensor | None  # (.., C, D_k); the product of `erased` and the earlier S is subtracted from w; None without the delta rule
+    erased: Tensor | None  # (.., C, D_k); its product with S before the chunk is subtracted from `written`; None without the delta rule
 
 
 def _within(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None) -> _Chunk:
-    """Compute a chunk: q, k (.., C, D_k), v (.., C, D_v), decay (.., C, D_k or 1), beta (.., C, 1). Yang et al. 2024, eqs. 8-11."""
+    """Compute the `_Chunk` of q, k (.., C, D_k), v (.., C, D_v), decay (.., C, D_k or 1), beta (.., C, 1).
+
+    Yang et al. 2024, arXiv:2406.06484, eqs. 8-11.
+    """
     since_start = until_end = between = kept = None
     if decay is not None:
         sums = _segment_sums(decay)
@@ -140,7 +148,7 @@ def _within(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor 
 
 
 def _advance(chunk: _Chunk, S: Tensor) -> tuple[Tensor, Tensor]:
-    """Combine a chunk with the S before it: S (.., D_k, D_v) -> o (.., C, D_v) and S at the end of the chunk."""
+    """Combine a chunk with S before the chunk, (.., D_k, D_v). Return o (.., C, D_v) and S at the end of the chunk."""
     w = chunk.written if chunk.erased is None else chunk.written - chunk.erased @ S
     o = chunk.q @ S + chunk.scores @ w
     left = S if chunk.kept is None else chunk.kept * S
@@ -148,10 +156,10 @@ def _advance(chunk: _Chunk, S: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _segment_sums(decay: Tensor) -> Tensor:
-    """Return sums of decay: (.., C, D) -> (.., C, C, D). Entry [i, j] is the sum over j < t <= i, and 0 for i <= j.
+    """Return the log-decay between every two tokens: (.., C, D) -> (.., C, C, D). [i, j] is the sum over j < t <= i, or 0 if i <= j.
 
-    The terms are added one by one. The difference of two cumulative sums g would lose the digits of a small decay after a large one,
-    and the product of exp(g_i) and exp(-g_j) would overflow.
+    The terms are added one by one. A difference g_i - g_j of cumulative sums g would lose the digits of a small decay after a large one,
+    and a product exp(g_i) exp(-g_j) would overflow.
     """
     C = decay.shape[-2]
     after = torch.ones(C, C, dtype=torch.bool, device=decay.device).tril(-1).unsqueeze(-1)  # entry [t, j] is True if t > j
@@ -159,7 +167,10 @@ def _segment_sums(decay: Tensor) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, between: Tensor | None) -> Tensor:
-    """Return [i, j] = sum over d of q_id k_jd between_ijd: q, k (.., C, D_k), between (.., C, C, D_k or 1) -> (.., C, C)."""
+    """Return scores (.., C, C) with [i, j] = sum over d of q_id k_jd between_ijd: q, k (.., C, D_k), between (.., C, C, D_k or 1).
+
+    between: the factor by which the decay shrinks the score of two tokens; None: 1.
+    """
     if between is None:
         return q @ k.mT
     if between.shape[-1] == 1:
@@ -170,8 +181,8 @@ def _scores(q: Tensor, k: Tensor, between: Tensor | None) -> Tensor:
 def _solve(L: Tensor, *right: Tensor) -> tuple[Tensor, ...]:
     """Solve (I + M) x = b for each b (.., C, D) in `right`, where M is the part of L (.., C, C) below its diagonal.
 
-    It substitutes row by row. The power series (I - M)(I + M²)(I + M⁴).. equals the inverse in exact arithmetic only: if keys repeat,
-    the entries of powers of M are binomial coefficients, which reach 10¹⁸ at C = 64 and cancel.
+    The rows are solved one after the other (forward substitution). The power series (I - M)(I + M²)(I + M⁴).. equals the inverse in exact
+    arithmetic only: if keys repeat, the entries of powers of M are binomial coefficients, which reach 10¹⁸ at C = 64 and cancel.
     """
     x = torch.linalg.solve_triangular(L, torch.cat(right, dim=-1), upper=False, unitriangular=True)
     return x.split([b.shape[-1] for b in right], dim=-1)

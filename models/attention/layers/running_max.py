@@ -15,16 +15,19 @@ CHUNK = 32  # tokens in a chunk, a power of 2
 
 
 class RunningMax(NamedTuple):
-    """Results of `running_max`. They have no gradient, because m scales a sum and its divisor alike and so cancels in the outputs."""
+    """The results of `running_max`. They have no gradient: m scales a sum and its divisor alike, so no output depends on it."""
 
-    m: Tensor  # (B, H, N, D), the maxima; the lowest finite number before a row's first token
+    m: Tensor  # (B, H, N, D), the maxima m_t; the lowest finite number at padding before a row's first token
     decay: Tensor  # (B, H, N, D), the log-decay a_t; 0 at the first token and at padding
     last: Tensor  # (B, H, D), the new state; `before` if the row has no token yet
 
 
 @torch.no_grad()
 def running_max(x: Tensor, mask: Tensor | None, before: Tensor, seen: Tensor) -> RunningMax:
-    """Return maxima over x (B, H, N, D) and `before` (B, H, D). mask (B, N): True = token. `before` counts where `seen` is True."""
+    """Return the maxima of x (B, H, N, D) up to each token, and of `before` (B, H, D), the maxima of the earlier tokens.
+
+    mask (B, N): True at tokens. seen: bool, broadcasts to (B, H, D). Where it is False there are no earlier tokens, so `before` is ignored.
+    """
     least = torch.finfo(x.dtype).min
     first = torch.where(seen, before, least).unsqueeze(2)  # (B, H, 1, D)
     m = torch.maximum(_largest_so_far(of_tokens(x, mask)), first)
@@ -40,7 +43,7 @@ def of_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _largest_so_far(x: Tensor) -> Tensor:
-    """Compute `torch.cummax` along the tokens of (B, H, N, D) with common operators: by doubling within chunks, then over chunks."""
+    """Compute `torch.cummax` along the tokens of x (B, H, N, D), with operators that ONNX has: by doubling in chunks, then over chunks."""
     N, least = x.shape[2], torch.finfo(x.dtype).min
     n_chunks = (N + CHUNK - 1) // CHUNK
     x = F.pad(x, (0, 0, 0, n_chunks * CHUNK - N), value=least).unflatten(2, (n_chunks, CHUNK))  # (B, H, n, C, D)

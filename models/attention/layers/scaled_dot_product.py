@@ -20,7 +20,7 @@ def attend(
     """Compute scaled dot-product attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
     `scale` defaults to D_k^-1/2. `mask` (boolean, True = attend) and `bias` (added to the scores) broadcast to (B, H, N_q, N_k). A query
-    that may attend to no key gets 0.
+    that may attend to no key gets the output 0.
     """
     scores = (q * scale_of(q, scale)) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
     if bias is not None:
@@ -34,11 +34,11 @@ def scale_of(q: Tensor, scale: float | None) -> float:
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the softmax over the entries of the last axis where `mask` is True (None: all). A row without any True is 0, not NaN.
+    """Return the softmax over those entries of the last axis where `mask` is True (None: over all). A row without any True is 0, not NaN.
 
     Masked scores become the finite minimum of the dtype and not -inf, because -inf - (-inf) is NaN, also in the backward pass.
     """
     if mask is None:
         return torch.softmax(scores, dim=-1)
-    # In a fully masked row every weight is 1/N_k before the product, and 0 after it.
+    # In a row whose keys are all masked, the softmax gives every key the weight 1/N_k. The product with the mask makes these weights 0.
     return torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1) * mask

@@ -1,8 +1,8 @@
 """Short causal convolution: each channel mixes its last K inputs. The state is the last K - 1 inputs, which the next call needs.
 
 y_tc = silu(sum_{j < K} w_cj x_{t-K+1+j, c})
-Before the recurrence of gated DeltaNet (Yang et al. 2024, arXiv:2412.06464), it makes a key depend on the preceding tokens.
-O(N K D_c) time and D_c (K - 1) numbers of state, for D_c channels.
+Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464) has it before its recurrence, so that a key depends on the preceding tokens too.
+For D_c channels it takes O(N K D_c) time, and its state is D_c (K - 1) numbers.
 """
 
 import torch
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 
 def convolve(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """Convolve, without the SiLU: x (B, D_c, N), weight (D_c, 1, K), past (B, D_c, K - 1), the inputs before x -> (B, D_c, N)."""
+    """Compute the convolution without the SiLU: x (B, D_c, N), weight (D_c, 1, K) -> (B, D_c, N). past (B, D_c, K - 1): inputs before x."""
     return F.conv1d(torch.cat([past, x], dim=-1), weight, groups=weight.shape[0])
 
 
 def last_inputs(x: Tensor, past: Tensor, lengths: Tensor) -> Tensor:
-    """Return the last K - 1 inputs (B, D_c, K - 1) of each row, up to its token `lengths` (B,) of x (B, D_c, N), preceded by `past`.
+    """Return the last K - 1 inputs of each row, (B, D_c, K - 1). The inputs of row b are `past`, then the first lengths[b] columns of x.
 
-    They are copied and not computed, so a row of length 0 gets its `past` (B, D_c, K - 1) back bit for bit.
+    x (B, D_c, N), past (B, D_c, K - 1), lengths (B,). The inputs are copied and not computed, so a row of length 0 gets its `past` back bit
+    for bit.
     """
     window = torch.cat([past, x], dim=-1)  # (B, D_c, K - 1 + N)
     columns = lengths[:, None] + torch.arange(past.shape[-1], device=x.device)  # (B, K - 1)

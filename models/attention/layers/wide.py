@@ -1,7 +1,7 @@
 """Wide multi-head attention: every head is as wide as the model.
 
 head_h = attend(x W_h^Q, x W_h^K, x W_h^V) with D_k = D_v = D,   y = concat(head_1 .. head_H) W^O,   W^O is (H D, D)
-The same as the standard layer with D_k = D: 4 H D² weights and H times its time.
+It equals the standard layer with D_k = D. It has 4 H D² weights, and takes H times as long as the standard layer with D_k = D / H.
 """
 
 from models.attention.layers.mechanism import Cost

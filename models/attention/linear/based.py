@@ -1,4 +1,4 @@
-"""Based: the Taylor series of the softmax's exponential, cut off after its square, is a feature map of finite size.
+"""Based: the Taylor series of the softmax's exponential, cut off after its second power, gives a feature map of finite size.
 
 φ(x) = [1, x', vec(x' x'ᵀ) / √2],   x' = x D_k^(-1/4):   φ(q)ᵀ φ(k) = 1 + s + s² / 2 >= 1/2   with s = qᵀk / √D_k
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
@@ -18,7 +18,7 @@ from models.parts.positions import Rotation
 
 
 def taylor(x: Tensor) -> Tensor:
-    """Compute φ: (.., D_k) -> (.., 1 + D_k + D_k²)."""
+    """Return the second-order Taylor features φ(x) = [1, x', vec(x' x'ᵀ) / √2], x' = x D_k^(-1/4): (.., D_k) -> (.., 1 + D_k + D_k²)."""
     x = x * x.shape[-1] ** -0.25
     squares = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2) / math.sqrt(2)
     return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
@@ -27,7 +27,7 @@ def taylor(x: Tensor) -> Tensor:
 class BasedAttention(CausalLayer):
     """Multi-head causal linear attention with the feature map of Based. Its state is [S | z], (H, D_φ, D_v + 1).
 
-    d_head is D_v, d_key is D_k. A rotation is ignored, as in the paper, because its angles are for heads of width D_v.
+    d_head is D_v, d_key is D_k. The layer ignores a rotation: the paper has none, and the model's angles are for heads of width D_v.
     """
 
     cost = cost_of_state("O(N D_φ D)", lambda s: 1 + 16 + 16**2)

@@ -1,9 +1,10 @@
 """Causal efficient attention: each of the D_k key columns gives a mean of the past values, and the query weights these D_k means.
 
 o_t = sum_d softmax(q_t)_d S_t[d] / z_t[d],   S_t[d] = sum_{j <= t} exp(k_jd) v_j,   z_t[d] = sum_{j <= t} exp(k_jd)
-The causal form of Shen et al. 2018, arXiv:1812.01243. It is not φ(q)ᵀS / φ(q)ᵀz: each row of S is divided by its own sum z, so z is
-computed for every token before S is read. S and z are stored divided by exp(m_t[d]), where m_t is the largest k_d so far. A rise of
-m_t is a decay of a row of S. z has the same recurrence, with one head for each column. O(N C D_k + N D_k D_v) time a head.
+The causal form of Shen et al. 2018, arXiv:1812.01243. Unlike linear attention, φ(q)ᵀS / φ(q)ᵀz, it divides each row S_t[d] by its own
+sum z_t[d], so z_t is computed for every token before S_t is read. S_t[d] and z_t[d] are stored divided by exp(m_t[d]), where m_t[d] is
+the largest k_jd so far. When m_t[d] rises, both are multiplied by exp(m_{t-1}[d] - m_t[d]), which is the decay of recurrence.py. That
+recurrence also computes z, as if each column were a head of width 1. O(N C D_k + N D_k D_v) time a head, in chunks of C tokens.
 """
 
 from typing import NamedTuple
@@ -23,17 +24,17 @@ from models.parts.positions import Rotation
 class ColumnSums(NamedTuple):
     """The state of causal efficient attention. It is zeros before the first token."""
 
-    S: Tensor  # (B, H, D_k, D_v), divided by exp(m)
-    z: Tensor  # (B, H, D_k), divided by exp(m); at least 1 after a token
-    m: Tensor  # (B, H, D_k)
+    S: Tensor  # (B, H, D_k, D_v), sums of exp(k_jd) v_j, divided by exp(m)
+    z: Tensor  # (B, H, D_k), sums of exp(k_jd), divided by exp(m); at least 1 after a token
+    m: Tensor  # (B, H, D_k), the largest k_jd so far
 
 
 def attend_causal_efficient(
     q: Tensor, k: Tensor, v: Tensor, past: ColumnSums | None = None, *, mask: Tensor | None = None, recurrence: Execution = chunkwise
 ) -> tuple[Tensor, ColumnSums]:
-    """Return o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v), mask bool (B, N) with the tokens at the left.
+    """Return the outputs o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v).
 
-    If `past` is None, it is zeros.
+    past: the state before these tokens; None stands for zeros. mask bool (B, N): True at tokens, which are at the left of each row.
     """
     refuse_cross("causal efficient attention", q=q, k=k, v=v)
     if past is None:
@@ -44,15 +45,18 @@ def attend_causal_efficient(
     exact = at_least_float32(v.dtype)
     k = of_tokens(k.to(exact), mask)
     m, decay, m_last = running_max(k, mask, past.m, past.z > 0)
-    weight = zero_padding((k - m).exp(), mask)  # masked, as k - m is 0 at padding before any token
+    weight = zero_padding((k - m).exp(), mask)  # masked, because k - m is 0 at padding in a row without a token
     z, z_last = _sums_of_columns(weight, decay, past.z, recurrence)
-    rho = torch.softmax(q.to(exact), dim=-1) / z.clamp(min=1)  # z < 1 only at padding before any token, where z = 0
+    rho = torch.softmax(q.to(exact), dim=-1) / z.clamp(min=1)  # z < 1 only at padding in a row without a token, where z = 0
     o, S = recurrence(rho, weight, v.to(exact), past.S, decay=decay)
     return o.to(v.dtype), ColumnSums(S, z_last, m_last)
 
 
 def _sums_of_columns(x: Tensor, decay: Tensor, z: Tensor, recurrence: Execution) -> tuple[Tensor, Tensor]:
-    """Return z_t = exp(a_t) z_{t-1} + x_t and the last z: x, a (B, H, N, D_k), z (B, H, D_k). Each column is a head of width 1."""
+    """Return z_t = exp(a_t) z_{t-1} + x_t for all tokens, (B, H, N, D_k), and the last z_t. Each column is computed as a head of width 1.
+
+    x (B, H, N, D_k), decay: the log-decays a (B, H, N, D_k), z: the sums before these tokens (B, H, D_k).
+    """
 
     def as_heads(y: Tensor) -> Tensor:
         return y.transpose(2, 3).flatten(1, 2).unsqueeze(-1)  # (B, H D_k, N, 1)

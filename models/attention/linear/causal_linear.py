@@ -1,8 +1,9 @@
-"""Causal linear attention: a feature map φ replaces the softmax, so that the past is a sum of constant size.
+"""Causal linear attention: a feature map φ replaces the softmax, so that the past is summed up in a matrix of constant size.
 
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; φ(x) = elu(x) + 1 > 0 unless another of feature_maps.py is chosen.
-`attend_causal_features` in `causal.py` computes it. O(N (C + D_φ) D_v) time a head: the cost of a token does not depend on its past.
+Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; φ(x) = elu(x) + 1 > 0 unless another map of feature_maps.py is chosen.
+`attend_causal_features` in layers/causal.py computes it. O(N (C + D_φ) D_v) time a head, in chunks of C tokens: the cost of a token does
+not depend on the length of its past.
 """
 
 from dataclasses import replace

@@ -1,9 +1,10 @@
 """Causal Performer: linear attention with the random features of random_features.py, whose exponents may be arbitrarily large.
 
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) = exp(..) is stored divided by exp(m_t), where m_t is the head's
-largest exponent so far. A rise of m_t is a decay of S and z. A maximum over the whole sequence would leak future tokens into earlier
-outputs as soon as anything is added to φ(k). O(N (C + D_φ) D_v) time a head.
+Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) = exp(..) is divided by exp(m_t), where m_t is the head's largest
+exponent so far. When m_t rises, S and z are multiplied by exp(m_{t-1} - m_t), which is the decay of recurrence.py. A maximum over the
+whole sequence would let future tokens change earlier outputs, because eps is not divided by it. O(N (C + D_φ) D_v) time a head, in
+chunks of C tokens.
 """
 
 from typing import NamedTuple
@@ -19,14 +20,14 @@ from models.attention.layers.running_max import of_tokens, running_max
 from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
 from models.parts.positions import Rotation
 
-EPS = 1e-20  # avoids 0 / 0; φ(q)ᵀz is tiny if the large features of a query are small in all keys, so eps must be tinier
+EPS = 1e-20  # avoids 0 / 0; far below φ(q)ᵀz, which is tiny itself if the features that are large in q are small in all keys
 
 
 class FeatureSums(NamedTuple):
     """The state of the causal Performer. It is zeros before the first token."""
 
     S: Tensor  # [S | z], (B, H, D_φ, D_v + 1), divided by exp(m)
-    m: Tensor  # (B, H, 1), the largest exponent; 0 for the relu kernel
+    m: Tensor  # (B, H, 1), the largest exponent so far; 0 for the kernel `relu`
 
 
 def attend_causal_performer(
@@ -43,9 +44,11 @@ def attend_causal_performer(
     relu_eps: float = 1e-3,
     recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, FeatureSums]:
-    """Return o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v), W, mask (B, N), a row's tokens at its left.
+    """Return the outputs o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v).
 
-    projection: W. If `past` is None, it is zeros. `scale` defaults to D_k^-1/2.
+    projection: the random matrix W (D_r, D_k). past: the state before these tokens; None stands for zeros. mask bool (B, N): True at
+    tokens, which are at the left of each row. `scale` defaults to D_k^-1/2. eps: added to the denominator φ(q)ᵀz. relu_eps: added to the
+    features of the kernel `relu`.
     """
     refuse_cross("the causal Performer", q=q, k=k, v=v)
     if past is None:
@@ -57,7 +60,7 @@ def attend_causal_performer(
     else:
         log_q, log_k = (log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k))
         log_k = of_tokens(log_k, mask)
-        seen = past.S[..., -1].amax(-1, keepdim=True) > 0  # (B, H, 1): after a token, the largest column of z is at least 1
+        seen = past.S[..., -1].amax(-1, keepdim=True) > 0  # (B, H, 1): after a token, the largest number in z is at least 1
         m, decay, m_last = running_max(log_k.amax(-1, keepdim=True), mask, past.m, seen)
         decay = decay.squeeze(-1)  # (B, H, N)
         phi_q, phi_k = (log_q - log_q.amax(-1, keepdim=True).detach()).exp(), (log_k - m).exp()

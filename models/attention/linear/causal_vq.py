@@ -1,8 +1,9 @@
 """Causal Transformer-VQ: for each code, the state has the sum of the past values whose keys have this code, and their number.
 
 U_t = U_{t-1} + 1_{z_t} v_tᵀ,   L_t = L_{t-1} + 1_{z_t},   o_t = sum_s e_ts U_ts / sum_s e_ts L_ts,   e_ts = exp(q_t . c_s / sqrt(D_k))
-Lingle 2023, arXiv:2309.16354, theorem 3.7, with codes for recent keys too. z_t is the code of key t, and c_s is code s of Z. This is
-the recurrence of recurrence.py with one-hot keys and queries e. O(N (C + Z) D_v) time a head; the state is [U | L], (H, Z, D_v + 1).
+z_t is the index of the code nearest to key t, 1_s the unit vector of index s, and c_s code s of Z. Lingle 2023, arXiv:2309.16354,
+theorem 3.7, without the paper's position bias for recent keys. It is computed as the recurrence of recurrence.py, with 1_{z_t} as keys
+and e_t as queries. O(N (C + Z) D_v) time a head, in chunks of C tokens. The state is [U | L], (H, Z, D_v + 1).
 """
 
 from dataclasses import replace
@@ -32,12 +33,12 @@ def attend_causal_to_codes(
     products: Tensor | None = None,
     recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, Tensor]:
-    """Compute causal attention to codes, and return o (B, H, N, D_v) and the new [U | L] (B, H, Z, D_v + 1).
+    """Attend causally from q to the codes of the keys. Return the outputs o (B, H, N, D_v) and the new [U | L] (B, H, Z, D_v + 1).
 
-    q (B, H, N, D_k), codes int64 (B, H, N), v (B, H, N, D_v), codebook (H, Z, D_k).
+    q (B, H, N, D_k), codes int64 (B, H, N): index of each key's code, v (B, H, N, D_v), codebook (H, Z, D_k).
 
-    past: the earlier [U | L]; None stands for zeros. `scale` defaults to D_k^-1/2. mask bool (B, N): True at tokens; rows without one yet
-    give 0. products: q . c (B, H, N, Z), if known.
+    past: the earlier [U | L]; None stands for zeros. `scale` defaults to D_k^-1/2. mask bool (B, N): True at tokens; in a row without any
+    token so far, o is 0. products: the dot products of q and the codes (B, H, N, Z), if they are already known.
     """
     refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     exact, Z = at_least_float32(v.dtype), codebook.shape[-2]
@@ -45,16 +46,17 @@ def attend_causal_to_codes(
     past = no_past(v, Z, v.shape[-1] + 1) if past is None else past
     one_hot = zero_padding(F.one_hot(codes, Z).to(exact), mask)  # (B, H, N, Z)
     scores = (q @ codebook.mT if products is None else products).to(exact) * scale
-    # L by a cumulative sum and not by the recurrence: a sum of ones is exact in any order, so L > 0 exactly for the codes in use.
+    # L is computed by a cumulative sum of ones, which is exact, and not by the recurrence. So L > 0 exactly for the codes in use.
     e = weights_of_codes(scores, past[..., -1].unsqueeze(-2) + one_hot.cumsum(-2))
     o, S = recurrence(e, one_hot, with_ones(v), past)
     return mean_of_codes(o[..., :-1], o[..., -1:]).to(v.dtype), S
 
 
 def attend_to_past_and_pairs(q: Tensor, k_hat: Tensor, v: Tensor, S: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """Compute the outputs of `attend_causal_to_codes` with a gradient for every key: codes for earlier calls, token pairs in this one.
+    """Compute the outputs of `attend_causal_to_codes` in such a way that every key of this call gets a gradient, in O(N²) time.
 
-    q, k^ (B, H, N, D_k), v (B, H, N, D_v), S = [U | L] before these tokens, scores (B, H, N, Z) of the codes -> (B, H, N, D_v). O(N²).
+    Keys of earlier calls are summed code by code. Keys of this call are scored one by one. q (B, H, N, D_k), k_hat (B, H, N, D_k): the
+    quantised keys, v (B, H, N, D_v), S = [U | L] before these tokens, scores (B, H, N, Z) of q and the codes -> (B, H, N, D_v).
     """
     pairs = (q * scale) @ k_hat.mT  # (B, H, N, N)
     seen = torch.ones_like(pairs[0, 0], dtype=torch.bool).tril()
@@ -67,9 +69,10 @@ def attend_to_past_and_pairs(q: Tensor, k_hat: Tensor, v: Tensor, S: Tensor, sco
 
 
 class CausalVectorQuantisedAttention(EqualHeadsLayer):
-    """Multi-head causal attention to quantised keys. Its state is S = [U | L], (H, Z, D_v + 1); L is exact up to 2²⁴ tokens of a code.
+    """Multi-head causal attention to quantised keys. Its state is S = [U | L], (H, Z, D_v + 1).
 
-    In training with gradients it computes the scores of all token pairs of a call, in O(N²), as `VectorQuantisedAttention` does.
+    The counts L are float32, so they are exact up to 2²⁴ tokens with the same code. In training with gradients the layer computes the
+    scores of all token pairs of a call, in O(N²), as `VectorQuantisedAttention` does.
     """
 
     capabilities = Capabilities.of_recurrence(straight_through=True)

@@ -5,7 +5,8 @@ sums_s <- γ sums_s + (1 - γ) sum_{z_j = s} k_j,   counts_s <- γ counts_s + (1
 loss = mean ||k - sg(k^)||²                              the commitment loss, which keeps keys near their codes
 van den Oord et al. 2017, arXiv:1711.00937, sec. 3 and app. A.1; Lingle 2023, arXiv:2309.16354, sec. 3.2. O(N Z D_k) time a head.
 
-Forward changes no codebook. A training loop adds `commitment_loss(model)` to its loss and calls `update_codebooks(model)` each step.
+The forward pass changes no codebook. In each step a training loop must add `commitment_loss(model)` to its loss and call
+`update_codebooks(model)`.
 """
 
 import torch
@@ -47,7 +48,10 @@ def commitment(k: Tensor, codes: Tensor, codebook: Tensor, *, key_mask: Tensor |
 def updated_sums(
     sums: Tensor, counts: Tensor, k: Tensor, codes: Tensor, *, key_mask: Tensor | None = None, decay: float = DECAY
 ) -> tuple[Tensor, Tensor]:
-    """Return the moving sums (H, Z, D_k) and counts (H, Z) of the codes, updated with k (B, H, N, D_k) and its codes (B, H, N)."""
+    """Return the moving sums (H, Z, D_k) and counts (H, Z) of the codes, updated with the keys k (B, H, N, D_k) and their codes (B, H, N).
+
+    key_mask bool (B, N): True at tokens. decay: the weight of the previous sums and counts.
+    """
     one_hot = F.one_hot(codes, counts.shape[-1]).to(sums.dtype)  # (B, H, N, Z)
     if key_mask is not None:
         one_hot = one_hot * key_mask[:, None, :, None]
@@ -60,8 +64,9 @@ def reseeded(
 ) -> tuple[Tensor, Tensor]:
     """Replace each code whose count is below `least` by a key of the batch, with a count of 1. Returns the new sums and counts.
 
-    A code that is nearest to no key would otherwise never move again. drawn: int64 (H, Z), indices of the replacing tokens,
-    counted over the batch without padding. None: code s takes token s T / Z of T, so that a resumed training run gives the same bits.
+    A code that is nearest to no key would otherwise never move again. drawn: int64 (H, Z), for each code the index of the token whose key
+    would replace it, counted over the batch without padding. None: of T tokens, code s takes token floor(s T / Z). So no random number is
+    needed, and a resumed training run gives the same bits.
     """
     is_token = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
     k = k.transpose(1, 2)[is_token].transpose(0, 1)  # (H, tokens, D_k)
@@ -81,7 +86,7 @@ def codes_of(sums: Tensor, counts: Tensor, *, least: float = LEAST_COUNT) -> Ten
 
 
 class Codebook(nn.Module):
-    """The codes of H heads. They are drawn from N(0, 1), so they begin near keys that are layer-normalised."""
+    """The codes of H heads. Initially they are drawn from N(0, 1), so they are about as long as layer-normalised keys."""
 
     sums: Tensor
     counts: Tensor
@@ -109,7 +114,7 @@ class Codebook(nn.Module):
         return nearest(k, self.codes, products=self.products(k))
 
     def watch(self, k: Tensor, codes: Tensor, key_mask: Tensor | None) -> None:
-        """Store these keys (B, H, N, D_k), their codes and their commitment loss until the next `update`."""
+        """Store the keys k (B, H, N, D_k), their codes (B, H, N) and their commitment loss until the next `update`."""
         self.watched: tuple[Tensor, Tensor, Tensor | None] | None = (k.detach(), codes, key_mask)
         self.loss: Tensor | None = commitment(k, codes, self.codes, key_mask=key_mask)
 
@@ -132,12 +137,12 @@ class Codebook(nn.Module):
 
 
 def commitment_loss(model: nn.Module) -> Tensor | float:
-    """Return 1e-4 times the sum of all codebooks' commitment losses in the last forward, or 0.0 if the model has no codebook."""
+    """Return 1e-4 times the sum of all codebooks' commitment losses in the last forward pass, or 0.0 if the model has no codebook."""
     return COMMITMENT * sum(book.loss for book in _codebooks(model) if book.loss is not None)
 
 
 def update_codebooks(model: nn.Module) -> None:
-    """Update all codebooks of the model with the keys of the last forward."""
+    """Update all codebooks of the model with the keys of the last forward pass."""
     for book in _codebooks(model):
         book.update()
 

@@ -1,8 +1,8 @@
-"""Efficient attention: each of D_k key features weights all positions and sums their values, and each query mixes these D_k summaries.
+"""Efficient attention: each of the D_k columns of the keys gives a weighted sum of all values, and each query mixes these D_k sums.
 
 O = ρ_q(Q) (ρ_k(K)ᵀ V)
 softmax: ρ_q = softmax over a query's columns, ρ_k = softmax of a column over the positions, so the rows of ρ_q ρ_kᵀ sum to 1
-scaling: ρ_q(Q) = Q / √n, ρ_k(K) = K / √n, n = number of keys
+scaling: ρ_q(Q) = Q / √n, ρ_k(K) = K / √n, where n is the number of keys
 Shen et al. 2018, arXiv:1812.01243, eqs. 3 and 4. There is no factor D_k^-1/2. O(N D_k D_v) time a head.
 """
 
@@ -30,7 +30,7 @@ def attend_efficient(
     normalisation: Literal["softmax", "scaling"] = "softmax",
     length: float | None = None,
 ) -> Tensor:
-    """Compute efficient attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without any key.
+    """Compute efficient attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 if there is no key.
 
     key_mask bool (B, N_k): True at tokens. length: the n of `scaling`; None: the number of unmasked keys.
     """
@@ -46,7 +46,7 @@ def attend_efficient(
 
 
 class EfficientAttention(EqualHeadsEncoderLayer):
-    """Multi-head efficient self-attention. It supports no rotation, since that acts on pairs of tokens and no pairs are computed."""
+    """Multi-head efficient self-attention. It supports no rotation, because a rotation acts on scores q . k, which it does not compute."""
 
     capabilities = Capabilities(weights="sums")
     cost = cost_of_state("O(N D²)", lambda s: s.D_k)

@@ -2,12 +2,12 @@
 
 elu           elu(x) + 1                 Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7
 relu          max(x, 0)                  in a remark on eq. 7 of the same paper; its gradient is 0 for x < 0
-relu_squared  max(x, 0)²                 sharper: the largest common columns dominate the weight
+relu_squared  max(x, 0)²                 sharper than relu: the columns that are large in both q and k dominate φ(q)ᵀφ(k)
 exp           e^x, with x clamped to 30  φ(q)ᵀφ(k) = sum_d exp(q_d + k_d)
 taylor_1      [1, x / |x|]               φ(q)ᵀφ(k) = 1 + cos(q, k) >= 0: the Taylor series of e^s up to its first power
-taylor_2      `based.taylor`             1 + s + s²/2 with s = qᵀk / √D_k: the Taylor series up to its second power
+taylor_2      `taylor` of based.py       φ(q)ᵀφ(k) = 1 + s + s²/2, s = qᵀk / √D_k: the Taylor series of e^s up to its second power
 
-Each maps (.., D_k) to (.., D_φ), and φ(q)ᵀφ(k) is never negative. With relu and relu_squared all weights of a query can be 0, and
+Each map takes (.., D_k) to (.., D_φ), and φ(q)ᵀφ(k) is never negative. With relu and relu_squared all weights of a query can be 0, and
 then its output is 0. The same happens with elu for x below -87 in float32, where e^x is 0.
 """
 
@@ -24,7 +24,10 @@ LARGEST_EXPONENT = 30.0  # so a product of two features is at most e^60; the lar
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """Return elu(x) + 1; D_φ = D_k. `elu(x) + 1` computes e^x - 1 + 1, which rounds a small e^x and is 0 for x < -18 in float32."""
+    """Return elu(x) + 1. D_φ = D_k.
+
+    It is not computed as F.elu(x) + 1: for x < 0 that is e^x - 1 + 1, which rounds a small e^x and is 0 for x < -18 in float32.
+    """
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
@@ -46,7 +49,7 @@ def taylor_1(x: Tensor) -> Tensor:
 
 
 def taylor_2(x: Tensor) -> Tensor:
-    """Return the features of `based.taylor`, in float32 at least. D_φ = 1 + D_k + D_k²."""
+    """Return the second-order Taylor features of `taylor` in based.py, in float32 at least. D_φ = 1 + D_k + D_k²."""
     return taylor(x.to(at_least_float32(x.dtype)))
 
 
@@ -70,5 +73,5 @@ def map_named(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def n_features(name: str, d_head: int) -> int:
-    """Return D_φ of the named map for heads of width `d_head`."""
+    """Return D_φ, the number of features of the named map, for heads of width `d_head`."""
     return map_named(name)(torch.zeros(1, d_head)).shape[-1]

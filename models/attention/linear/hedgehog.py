@@ -1,8 +1,9 @@
-"""Causal linear attention with Hedgehog, a learned feature map that can be trained to imitate the exponential: spiky and monotone.
+"""Causal linear attention with Hedgehog, a feature map that can be trained to imitate the exponential of softmax attention.
 
 φ(x) = softmax([W x + b, -(W x + b)]),   initially W = I and b = 0; each head has one W and b for queries and another for keys
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Zhang et al. 2024, arXiv:2402.04347, with a softmax instead of two exponentials, which bounds φ. O(N (C + 2 D_k) D_v) time a head.
+Zhang et al. 2024, arXiv:2402.04347, with a softmax instead of two exponentials, which bounds φ. O(N (C + 2 D_k) D_v) time a head, in
+chunks of C tokens.
 """
 
 import torch
@@ -18,7 +19,10 @@ EPS = 1e-10  # small, because φ(q)ᵀ φ(k) is about 1 / (2 D_k), and far less 
 
 
 def hedgehog_features(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return φ(x): x (B, H, N, D_k), weight (H, D_k, D_k), bias (H, 1, D_k) -> (B, H, N, 2 D_k), positive and with sum 1."""
+    """Return φ(x) = softmax([W x + b, -(W x + b)]): x (B, H, N, D_k) -> (B, H, N, 2 D_k), positive and with sum 1.
+
+    weight: W (H, D_k, D_k). bias: b (H, 1, D_k).
+    """
     y = x @ weight.mT + bias
     return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
 

@@ -3,9 +3,9 @@
 near(i): i's block of C tokens, the block before it and the block after it; far(i): all other tokens.
 o_i = (sum_{j near} exp(s_ij) v_j + g φ_q(q_i)ᵀ S_i) / (sum_{j near} exp(s_ij) + g φ_q(q_i)ᵀ z_i),   s_ij = q_iᵀ k_j / √D_k
 S_i = sum_{j far} φ_k(k_j) v_jᵀ,   z_i = sum_{j far} φ_k(k_j),   equal for all tokens of a block
-Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, which is causal; φ as in learned_maps.py, and g is one learned number for each head.
-O(N (3 C + D_φ) D_k) time a head. A sequence of up to 2 C tokens has no far tokens. It is cut into two blocks of half its length, and
-the result is softmax attention up to rounding.
+Zhang et al. 2024 (LoLCATs), arXiv:2410.10254; the paper's form is causal. φ_q and φ_k are maps of learned_maps.py, and g is one learned
+number for each head. O(N (3 C + D_φ) D_k) time a head. A sequence of up to 2 C tokens has no far tokens. It is cut into two blocks of
+half its length, and the result is softmax attention up to rounding.
 """
 
 import torch
@@ -35,11 +35,10 @@ def attend_hybrid(
     gain: Tensor | float = 1.0,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """Compute hybrid attention: q, k (B, H, N, D_k), v (B, H, N, D_v) -> (B, H, N, D_v), or 0 without any key. Computes in float32 at
-    least.
+    """Compute hybrid attention: q, k (B, H, N, D_k), v (B, H, N, D_v) -> (B, H, N, D_v), or 0 if there is no key.
 
-    block: C; with 0, no token is near. gain: g, a number or (H, 1, 1, 1). key_mask bool (B, N): True at tokens. The dot products of
-    phi_q(q) and phi_k(k) must not be negative.
+    It computes in float32 at least. phi_q, phi_k: the feature maps, with phi_q(q)ᵀ phi_k(k) >= 0. block: C; with 0, no token is near.
+    gain: g, a number or (H, 1, 1, 1). key_mask bool (B, N): True at tokens.
     """
     refuse_cross("hybrid attention", q=q, k=k, v=v)
     if (nothing := of_nothing(q, k, v)) is not None:
@@ -68,7 +67,8 @@ def attend_hybrid(
 def features_of(q: Tensor, k: Tensor, phi_q: FeatureMap, phi_k: FeatureMap, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return φ_q(q) / exp(m) and φ_k(k), each (B, H, N, D_φ), and m (B, H, N, 1): q, k (B, H, N, D_k), present bool (B, 1, N, 1).
 
-    For maps whose features are exponentials, m is chosen so that no weight underflows. For other maps m is 0.
+    present: True at tokens. For maps whose features are exponentials, m is chosen for each query so that its weights do not all underflow.
+    For other maps m is 0.
     """
     if isinstance(phi_q, LearnedMap) and phi_q.has_log and isinstance(phi_k, LearnedMap) and phi_k.has_log:
         return balanced_features(phi_q.log(q), phi_k.log(k, present))
@@ -76,12 +76,15 @@ def features_of(q: Tensor, k: Tensor, phi_q: FeatureMap, phi_k: FeatureMap, pres
 
 
 def _is_any(far: Tensor) -> Tensor:
-    """Return whether the weight in the last column is above the smallest normal number. Below it, 1 / weight may overflow."""
+    """Return for each query whether its weight of all far keys together, in the last column, is above the smallest normal number.
+
+    The reciprocal of a smaller weight may overflow.
+    """
     return far[..., -1:] > torch.finfo(far.dtype).tiny
 
 
 def beyond_neighbours(x: Tensor) -> Tensor:
-    """For each of n blocks, sum x over all blocks except the block and its two neighbours: (B, H, n, D_φ, D_v) -> the same shape.
+    """For each of n blocks, sum x over all blocks but this block and its two neighbours: (B, H, n, D_φ, D_v) -> the same shape.
 
     It adds a sum from the left and a sum from the right. Subtracting the near blocks from the total would leave a rounding error.
     """
@@ -95,6 +98,9 @@ def beyond_neighbours(x: Tensor) -> Tensor:
 
 def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor, log_scale: Tensor, gain: Tensor | float) -> Tensor:
     """Return (B, H, n, C, D_v): softmax attention in which all far keys together count as one key, whose score is the log of their weight.
+
+    q (B, H, n, C, D_k), scaled; k, v (B, H, N, ..); far (B, H, n, C, D_v + 1): the weighted sum of the far values and, in the last column,
+    the sum of their weights, both divided by exp(log_scale).
 
     The far key and the mask are extra columns of the matrix products, which add little to the (B, H, n, C, 3 C) weights. A query is
     [scale q, log of the far weight, 1]; a near key is [k, 0, 0 or, if it is absent, the lowest number]; the far key is [0, 1, 0]. Near
@@ -116,8 +122,10 @@ def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor,
 
 
 def _rows_seen(n: int, C: int, N: int) -> Tensor:
-    """Return the indices (n, 3 C + 1) of the keys that each block sees: those of three blocks, N for a token that does not exist, and N + 1
-    for the far key."""
+    """Return the indices (n, 3 C + 1) of the keys that each of n blocks of C tokens sees.
+
+    They are the tokens of three blocks, with N for a token that does not exist, and N + 1 for the far key.
+    """
     near = torch.arange(n).unsqueeze(1) * C + torch.arange(-C, 2 * C)
     near = torch.where((near < 0) | (near >= N), N, near)
     return torch.cat([near, torch.zeros_like(near[:, :1]) + N + 1], dim=1)

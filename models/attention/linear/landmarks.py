@@ -1,7 +1,8 @@
 """Landmarks: a few vectors that represent all tokens of a sequence, each the mean of one of its segments of equal length.
 
-Segment i of n tokens begins at token floor(i n / N_l), so lengths differ by one token at most. If n < N_l, there are n segments
-of one token each. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3.3, where N_l divides n. O(N D_k) by prefix sums.
+A sequence of n tokens has N_l segments. Segment i begins at token floor(i n / N_l), so lengths differ by one token at most. If n < N_l,
+there are only n segments, of one token each. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3.3; in the paper N_l divides
+n. Prefix sums take O(N D_k) time.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ class Landmarks(NamedTuple):
 
 
 def segment_means(x: Tensor, n_landmarks: int, *, mask: Tensor | None = None) -> Landmarks:
-    """Return the landmarks of x (B, H, N, D_k). mask bool (B, N) is True at tokens, which may be anywhere in the row.
+    """Return N_l = n_landmarks landmarks of x (B, H, N, D_k). mask bool (B, N) is True at tokens, which may be anywhere in a row.
 
     Neither the content nor the amount of padding changes the result.
     """

@@ -1,8 +1,8 @@
-"""Trained feature maps φ, one for each head: a linear map of x' = x D_k^(-1/4), then a function such that φ(q)ᵀφ(k) >= 0.
+"""Trained feature maps φ, one for each head: a linear map of x' = x D_k^(-1/4), followed by a function for which φ(q)ᵀφ(k) >= 0.
 
 elu       elu(W x' + b) + 1                        D_φ = D_k              initially W = I and b = 0
 hedgehog  softmax([W x' + b, -(W x' + b)])         D_φ = 2 D_k            initially W = I, b = 0; Zhang et al. 2024, arXiv:2402.04347
-taylor    `based.taylor` of W x' + b, unscaled     D_φ = 1 + D_k + D_k²   initially W = I, b = 0; Arora et al. 2024, arXiv:2402.18668
+taylor    [1, y, vec(y yᵀ) / √2], y = W x' + b     D_φ = 1 + D_k + D_k²   initially W = I, b = 0; Arora et al. 2024, arXiv:2402.18668
 positive  exp(W x' + b - |x'|² / 2) / √D_φ         D_φ = 2 D_k            W as in the Performer, so that initially φ(q)ᵀφ(k) has the
                                                    mean exp(qᵀk / √D_k); Choromanski et al. 2020, arXiv:2009.14794
 """
@@ -22,7 +22,7 @@ Kind = Literal["elu", "hedgehog", "taylor", "positive"]
 
 
 class LearnedMap(nn.Module):
-    """A feature map φ for every head: (B, H, N, D_k) -> (B, H, N, D_φ). Raises ValueError if the kind is not in the module's table."""
+    """A feature map φ for every head: (B, H, N, D_k) -> (B, H, N, D_φ). Raises ValueError if the kind is unknown."""
 
     def __init__(self, kind: Kind, n_heads: int, d_head: int, *, seed: int = 0) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class LearnedMap(nn.Module):
         return self.kind == "positive"
 
     def log(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """Return log φ(x), for a map with `has_log`. present: bool (B, 1, N, 1); for an absent token the result is about -10³⁸."""
+        """Return log φ(x), for a map with `has_log`. present bool (B, 1, N, 1): True at tokens; elsewhere the result is about -10³⁸."""
         return _log_positive(x, *self._parameters_for(x), present)
 
     def _parameters_for(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -69,7 +69,10 @@ def _positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def _log_positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float, present: Tensor | None = None) -> Tensor:
-    """Return log φ of `positive`. |x'|², b, D_φ and `present` enter as columns of one matrix product, which is faster."""
+    """Return log φ(x) of the map `positive`, W x' + b - |x'|² / 2 - log √D_φ. At absent tokens it is about -10³⁸.
+
+    All terms, and the mask `present`, are columns of a single matrix product, which is faster than to add them one after the other.
+    """
     halves = (x * x).sum(-1, keepdim=True) * (scale**2 / 2)  # |x'|² / 2
     if present is not None:
         halves = torch.where(present, halves, -torch.finfo(x.dtype).min / 4)  # a quarter of the limit, so that sums do not overflow

@@ -22,9 +22,9 @@ FeatureMap = Callable[[Tensor], Tensor]  # (B, H, N, D_k) -> (B, H, N, D_φ)
 def attend_linear(
     q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, eps: float = 1e-6, feature_map: str | FeatureMap = "elu"
 ) -> Tensor:
-    """Compute linear attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without any key.
+    """Compute linear attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 if there is no key.
 
-    key_mask bool (B, N_k): True at tokens. feature_map: a name of feature_maps.py, or φ itself.
+    key_mask bool (B, N_k): True at tokens. feature_map: the name of a map in feature_maps.py, or the function φ itself.
     """
     phi = map_named(feature_map) if isinstance(feature_map, str) else feature_map
     return attend_features(phi(q), phi(k), v, key_mask=key_mask, eps=eps)
@@ -35,17 +35,17 @@ def attend_features(phi_q: Tensor, phi_k: Tensor, v: Tensor, *, key_mask: Tensor
 
     key_mask bool (B, N_k): True at tokens.
     """
-    exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: a half-precision sum over N would stall
+    exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: a half-precision sum over N would stop growing
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     if key_mask is not None:
-        phi_k = phi_k * key_mask[:, None, :, None]  # masks φ(k), not k, since φ(0) = 1
+        phi_k = phi_k * key_mask[:, None, :, None]  # masks φ(k) and not k, because φ(0) need not be 0
     S = phi_k.transpose(-1, -2) @ v.to(exact)  # (B, H, D_φ, D_v)
     z = phi_k.sum(-2).unsqueeze(-1)  # (B, H, D_φ, 1)
     return (phi_q @ S / (phi_q @ z + eps)).to(v.dtype)
 
 
 class LinearAttention(EqualHeadsEncoderLayer):
-    """Multi-head linear self-attention. It supports no rotation, since that acts on pairs of tokens and no pairs are computed."""
+    """Multi-head linear self-attention. It supports no rotation, because a rotation acts on scores q . k, which it does not compute."""
 
     capabilities = Capabilities(weights="sums")
     cost = cost_of_state("O(N D²)", lambda s: s.D_k, ComplexityRow("linear", "O(1)", "O(1) parallel, O(N) step"))

@@ -1,10 +1,12 @@
 """Nyström attention: approximates the N x N matrix of softmax attention by the columns and rows of a few landmarks.
 
 O = F A⁺ (R V) + conv(V),   F = softmax(q k̃ᵀ) (N, N_l),   A = softmax(q̃ k̃ᵀ) (N_l, N_l),   R = softmax(q̃ kᵀ) (N_l, N),   scale D_k^-1/2
-A⁺ by 6 rounds of Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4;   conv: depthwise over the positions, one kernel for each head
-q̃, k̃: N_l landmarks, see landmarks.py. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3. O(N N_l D_k + N_l³) time a head.
+A⁺ ≈ Z after 6 rounds of Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4;   conv: along the positions, with one kernel for each head
+q̃, k̃: N_l landmarks of q and of k, see landmarks.py. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3.
+O(N N_l D_k + N_l³) time a head.
 
-Six rounds do not converge for an ill-conditioned A, whose exact inverse would amplify noise. Their number is part of the mechanism.
+Six rounds do not converge for an ill-conditioned A, whose exact inverse would amplify noise. So the number of rounds is part of the
+mechanism.
 """
 
 from typing import Any
@@ -21,7 +23,10 @@ from models.attention.linear.landmarks import Landmarks, segment_means
 
 
 def iterative_inverse(A: Tensor, n_iterations: int = 6) -> Tensor:
-    """Approximate A⁺ (.., N_l, N_l) by iteration from Aᵀ / (|A|_1 |A|_inf), with the norms of each matrix; section 3.2, eq. 11."""
+    """Approximate the pseudoinverse A⁺ of each matrix A (.., N_l, N_l) by an iteration that begins with Aᵀ / (|A|_1 |A|_inf).
+
+    Xiong et al. 2021, arXiv:2102.03902, section 3.2, eq. 11.
+    """
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     norms = A.abs().sum(-2).amax(-1) * A.abs().sum(-1).amax(-1)
     Z = A.mT / (norms + (norms == 0))[..., None, None]
@@ -32,8 +37,10 @@ def iterative_inverse(A: Tensor, n_iterations: int = 6) -> Tensor:
 
 
 def landmark_values(q_landmarks: Landmarks, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None) -> Tensor:
-    """Return R V (B, H, N_l, D_v), the attention of the landmarks to the keys: k (B, H, N_k, D_k), v (B, H, N_k, D_v), key_mask (B,
-    N_k)."""
+    """Return R V (B, H, N_l, D_v), the outputs of softmax attention from the landmarks of q to all keys.
+
+    k (B, H, N_k, D_k), v (B, H, N_k, D_v), key_mask bool (B, N_k): True at tokens.
+    """
     seen = q_landmarks.exist[:, None, :, None]  # (B, 1, N_l, 1)
     if key_mask is not None:
         seen = seen & key_mask[:, None, None, :]
@@ -43,7 +50,10 @@ def landmark_values(q_landmarks: Landmarks, k: Tensor, v: Tensor, *, scale: floa
 def between_landmarks(
     q: Tensor, values: Tensor, q_landmarks: Landmarks, k_landmarks: Landmarks, *, scale: float, n_iterations: int | None = 6
 ) -> Tensor:
-    """Return F A⁺ values: q (B, H, N_q, D_k), values (B, H, N_l, D_v) -> (B, H, N_q, D_v). If n_iterations is None, A⁺ is exact, by SVD."""
+    """Return F A⁺ values, the outputs for all queries: q (B, H, N_q, D_k), values (B, H, N_l, D_v) -> (B, H, N_q, D_v).
+
+    values: the outputs R V for the landmarks. n_iterations: of `iterative_inverse`; None: A⁺ is exact, by SVD.
+    """
     keys, exist = k_landmarks.means.mT * scale, k_landmarks.exist[:, None, None, :]
     A = masked_softmax(q_landmarks.means @ keys, exist) * q_landmarks.exist[:, None, :, None]  # (B, H, N_l, N_l)
     inverse = torch.linalg.pinv(A) if n_iterations is None else iterative_inverse(A, n_iterations)
@@ -64,7 +74,7 @@ def attend_nystrom(
     short_by_softmax: bool = True,
     conv: Tensor | None = None,
 ) -> Tensor:
-    """Compute Nyström attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without any key.
+    """Compute Nyström attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 if there is no key.
 
     query_mask bool (B, N_q), key_mask bool (B, N_k): True at tokens. `scale` defaults to D_k^-1/2. landmarks: those of q and of k; None:
     segment means. If a row has at most N_l queries, each is its own landmark and R V is exact softmax attention. R V is then the output,
@@ -72,7 +82,7 @@ def attend_nystrom(
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
-    exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: each round multiplies four matrices
+    exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: the rounds multiply many matrices
     dtype, scale = v.dtype, q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = q.to(exact), k.to(exact), v.to(exact)
     of_q, of_k = landmarks or (segment_means(q, n_landmarks, mask=query_mask), segment_means(k, n_landmarks, mask=key_mask))

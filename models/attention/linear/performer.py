@@ -3,7 +3,7 @@
 x' = x √scale, scale = D_k^-1/2. For `positive` and `hyperbolic` the mean of φ(q)ᵀφ(k) over W is exp(scale qᵀk).
 positive     φ(x) = exp(W x' - |x'|²/2) / √D_r                                D_φ = D_r
 hyperbolic   φ(x) = [exp(W x' - |x'|²/2), exp(-W x' - |x'|²/2)] / √(2 D_r)    D_φ = 2 D_r, less variance
-relu         φ(x) = max(W x', 0) + 1e-3, another kernel and no estimate       D_φ = D_r
+relu         φ(x) = max(W x', 0) + 1e-3, which does not estimate exp          D_φ = D_r
 W and φ are computed in random_features.py.
 Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. O(N D_φ (D_k + D_v)) time a head.
 
@@ -32,10 +32,10 @@ def attend_performer(
     eps: float = 1e-6,
     relu_eps: float = 1e-3,
 ) -> Tensor:
-    """Compute the attention of the Performer: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without
-    any key.
+    """Compute the attention of the Performer: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
-    projection: W. key_mask bool (B, N_k): True at tokens. `scale` defaults to D_k^-1/2. eps is added to the denominator only.
+    The output is 0 if there is no key. projection: the random matrix W (D_r, D_k). key_mask bool (B, N_k): True at tokens. `scale`
+    defaults to D_k^-1/2. eps: added to the denominator φ(q)ᵀz. relu_eps: added to the features of the kernel `relu`.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
@@ -48,10 +48,11 @@ def attend_performer(
 
 
 def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return φ(q) / exp(m) and φ(k), both between 0 and 1, and m (B, H, N_q, 1): log_q (B, H, N_q, D_φ), log_k (B, H, N_k, D_φ).
+    """Return features of q and of k whose dot products are φ(q)ᵀφ(k) / exp(m), and m (B, H, N_q, 1). All features are between 0 and 1.
 
-    c_d, the largest log of column d over the keys, is moved from the keys to the queries: exp(log_q + c) · exp(log_k - c). Then m, the
-    largest exponent of each query, is subtracted. So φ(q)ᵀz >= 1 if there is a key, for q and k of any length.
+    log_q: log φ(q), (B, H, N_q, D_φ). log_k: log φ(k), (B, H, N_k, D_φ). The largest number c_d in each column d of log_k is subtracted
+    from this column and added to column d of log_q. Then m, the largest number in each row of log_q, is subtracted. So for q and k of any
+    length, the sum of a query's dot products with all keys is at least 1 if there is a key. key_mask bool (B, N_k): True at tokens.
     """
     least = torch.finfo(log_k.dtype).min
     if key_mask is not None:
@@ -64,7 +65,7 @@ def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = No
 
 
 class PerformerAttention(RandomFeatures, EqualHeadsEncoderLayer):
-    """Multi-head self-attention by random features. It has the projections of `SoftmaxAttention` and estimates its output."""
+    """Multi-head self-attention by random features. With the projections of a `SoftmaxAttention`, it estimates the output of that layer."""
 
     capabilities = Capabilities(rotates=True, weights="sums")
     cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features, ComplexityRow("Performer m", "O(1)", "O(1) parallel, O(N) step"))

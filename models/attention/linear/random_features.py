@@ -1,6 +1,7 @@
 """Random features that estimate an exponential: the feature maps, the random matrix W, and a base class for layers that hold W.
 
-The three kernels are those of performer.py. W (D_r, D_k) has entries drawn from N(0, 1), and by default orthogonal rows.
+The kernels `positive`, `hyperbolic` and `relu` are defined in performer.py. W (D_r, D_k) has entries drawn from N(0, 1), and by default
+orthogonal rows.
 Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. The paper redraws W every 1,000 training steps.
 
 The forward pass does not change W. A training loop calls `redraw_features(model, step)` before each step.
@@ -23,8 +24,10 @@ ROWS = ("orthogonal", "iid", "regularised")
 
 
 def draw_projection(n_rows: int, d_head: int, generator: torch.Generator, *, rows: Rows = "orthogonal") -> Tensor:
-    """Draw W (D_r, D_k), float32. iid: independent entries. orthogonal: orthogonal in blocks of D_k rows, as long as iid rows.
-    regularised: orthogonal as above, with every row of length √D_k.
+    """Draw W (D_r, D_k), float32, with D_r = n_rows and D_k = d_head.
+
+    rows: with `iid` all entries are independent. With `orthogonal` every D_k rows are orthogonal to each other, and the lengths of rows are
+    distributed as with `iid`. With `regularised` they are orthogonal too, but every row has the length √D_k.
     """
 
     def normal(*shape: int) -> Tensor:
@@ -38,20 +41,26 @@ def draw_projection(n_rows: int, d_head: int, generator: torch.Generator, *, row
 
 
 def _rotation(gaussian: Tensor) -> Tensor:
-    """Return orthonormal rows in uniformly random directions: Q of a Gaussian matrix, with signs that make R's diagonal positive."""
+    """Return a matrix of orthonormal rows in uniformly random directions.
+
+    It is Qᵀ of the QR decomposition of `gaussian`, with the signs that make R's diagonal positive.
+    """
     Q, R = torch.linalg.qr(gaussian)
     return (Q * R.diagonal().sign()).mT
 
 
 def default_features(d_head: int) -> int:
-    """Return D_r = D_k ln D_k, as in section 4 of the paper."""
+    """Return the default number of rows of W, D_k ln D_k rounded, as in section 4 of Choromanski et al. 2020."""
     return max(1, round(d_head * math.log(d_head)))
 
 
 def log_features(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", scale: float | None = None) -> Tensor:
-    """Return log φ of the exponential kernels: x (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_φ), float32 at least."""
+    """Return log φ(x) of the kernel `positive` or `hyperbolic`: x (B, H, N, D_k) -> (B, H, N, D_φ), float32 at least.
+
+    projection: W, (D_r, D_k) or (H, D_r, D_k).
+    """
     x = _scaled(x, scale)
-    projected = (x @ projection.to(x.dtype).mT).to(x.dtype)  # under autocast the product is in half precision
+    projected = (x @ projection.to(x.dtype).mT).to(x.dtype)  # a cast, because under autocast the product is in half precision
     if kernel == "hyperbolic":
         projected = torch.cat([projected, -projected], dim=-1)
     return projected - (x * x).sum(-1, keepdim=True) / 2 - math.log(projected.shape[-1]) / 2
@@ -69,7 +78,7 @@ def _scaled(x: Tensor, scale: float | None) -> Tensor:
 
 
 class RandomFeatures(EqualHeads):
-    """A base class for layers by random features. All heads share one W, the buffer `projection` (D_r, D_k)."""
+    """A base class for layers with random features. All heads share one W, the buffer `projection` (D_r, D_k)."""
 
     def __init__(
         self,
@@ -95,7 +104,10 @@ class RandomFeatures(EqualHeads):
 
 
 def redraw_features(model: nn.Module, step: int, *, every: int = REDRAW_STEPS) -> None:
-    """Draw a new W for every layer if `step` is a multiple of `every`. `step` is the seed, so a resumed run draws the same ones."""
+    """Draw a new W for every layer of `model` if `step` is a multiple of `every`.
+
+    The seed is `step`, so a training run that is resumed draws the same matrices.
+    """
     if step > 0 and step % every == 0:
         generator = torch.Generator().manual_seed(step)
         for module in model.modules():

@@ -1,10 +1,10 @@
-"""Transformer-VQ: softmax attention to quantised keys, each replaced by its nearest code, so that it is exact at linear cost.
+"""Transformer-VQ: each key is replaced by the nearest of Z codes. Softmax attention to the replaced keys is then exact at linear cost.
 
 k^_j = c_{z_j},   z_j = argmin_s ||k_j - c_s||²,   o_i = softmax_j(scale q_i . k^_j) V = sum_s e_is U_s / sum_s e_is L_s
 e_is = exp(scale q_i . c_s),   U_s = sum of the values with code s,   L_s = number of these values,   scale = D_k^-1/2
-Lingle 2023, arXiv:2309.16354, section 3. q and k are layer-normalised as in the paper. The paper's gates are left out; its position
-bias is a separate function, in vq_near.py.
-O(N Z D_k) time a head for Z codes, and no N x N matrix. The codebook is no parameter; its codes are moving means (codebook.py).
+Lingle 2023, arXiv:2309.16354, section 3. q and k are layer-normalised as in the paper. The paper's gates are left out, and its position
+bias is a separate function, in vq_near.py. O(N Z D_k) time a head for Z codes, and no N x N matrix. The codebook is not trained by
+gradients: its codes are moving means of keys (codebook.py).
 """
 
 import torch
@@ -24,9 +24,10 @@ def attend_to_codes(
 ) -> Tensor:
     """Attend from q to the codes of the keys. Returns (B, H, N_q, D_v), 0 if there is no key.
 
-    q (B, H, N_q, D_k), codes int64 (B, H, N_k), v (B, H, N_k, D_v), codebook (H, Z, D_k), mask bool (B, N_k). `scale` defaults to D_k^-1/2.
+    q (B, H, N_q, D_k), codes int64 (B, H, N_k): index of each key's code, v (B, H, N_k, D_v), codebook (H, Z, D_k), key_mask bool
+    (B, N_k): True at tokens. `scale` defaults to D_k^-1/2.
     """
-    exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: a half-precision sum over N would stall
+    exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: a half-precision sum over N would stop growing
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     one_hot = F.one_hot(codes, codebook.shape[-2]).to(exact)  # (B, H, N_k, Z)
     if key_mask is not None:
@@ -38,24 +39,29 @@ def attend_to_codes(
 
 
 def weights_of_codes(scores: Tensor, L: Tensor) -> Tensor:
-    """Return exp(scores - the largest score of a code with L > 0), or 0 where L = 0: scores (.., N_q, Z), L (.., N_q or 1, Z).
+    """Return exp(scores - the largest score of a code in use), or 0 for a code that is not in use: scores (.., N_q, Z) -> (.., N_q, Z).
 
-    Unused codes do not count for the largest score, because all other weights might then underflow.
+    L (.., N_q or 1, Z): the number of keys with each code, 0 for a code that is not in use. Such codes are left out of the largest
+    score, because otherwise the weights of all codes in use might underflow.
     """
     scores = torch.where(L > 0, scores, torch.finfo(scores.dtype).min)
     return torch.exp(scores - scores.amax(-1, keepdim=True)) * (L > 0)
 
 
 def mean_of_codes(weighted: Tensor, total: Tensor) -> Tensor:
-    """Return sum e U / sum e L (.., D_v), or 0 if there is no key. weighted: sum e U (.., D_v). total: sum e L (.., 1), 0 or at least 1."""
+    """Return the outputs (.., D_v), weighted / total, or 0 if there is no key.
+
+    weighted: the weighted sum of the values (.., D_v). total: the sum of the weights (.., 1), which is 0 without any key, else at least 1.
+    """
     return weighted / (total + (total == 0))
 
 
 class VectorQuantisedAttention(EqualHeadsEncoderLayer):
     """Multi-head attention to quantised keys, with the projections of `SoftmaxAttention` and a codebook of n_codes codes a head.
 
-    In training with gradients it computes the scores of all token pairs, in O(N²), so that each key has a gradient of its own, that of
-    its code (straight-through). The outputs are the same. A training loop must make two more calls, see codebook.py.
+    In training with gradients it computes the scores of all token pairs, in O(N²), with the same outputs. So each key gets a gradient of
+    its own, which is that of its replacement (straight-through). A training loop must also call `commitment_loss` and `update_codebooks`
+    of codebook.py.
     """
 
     capabilities = Capabilities(straight_through=True, weights="sums")

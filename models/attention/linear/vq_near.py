@@ -1,7 +1,7 @@
 """Causal Transformer-VQ with a position bias for near keys. Older keys are represented by their codes alone, without position.
 
 s_ij = scale q_i . k^_j + b_(i-j)   for j in i's block of C tokens or in the block before it,   scale q_i . k^_j for older ones,   j <= i
-o_i = softmax_j(s_ij) V, where the older keys are summed code by code: e_is U_s and e_is L_s, as in vq.py
+o_i = softmax_j(s_ij) V, where older keys are summed up code by code, as in vq.py
 Lingle 2023, arXiv:2309.16354, section 3. O(N (2 C + Z) D_k) time a head. This is a function only; the layers `vq` and `causal_vq` have
 no position bias.
 """
@@ -29,8 +29,8 @@ def attend_causal_to_codes_and_near(
 ) -> Tensor:
     """Attend causally to codes, with a position bias for near keys. Returns (B, H, N, D_v), 0 before a row's first token.
 
-    q (B, H, N, D_k), codes int64 (B, H, N), v (B, H, N, D_v), codebook (H, Z, D_k), bias (H or 1, 2 C) by distance from 0; its length
-    sets C. `scale` defaults to D_k^-1/2. mask bool (B, N): True at tokens. Raises ValueError if the number of distances is odd.
+    q (B, H, N, D_k), codes int64 (B, H, N), v (B, H, N, D_v), codebook (H, Z, D_k), bias (H or 1, 2 C): b of the distances 0 .. 2 C - 1,
+    which sets C. `scale` defaults to D_k^-1/2. mask bool (B, N): True at tokens. Raises ValueError if the number of distances is odd.
     """
     refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     n_distances, Z, exact = bias.shape[-1], codebook.shape[-2], at_least_float32(v.dtype)
@@ -38,7 +38,7 @@ def attend_causal_to_codes_and_near(
         raise ValueError(f"bias has {n_distances} distances, an odd number; give as many as two blocks have tokens")
     C = n_distances // 2
     one_hot = zero_padding(F.one_hot(codes, Z).to(exact), mask)  # (B, H, N, Z)
-    codebook, values = codebook.to(exact), with_ones(v)  # [v | 1]: the last column counts weights
+    codebook, values = codebook.to(exact), with_ones(v)  # [v | 1]: the last output column is the sum of the weights
     q_blocks = in_blocks(q.to(exact) * scale_of(q, scale), C)  # (B, H, n, C, D_k)
     n = q_blocks.shape[2]
     sums = in_blocks(one_hot, C).mT @ in_blocks(values, C)  # (B, H, n, Z, D_v + 1): [U | L] of every block

@@ -1,3 +1,5 @@
-"""Decoder layers whose past is a matrix of constant size that decays or is overwritten: `retention.py`, `gated_linear.py`, `delta.py`,
-`gated_delta.py`. `half_lives.py` contains their initial decay rates, and `layers/recurrence.py` the recurrence itself.
+"""Decoder layers whose state is a matrix of constant size that decays or is overwritten.
+
+They are `retention.py`, `gated_linear.py`, `delta.py` and `gated_delta.py`. `half_lives.py` computes the initial decay rates of the two
+gated layers, and `layers/recurrence.py` the recurrence of all four.
 """

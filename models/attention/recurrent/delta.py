@@ -1,9 +1,9 @@
-"""The delta rule: writing to a key again replaces its old value, where linear attention would add to it.
+"""The delta rule: a value that is written for a key replaces the old value of this key. Linear attention would add the two.
 
 S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t / √D_k,   |q_t| = |k_t| = 1,   β_t = sigmoid(x_t W^β)
 y = rmsnorm_h(o) W^O
-Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06484. A step shrinks S along k_t by the factor
-1 - β_t and enlarges it in no direction, so S stays bounded. O(N (C + D_k) D_v) time a head, with C tokens a chunk.
+Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06484. Before β_t k_t v_tᵀ is added, the
+part of S along k_t is multiplied by 1 - β_t, and no part grows, so S stays bounded. O(N (C + D_k) D_v) time a head, in chunks of C tokens.
 """
 
 import torch
@@ -20,7 +20,7 @@ EPS = 1e-5  # epsilon of the norm of o
 
 
 def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """Return x / sqrt(|x|² + eps) over the last axis, in float32 at least, because squares of half-precision numbers overflow."""
+    """Return x / sqrt(|x|² + eps) over the last axis, in float32 at least, because squares of half-precision numbers can overflow."""
     x = x.to(at_least_float32(x.dtype))
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)
 

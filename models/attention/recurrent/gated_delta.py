@@ -4,7 +4,7 @@ q, k, v = silu(conv([x W^Q, x W^K, x W^V])),   q, k of length 1,   β_t = sigmoi
 S_t = exp(a_t) S_{t-1} + β_t k_t (v_t - (exp(a_t) S_{t-1})ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t / √D_k
 y = (rmsnorm_h(o) ⊙ silu(x W^G)) W^O
 Yang et al. 2024 (Gated DeltaNet), arXiv:2412.06464, in the form of Qwen3-Next and Qwen3.5.
-O(N (C + D_k) D_v) time a head, with C tokens a chunk.
+O(N (C + D_k) D_v) time a head, in chunks of C tokens.
 """
 
 import torch
@@ -25,8 +25,8 @@ from models.parts.positions import Rotation
 class GatedDeltaNet(CausalLayer):
     """Gated delta rule with H heads of values and H_k heads of q and k. Each group of H / H_k value heads shares one q and k.
 
-    Its state is S (H, D_k, D_v) and conv (D_c, K - 1), the last inputs of the convolution over the channels of q, k and v,
-    D_c = H_k D_k + H_k D_k + H D_v. The convolution encodes the order of nearby tokens, and a rotation is ignored.
+    Its state is S (H, D_k, D_v) and conv (D_c, K - 1), the last inputs of the convolution over the channels of q, k and v, where
+    D_c = H_k D_k + H_k D_k + H D_v. The convolution encodes the order of nearby tokens, so the layer needs no rotation and ignores it.
 
     d_head is D_k, d_value is D_v (None: D_k), n_key_heads is H_k (None: H), kernel is K.
     """
@@ -91,11 +91,10 @@ class GatedDeltaNet(CausalLayer):
         return (-self.A_log.to(exact).exp() * dt).transpose(1, 2)
 
     def _for_every_head(self, x: Tensor) -> Tensor:
-        """Repeat each key head for its group of value heads: (B, H_k, N, D_k) -> (B, H, N, D_k). The
-        heads of a group are adjacent."""
+        """Repeat each key head for its group of value heads, which are adjacent: (B, H_k, N, D_k) -> (B, H, N, D_k)."""
         return x.repeat_interleave(self.n_heads // self.n_key_heads, dim=1)
 
 
 def _first_biases(n_heads: int) -> Tensor:
-    """Return the initial biases b (H,), float32, so that -softplus(b) is the log-decay of each head's initial half-life."""
+    """Return the initial biases b (H,), float32, for which the log-decay -softplus(b) of each head is that of half_lives.py."""
     return torch.log(torch.expm1(-log_decays(n_heads))).float()

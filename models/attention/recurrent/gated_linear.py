@@ -2,7 +2,7 @@
 
 S_t = diag(exp(a_t)) S_{t-1} + k_t v_tᵀ,   o_t = S_tᵀ q_t / √D_k,   a_t = logsigmoid(x_t W_1 W_2 + b) / 16
 y = (silu(x W^G) ⊙ rmsnorm_h(o)) W^O
-Yang et al. 2023 (GLA), arXiv:2312.06635, section 4. W_1 W_2 has rank 16. O(N (C D_k + D_k D_v)) time a head, with C tokens a chunk.
+Yang et al. 2023 (GLA), arXiv:2312.06635, section 4. W_1 W_2 has rank 16. O(N (C D_k + D_k D_v)) time a head, in chunks of C tokens.
 """
 
 import torch
@@ -17,8 +17,8 @@ from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.recurrent.half_lives import log_decays
 from models.parts.positions import Rotation
 
-TEMPERATURE = 16.0  # τ, the divisor of a_t; without it an untrained gate is 1/2, and the state decays within a few tokens
-RANK = 16
+TEMPERATURE = 16.0  # the divisor in a_t; without it, at b = 0 an untrained gate is 1/2, and the state decays within a few tokens
+RANK = 16  # rank of W_1 W_2
 EPS = 1e-5  # epsilon of the RMS norm of o
 
 
@@ -45,5 +45,5 @@ class GatedLinearAttention(EqualHeadsLayer):
 
 
 def _first_biases(n_heads: int) -> Tensor:
-    """Return the initial biases b (H,), float32, so that logsigmoid(b) / 16 is the log-decay of each head's initial half-life."""
+    """Return the initial biases b (H,), float32, for which the log-decay logsigmoid(b) / 16 of each head is that of half_lives.py."""
     return torch.logit(torch.exp(TEMPERATURE * log_decays(n_heads))).float()

@@ -1,6 +1,7 @@
 """Initial decay rates of the heads, as half-lives: after T tokens, the contribution of a token to the state has decayed to one half.
 
-log-decay = -ln 2 / T. A layer has heads of short and of long half-lives, as with retention's γ_h, and training changes them.
+log-decay = -ln 2 / T. As in retention, whose heads have different γ_h, some heads of a layer have short half-lives and others long ones.
+Unlike those of retention, they change in training.
 """
 
 import math

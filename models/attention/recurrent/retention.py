@@ -2,8 +2,8 @@
 
 S_t = γ_h S_{t-1} + k_t v_tᵀ,   o_t = S_tᵀ q_t / √D_k,   γ_h = 1 - 2^(-5-h), h = 0 .. H - 1
 y = (silu(x W^G) ⊙ groupnorm_h(o)) W^O
-Sun et al. 2023 (RetNet), arXiv:2307.08621, eqs. 5-8. The model's rotation of q and k replaces the paper's xPos, whose scaling is a
-second decay. Half-lives are about 22 · 2^h tokens. O(N (C + D_k) D_v) time a head, with C tokens a chunk.
+Sun et al. 2023 (RetNet), arXiv:2307.08621, eqs. 5-8. q and k are rotated by the model's rotary positions instead of the paper's
+xPos, whose scaling would be a second decay. Half-lives are about 22 · 2^h tokens. O(N (C + D_k) D_v) time a head, in chunks of C tokens.
 """
 
 import torch

@@ -84,10 +84,10 @@ class LearnedAddition(nn.Module):
 
 
 class AdditiveHeads(ScoredHeads):
-    """Heads with an additive score, A = D_k.
+    """Heads with an additive score, whose hidden layer has A = D_k units.
 
-    The rows of to_q and to_k serve as W_q and W_k: a projection followed by W_q would be one linear map. So these two have no bias;
-    `bias` is that of to_v and to_out. queries_at_once: number of queries computed at a time; None: all.
+    The projections to_q and to_k serve as W_q and W_k, because a projection followed by W_q would be only one linear map. So they have no
+    biases; the option `bias` is for to_v and to_out. queries_at_once: number of queries computed at a time; None: all.
     """
 
     cost = Cost("O(N² (A + D_v) H)", lambda N, s: 2 * N * N * s.D)
@@ -109,7 +109,7 @@ class AdditiveHeads(ScoredHeads):
 class AdditiveAttention(AdditiveHeads, ScoredAttention):
     """Multi-head additive self-attention."""
 
-    capabilities = Capabilities(pairs=True)  # no rotation: the score of a rotated q and k would depend on more than their distance
+    capabilities = Capabilities(pairs=True)  # no rotation: the score of a rotated q and k would depend on both positions
 
 
 def _into_hidden(d_model: int, n_heads: int, d_hidden: int) -> nn.Linear:

@@ -1,8 +1,8 @@
-"""Causal Synthesizer: each token computes its scores from itself alone, by position, and weights the values up to its own position.
+"""Causal Synthesizer: each token computes scores for all positions from itself alone, and weights the values up to its own position.
 
 o_t = sum_{j <= t} p_tj v_j,   p_t = softmax over j <= t of L_tj,   L as in synthesizer.py
-Tay et al. 2020, arXiv:2005.00743, section 3. The state holds the values of N_max positions, H N_max D_v numbers, twice as many with
-the dot product, which needs k too. A token costs O(N_max D_v) a head, however long its past is.
+Tay et al. 2020, arXiv:2005.00743, section 3. The state holds the values of N_max positions, H N_max D_v numbers. With the dot
+product it also holds the keys, H N_max D_k more. A token costs O(N_max D_v) a head, however long its past is.
 """
 
 import torch
@@ -20,7 +20,8 @@ from models.parts.positions import Rotation
 class CausalSynthesizer(SynthesizerHeads, CausalLayer):
     """Multi-head causal Synthesizer, with the options of `Synthesizer`. Raises ValueError for more than n_positions tokens.
 
-    Its state is v (H, N_max, D_v), with each token's value at its position; n, the number of tokens; for the dot product, k like v.
+    Its state is v (H, N_max, D_v), with each token's value at its position, n, the number of tokens, and for the dot product k, which has
+    the shape of v.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="bounded", ordered=True)

@@ -1,10 +1,11 @@
 """Any convolution as multi-head self-attention: one head for each pixel of the kernel, which attends to that pixel only.
 
 score_h(δ) = v_h . r_δ = -α (|δ|² - 2 Δ_h . δ) = -α |δ - Δ_h|² + const,   δ = key position - query position,   Δ_h = pixel of head h
-r_δ = (|δ|², δ_1, δ_2, ..),   v_h = -α (1, -2 Δ_h1, -2 Δ_h2, ..)          the quadratic encoding, with a δ for each axis
+r_δ = (|δ|², δ_1, δ_2, ..),   v_h = -α (1, -2 Δ_h1, -2 Δ_h2, ..)          the quadratic encoding; δ has an entry for each axis
 y_i = sum_h softmax_j(score_h(j - i)) x_j W_h^V W_h^O + b,   W_h^V = I,   W_h^O = the slice of the kernel at Δ_h
 Cordonnier et al. 2020, arXiv:1911.03584, theorem 1, eq. 9: H = K² heads compute any K x K kernel; scores depend on positions only. For
-large α the softmax selects one pixel: the others weigh at most e^-α, so α = 46 suffices in float64, 18 in float32. O(N² C_in) a head.
+large α the softmax selects one pixel: the weight of any other is at most e^-α, so α = 46 suffices in float64, and 18 in float32.
+O(N² C_in) time a head.
 """
 
 from collections.abc import Sequence
@@ -18,19 +19,21 @@ ALPHA = 46.0
 
 
 def quadratic_scores(offsets: Tensor, position_weights: Tensor) -> Tensor:
-    """Return the scores v_h . r_δ: δ (N_q, N_k, axes), v (H, 1 + axes) -> (H, N_q, N_k)."""
+    """Return the scores v_h . r_δ, r_δ = (|δ|², δ_1, δ_2, ..): offsets δ (N_q, N_k, axes), weights v (H, 1 + axes) -> (H, N_q, N_k)."""
     r = torch.cat([offsets.square().sum(-1, keepdim=True), offsets], dim=-1)  # (N_q, N_k, 1 + axes)
     return torch.einsum("qka,ha->hqk", r, position_weights)
 
 
 def position_weights(shifts: Tensor, alpha: float = ALPHA) -> Tensor:
-    """Return v_h for heads that attend to the offsets Δ_h: (H, axes) -> (H, 1 + axes)."""
+    """Return v_h = -α (1, -2 Δ_h), with which head h attends to the offset Δ_h: shifts Δ (H, axes) -> (H, 1 + axes)."""
     return -alpha * torch.cat([torch.ones_like(shifts[:, :1]), -2 * shifts], dim=-1)
 
 
 def attend_to_places(x: Tensor, offsets: Tensor, position_weights: Tensor, W_v: Tensor, W_o: Tensor) -> Tensor:
-    """Compute y (B, N_q, C_out), without b: x (B, N_k, C_in), offsets δ (N_q, N_k, axes), position_weights v_h (H, 1 + axes), W_v
-    (H, D_v, C_in), W_o (H, C_out, D_v)."""
+    """Compute the outputs of attention by position (B, N_q, C_out), without a bias.
+
+    x (B, N_k, C_in), offsets δ (N_q, N_k, axes), position_weights v_h (H, 1 + axes), W_v (H, D_v, C_in), W_o (H, C_out, D_v).
+    """
     weights = quadratic_scores(offsets, position_weights).softmax(-1)  # (H, N_q, N_k)
     heads = weights @ (x.unsqueeze(1) @ W_v.mT)  # (B, H, N_q, D_v)
     return torch.einsum("bhqd,hod->bqo", heads, W_o)

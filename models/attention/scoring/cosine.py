@@ -46,7 +46,7 @@ class LearnedCosine(nn.Module):
 
 
 class CosineHeads(ScoredHeads):
-    """Heads with a cosine score. tau: its initial value in every head."""
+    """Heads with a cosine score. tau: the initial value of the learned factor by which each head multiplies its cosines."""
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool | None = None, tau: float = 10.0) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -53,7 +53,7 @@ class ScaledHeadNorm(HeadNorm):
 
 
 class LearnedDifference(nn.Module):
-    """`attend_differential` with a learned λ, followed by the norm. Raises ValueError if D_k is odd or depth is below 1."""
+    """A module that applies `attend_differential` with a learned λ, and then the norm. Raises ValueError if D_k is odd or depth < 1."""
 
     def __init__(self, d_head: int, *, depth: int | None) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
 o_i = sum_j p_ij v_j,   p_i = softmax_j(q_i . k_j)
 Luong et al. 2015, arXiv:1508.04025, section 3.1, "dot". For independent entries of q and k with variance 1, the scores have variance
-D_k, so initially the softmax of a wide head is nearly a maximum. `attend` divides by sqrt(D_k). O(N_q N_k (D_k + D_v)) time a head.
+D_k, so initially the softmax of a wide head gives almost all weight to one key. Scaled dot-product attention divides by sqrt(D_k) for
+this reason. O(N_q N_k (D_k + D_v)) time a head.
 """
 
 from torch import Tensor

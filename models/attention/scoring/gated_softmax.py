@@ -2,8 +2,8 @@
 
 q = rmsnorm(x W^Q),   k = rmsnorm(x W^K),   o_t = sum over j <= t of p_tj v_j,   p_t = softmax_j(q_t . k_j / sqrt(D_k))
 y = (o ⊙ sigmoid(x W^G)) W^O
-Qiu et al. 2025, arXiv:2505.06708 (gate after the attention); Ainslie et al. 2023 (GQA), arXiv:2305.13245 (shared keys). In the form of
-Qwen3-Next and Qwen3.5, which have it in one block of four. The t-th token costs O(t D_k), and the cache holds 2 t H_k D_k numbers.
+Qiu et al. 2025, arXiv:2505.06708 (gate after the attention); Ainslie et al. 2023 (GQA), arXiv:2305.13245 (shared keys). This is the
+form of Qwen3-Next and Qwen3.5, which have it in every fourth block. The t-th token costs O(t D_k), and the cache holds 2 t H_k D_k numbers.
 """
 
 from torch import Tensor, nn
@@ -18,9 +18,9 @@ from models.parts.positions import Rotation, rotate
 
 
 class GatedSoftmaxAttention(CausalLayer):
-    """Gated softmax attention with H query heads; each group of H / H_k shares keys and values. Cache: as `CausalSoftmaxAttention`.
+    """Gated softmax attention with H query heads. Each group of H / H_k query heads shares one head of keys and one of values.
 
-    n_key_heads is H_k (None: H).
+    n_key_heads is H_k (None: H). Its state is that of `CausalSoftmaxAttention`, with H_k heads.
     """
 
     capabilities = Capabilities.of_cache(rotates=True)

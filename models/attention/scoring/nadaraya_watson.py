@@ -33,7 +33,10 @@ def attend_nadaraya_watson(
 
 
 class LearnedKernel(nn.Module):
-    """A module for `attend_nadaraya_watson` with h = softplus(rho) + 1e-6, rho (H, 1) or (H, D_k). Raises ValueError if h <= 1e-6."""
+    """A module that applies `attend_nadaraya_watson` with a learned h = softplus(rho) + 1e-6, rho (H, 1) or (H, D_k).
+
+    h: its initial value. Raises ValueError if it is not above 1e-6.
+    """
 
     def __init__(self, *shape: int, h: float) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class KernelHeads(ScoredHeads):
     """Heads with a Gaussian kernel.
 
     bandwidth: the initial h of every head. per_dimension: one h for each dimension of a head, instead of one a head. With a rotation,
-    distances depend on how far apart two tokens are; with per_dimension also on their positions.
+    |q - k| depends on how far apart the two tokens are, and with per_dimension also on their absolute positions.
     """
 
     def __init__(

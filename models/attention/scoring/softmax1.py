@@ -15,10 +15,10 @@ from models.attention.scoring.scored import ScoredAttention
 
 
 def softmax1(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return softmax1 over the last axis, of the scores where `mask` (bool) is True. A row without any True is 0."""
+    """Return exp(s_i) / (1 + sum_l exp(s_l)) over those scores s of the last axis where `mask` (bool) is True. A row without any is 0."""
     if mask is not None:
         scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
-    return torch.softmax(F.pad(scores, (0, 1)), dim=-1)[..., :-1]  # the 1 is one more key of score 0, without a value
+    return torch.softmax(F.pad(scores, (0, 1)), dim=-1)[..., :-1]  # the 1 in the denominator is one more key, of score 0
 
 
 def attend_softmax1(
@@ -37,7 +37,8 @@ def attend_softmax1_online(
 ) -> Tensor:
     """Compute `attend_softmax1` for `keys_at_once` keys at a time, in O(N_q keys_at_once) memory.
 
-    The running sum of weights begins at 1 and the running maximum of scores at 0, which is the score of the additional key.
+    The 1 in the denominator of softmax1 is an additional key of score 0. So the running sum of the weights begins at 1, and the running
+    maximum of the scores at 0.
 
     `scale` defaults to D_k^-1/2. mask broadcasts to (B, H, N_q, N_k). The output is 0 if there is no key.
     """

@@ -1,6 +1,6 @@
 """Synthesizer: attention whose scores are computed from each token alone, or are constant, and not from pairs of tokens.
 
-o = softmax(L) v. L has a column for each of N_max positions, of which the first N are used. There is no 1/sqrt(D). For each head L is
+o = softmax(L) v. L has a column for each of N_max positions, of which the first N are used. For each head L is
     dense                L_i = W_2 relu(W_1 x_i + b_1) + b_2
     random               L = R, (N_max, N_max), learned or fixed
     factorised dense     L_il = A_i[l // b] B_i[l mod b],   A_i = W_A x_i of a numbers, B_i = W_B x_i of b numbers, a b = N_max
@@ -32,7 +32,7 @@ from models.parts.positions import Rotation
 
 
 def attend_by_scores(scores: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return softmax(scores) v: scores (B or 1, H, N_q, N_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 without any key.
+    """Return softmax(scores) v: scores (B or 1, H, N_q, N_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 if there is no key.
 
     mask is that of `scaled_dot_product.attend`.
     """
@@ -40,10 +40,11 @@ def attend_by_scores(scores: Tensor, v: Tensor, *, mask: Tensor | None = None) -
 
 
 class SynthesizerHeads(Mechanism):
-    """A base class of both Synthesizers. It holds the scores and the projections of the values and of the output.
+    """A base class of `Synthesizer` and `CausalSynthesizer`, with the scores and with the projections of the values and of the output.
 
-    kinds: names in `KINDS`. d_hidden: rows of W_1, by default d_head (dense). a: rows of W_A, a divisor of n_positions, by default
-    near its square root (factorised dense). rank: k (factorised random). fixed: R is drawn with `seed`, not learned (random kinds).
+    kinds: names in `KINDS`. d_hidden: for the dense kind, rows of W_1, by default d_head. a: for the factorised dense kind, rows of W_A, a
+    divisor of n_positions, by default near its square root. rank: for the factorised random kind, k. fixed: for the random kinds, R is
+    drawn with `seed` and not trained.
     """
 
     def __init__(

@@ -24,10 +24,10 @@ def dense_scores(x: Tensor, W_1: Tensor, b_1: Tensor, W_2: Tensor, b_2: Tensor) 
 
 
 def factorised_dense_scores(x: Tensor, W_A: Tensor, W_B: Tensor) -> Tensor:
-    """Return factorised dense scores (B, H, N, a b): x (B, N, D), W_A (H, a, D), W_B (H, b, D). Column l is (W_A x)[l // b] (W_B x)[l mod
-    b].
+    """Return factorised dense scores (B, H, N, a b): x (B, N, D), W_A (H, a, D), W_B (H, b, D).
 
-    So W_A x is repeated and W_B x is tiled. Tiling both would give only lcm(a, b) different columns.
+    Column l is (W_A x)[l // b] times (W_B x)[l mod b]. So each entry of W_A x is repeated b times, and W_B x as a whole is repeated a
+    times. If both were repeated as a whole, only lcm(a, b) columns would be different.
     """
     block, place = x.unsqueeze(1) @ W_A.mT, x.unsqueeze(1) @ W_B.mT  # (B, H, N, a), (B, H, N, b)
     return (block.unsqueeze(-1) * place.unsqueeze(-2)).flatten(-2)
@@ -72,7 +72,7 @@ class DenseScores(nn.Module):
         super().__init__()
         self.W_1 = nn.Parameter(torch.randn(n_heads, d_hidden, d_model) * d_model**-0.5)
         self.b_1 = nn.Parameter(torch.zeros(n_heads, d_hidden))
-        self.W_2 = nn.Parameter(torch.randn(n_heads, n_positions, d_hidden) * (2 / d_hidden) ** 0.5)  # 2, as the relu halves the variance
+        self.W_2 = nn.Parameter(torch.randn(n_heads, n_positions, d_hidden) * (2 / d_hidden) ** 0.5)  # 2: the relu halves the variance
         self.b_2 = nn.Parameter(torch.zeros(n_heads, n_positions))
 
     def forward(self, x: Tensor, t: Tensor, n_keys: int) -> Tensor:
@@ -80,7 +80,7 @@ class DenseScores(nn.Module):
 
 
 class RandomScores(nn.Module):
-    """A module that holds the scores R, learned or fixed."""
+    """A module that holds the scores R, trained or fixed."""
 
     R: Tensor
 
@@ -93,8 +93,10 @@ class RandomScores(nn.Module):
 
 
 class FactorisedDenseScores(nn.Module):
-    """A module that computes `factorised_dense_scores` with its own weights. a defaults to the largest divisor of n_positions up to its
-    square root."""
+    """A module that computes `factorised_dense_scores` with its own weights.
+
+    a: rows of W_A; None: the largest divisor of n_positions that is at most its square root.
+    """
 
     def __init__(self, d_model: int, n_heads: int, n_positions: int, a: int | None) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ class FactorisedDenseScores(nn.Module):
 
 
 class FactorisedRandomScores(nn.Module):
-    """A module that computes `factorised_random_scores`, learned or fixed."""
+    """A module that computes `factorised_random_scores` of its own R_1 and R_2, trained or fixed."""
 
     R_1: Tensor
     R_2: Tensor
@@ -125,7 +127,7 @@ class FactorisedRandomScores(nn.Module):
 
 
 class DotProductScores(nn.Module):
-    """The scores of ordinary attention."""
+    """A module that computes the scores of scaled dot-product attention, with its own projections to q and k."""
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, bias: bool) -> None:
         super().__init__()

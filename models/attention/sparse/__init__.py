@@ -1,6 +1,7 @@
-"""Attention with sparse patterns, in which a query sees some of the keys. `windows.py`, `blocks.py` and `pattern_cache.py` are shared.
+"""Attention with sparse patterns, in which a query sees only some of the keys.
 
-`local.py`, `sliding_window.py`; `atrous.py` and `causal_atrous.py`; `sparse.py` and `causal_sparse.py` (strided and fixed);
-`longformer.py` and `causal_longformer.py`; `bigbird.py` and `bigbird_etc.py`; `lsh.py` and `causal_lsh.py` with `lsh_buckets.py` and
-`lsh_chunks.py`.
+Encoder layers, each with its decoder form in parentheses: `local.py` (`sliding_window.py`), `atrous.py` (`causal_atrous.py`), `sparse.py`
+(`causal_sparse.py`), `longformer.py` (`causal_longformer.py`), `lsh.py` (`causal_lsh.py`). `bigbird.py` and `bigbird_etc.py` are for
+encoders only. `lsh_buckets.py` and `lsh_chunks.py` are parts of LSH attention. Several layers use `blocks.py`, `windows.py` and
+`pattern_cache.py`.
 """

@@ -26,7 +26,7 @@ def attend_atrous(
     key_mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Compute atrous attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 without any key.
+    """Compute atrous attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 if there is no key.
 
     With `causal`, only keys j <= i are seen.
     """

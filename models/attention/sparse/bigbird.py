@@ -1,11 +1,13 @@
 """BigBird: a block of tokens sees its two neighbour blocks, the first and the last block, and a few random blocks.
 
-There are n = N / b blocks. Query blocks 0 and n - 1 see everything. A block i between them sees 0, n - 1, i - 1, i, i + 1 and r random
-blocks, drawn for each head separately; a block drawn twice counts once. Zaheer et al. 2020, arXiv:2007.14062, section 2 (the variant
-with internal global blocks, ITC). O(N b (5 + 2 r) D_k) time. For encoders only, because the global last block contains future tokens.
+There are n = N / b blocks of b tokens. Blocks 0 and n - 1 see everything. A block i between them sees blocks 0, n - 1, i - 1, i, i + 1
+and r random blocks, which are drawn for each head separately; a block that is drawn twice counts once. Zaheer et al. 2020,
+arXiv:2007.14062, section 2 (the variant with internal global blocks, ITC). O(N b (5 + 2 r) D_k) time. This is for encoders only, because
+the last block, which all tokens see, contains future tokens.
 
-Up to n = 5 + 2 r blocks, the layer sees everything, as the published models do. n counts the blocks with tokens of a row. Its random
-blocks depend on n and a table of random numbers drawn once, so neither padding nor the rest of the batch changes what a token sees.
+In a row of at most 5 + 2 r blocks every token sees everything, as in the published models. n is the number of blocks of the row that
+contain tokens. The random blocks depend only on n and on a table of random numbers that is drawn once, so neither padding nor the other
+rows of a batch change what a token sees.
 """
 
 import torch
@@ -31,15 +33,16 @@ def attend_bigbird(
     key_mask: Tensor | None = None,
     full_up_to: int = 0,
 ) -> Tensor:
-    """Compute BigBird attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 without any key.
+    """Compute BigBird attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 if there is no key.
 
-    table: int64 (H, n - 2, r), the random key blocks of query blocks 1 .. n - 2, n = ceil(N / b). Numbers outside 0 .. n - 1
-    are ignored. full_up_to: up to this number of blocks all tokens see everything; 5 + 2 r in the layer. `scale` defaults to D_k^-1/2.
+    block: tokens in a block. table: int64 (H, n - 2, r), the random key blocks of query blocks 1 .. n - 2, n = ceil(N / block). Numbers
+    outside 0 .. n - 1 are ignored. full_up_to: with at most this number of blocks, all tokens see everything; `BigBirdAttention` does so
+    up to 5 + 2 r blocks. `scale` defaults to D_k^-1/2.
     """
     n = (q.shape[2] + block - 1) // block
     n_blocks = torch.full((1, 1, 1), n, device=q.device)
     fixed = _fixed_blocks(n, n_blocks).expand(1, table.shape[0], -1, -1)
-    lists = torch.cat([fixed, F.pad(table, (0, 0, 1, 1), value=-1)[None, :, :n]], dim=-1)  # rows of blocks 0 and n - 1 are not used
+    lists = torch.cat([fixed, F.pad(table, (0, 0, 1, 1), value=-1)[None, :, :n]], dim=-1)  # no random blocks for blocks 0 and n - 1
     if n <= full_up_to:
         lists = torch.arange(n, device=q.device).expand(1, table.shape[0], n, n)
     return attend_to_lists(q, k, v, lists, n_blocks, block=block, scale=scale, key_mask=key_mask)
@@ -56,9 +59,10 @@ def attend_to_lists(
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """Attend from every query block to the key blocks in its list: lists int64 (B or 1, H, n, L), n_blocks (B or 1, 1, 1) of each row.
+    """Attend from every query block to the key blocks in its list: q, k (B, H, N, D_k), v (B, H, N, D_v) -> (B, H, N, D_v).
 
-    Repeated entries and entries outside 0 .. n_blocks - 1 are ignored. The first and the last block of a row see everything.
+    lists: int64 (B or 1, H, n, L). Repeated entries and entries outside 0 .. n_blocks - 1 are ignored. n_blocks (B or 1, 1, 1): the number
+    of blocks of each row that contain tokens. The first and the last of these blocks see everything.
     """
     refuse_cross("BigBird", q=q, k=k, v=v)
     if (nothing := of_nothing(q, k, v)) is not None:
@@ -78,7 +82,7 @@ def attend_to_lists(
 
 
 def keys_of_lists(k: Tensor, v: Tensor, present: Tensor, lists: Tensor, n_blocks: Tensor, *, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather the listed blocks for each query block: keys and values (B, H, n, L b, ..), and which of them count, bool (B, H, n, L b).
+    """Gather the listed blocks for each query block. Return keys, values (B, H, n, L b, ..) and whether each counts, bool (B, H, n, L b).
 
     k (B, H, N, D_k), v (B, H, N, D_v), present bool (B, 1, N, 1); lists and n_blocks as in `attend_to_lists`.
     """
@@ -96,10 +100,11 @@ def keys_of_lists(k: Tensor, v: Tensor, present: Tensor, lists: Tensor, n_blocks
 
 
 def random_blocks(draws: Tensor, n_blocks: Tensor) -> Tensor:
-    """Choose r blocks for every query block, without replacement, among the blocks it does not see anyway: (H, n, r) -> (.., H, n, r).
+    """Choose r different blocks for every query block, among the blocks that it does not see anyway: (H, n, r) -> (.., H, n, r).
 
-    draws: int64 >= 0. n_blocks (.., 1, 1): blocks of a row. If fewer than r blocks are eligible, some are repeated or are seen anyway.
-    Floyd's sampling (Bentley & Floyd 1987): draw t is from the first L - r + t + 1 of L blocks; a repeat becomes the last of these.
+    draws: random int64 >= 0. n_blocks (.., 1, 1): number of blocks of a row. If fewer than r blocks are eligible, some of the chosen ones
+    are equal or are seen anyway. By Floyd's sampling (Bentley & Floyd 1987), draw t chooses one of the first L - r + t + 1 of the L
+    eligible blocks. If an earlier draw has chosen the same block, the last of these L - r + t + 1 blocks is taken instead.
     """
     i = torch.arange(draws.shape[1], device=draws.device)
     before = (i - 2).clamp_min(0)  # the eligible blocks are 1 .. i - 2 and i + 2 .. n - 2
@@ -116,7 +121,7 @@ def random_blocks(draws: Tensor, n_blocks: Tensor) -> Tensor:
 
 
 def _fixed_blocks(n: int, n_blocks: Tensor) -> Tensor:
-    """Return 0, n - 1, i - 1, i and i + 1 for every query block i: (B or 1, 1, n, 5)."""
+    """Return the blocks that a query block i always sees, 0, n_blocks - 1, i - 1, i and i + 1, for i = 0 .. n - 1: (B or 1, 1, n, 5)."""
     i = torch.arange(n, device=n_blocks.device) + 0 * n_blocks  # (B or 1, 1, n)
     return torch.stack([0 * i, n_blocks - 1 + 0 * i, i - 1, i, i + 1], dim=-1)
 
@@ -124,7 +129,8 @@ def _fixed_blocks(n: int, n_blocks: Tensor) -> Tensor:
 class BigBirdAttention(EqualHeadsEncoderLayer):
     """Multi-head attention to neighbour, first, last and random blocks. Raises ValueError if N > n_positions or a size is invalid.
 
-    `draws` (H, n_positions / block, n_random) is saved with the weights, so that inference has the random blocks of training.
+    The random numbers `draws` (H, n_positions / block, n_random) are saved with the weights, so that inference has the random blocks of
+    training.
     """
 
     capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="pattern")
@@ -168,8 +174,10 @@ class BigBirdAttention(EqualHeadsEncoderLayer):
         return attend_to_lists(q, k, v, lists, n_blocks, block=self.block, key_mask=key_mask)
 
     def lists(self, n: int, n_blocks: Tensor) -> Tensor:
-        """Return the key blocks of every query block: n_blocks (B, 1, 1) -> (B, H, n, L), L = min(n, 5 + 2 r). In short rows, these are all
-        blocks."""
+        """Return the key blocks of every query block: n_blocks (B, 1, 1), of each row -> (B, H, n, L), L = min(n, 5 + 2 r).
+
+        In rows of at most 5 + 2 r blocks, these are all blocks.
+        """
         L = 5 + 2 * self.n_random
         drawn = random_blocks(self.draws[:, :n], n_blocks)  # (B, H, n, r)
         fixed = _fixed_blocks(n, n_blocks).expand(-1, self.n_heads, -1, -1)

@@ -1,9 +1,9 @@
 """BigBird with separate global tokens (ETC): g tokens before the sequence see everything and are seen by all.
 
 The N tokens after them form n = N / b blocks. A token of block i sees the g global tokens, blocks i - 1, i, i + 1 and r random blocks;
-a block listed twice counts once. None of these blocks is global. Zaheer et al. 2020, arXiv:2007.14062, section 2 (the variant of the
-extended transformer construction, of Ainslie et al. 2020, arXiv:2004.08483). O(N (g + b (3 + r)) D_k) time a head. This is a function
-only: the layer `bigbird` has the other variant, as the published checkpoints do.
+a block listed twice counts once. Unlike in bigbird.py, no block sees everything or is seen by all. Zaheer et al. 2020, arXiv:2007.14062,
+section 2 (the variant of the extended transformer construction, of Ainslie et al. 2020, arXiv:2004.08483). O(N (g + b (3 + r)) D_k) time
+a head. This is a function only: the layer `bigbird` and the published checkpoints have the variant of bigbird.py.
 """
 
 import torch
@@ -26,11 +26,10 @@ def attend_bigbird_etc(
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """Compute BigBird-ETC: q, k (B, H, g + N, D_k), v (B, H, g + N, D_v), key_mask bool (B, g + N) -> (B, H, g + N, D_v), 0 without any
-    key.
+    """Compute BigBird-ETC: q, k (B, H, g + N, D_k), v (B, H, g + N, D_v), key_mask bool (B, g + N) -> (B, H, g + N, D_v).
 
-    n_global: g. table: int64 (H, n, r), the random key blocks of every query block, n = ceil(N / b); numbers outside 0 .. n - 1 are
-    ignored. `scale` defaults to D_k^-1/2. Raises ValueError if the table is for another n.
+    The output is 0 if there is no key. n_global: g. block: b. table: int64 (H, n, r), the random key blocks of every query block,
+    n = ceil(N / b); numbers outside 0 .. n - 1 are ignored. `scale` defaults to D_k^-1/2. Raises ValueError if the table is for another n.
     """
     refuse_cross("BigBird", q=q, k=k, v=v)
     g, present = n_global, keys_present(k, key_mask).expand(len(k), -1, -1, -1)  # (B, 1, g + N, 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 def in_blocks(x: Tensor, C: int, *, spare: int = 0) -> Tensor:
     """Cut x into blocks: (B, H, N, D_k) -> (B, H, n, C, D_k), n = ceil(N / C) + spare.
 
-    One spare block keeps n above 1. An exporter treats an axis of size 1 as a constant.
+    spare: number of additional blocks of zeros. One of them keeps n above 1, because an exporter would treat an axis of size 1 as constant.
     """
     n = (x.shape[2] + C - 1) // C + spare
     return F.pad(x, (0, 0, 0, n * C - x.shape[2])).unflatten(2, (-1, C))
@@ -24,7 +24,10 @@ def out_of_blocks(x: Tensor, N: int) -> Tensor:
 
 
 def spans(x: Tensor, n: int, C: int, *, before: int, after: int) -> Tensor:
-    """Return n blocks of x, each with its neighbours: (B, H, N, D_k), for any N -> (B, H, n, (before + 1 + after) C, D_k)."""
+    """Return n blocks of C tokens of x, each with `before` blocks before it and `after` blocks after it. Tokens outside x are zeros.
+
+    x (B, H, N, D_k), for any N -> (B, H, n, (before + 1 + after) C, D_k).
+    """
     x = F.pad(x, (0, 0, before * C, (n + after) * C - x.shape[2])).unflatten(2, (-1, C))  # (B, H, before + n + after, C, D_k)
     return torch.cat([x[:, :, s : s + n] for s in range(before + 1 + after)], dim=3)
 
@@ -36,5 +39,5 @@ def near(C: int, *, before: int, after: int, window: int, causal: bool) -> Tenso
 
 
 def keys_present(k: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Return which keys are tokens, in the layout of k: bool (B, N), None: all -> (B, 1, N, 1)."""
+    """Return which keys are tokens, with the axes of k (B, H, N, D_k): key_mask bool (B, N), None: all -> bool (B, 1, N, 1)."""
     return torch.ones_like(k[:, :1, :, :1], dtype=torch.bool) if key_mask is None else key_mask[:, None, :, None]

@@ -1,7 +1,7 @@
 """Causal atrous attention: softmax over every r-th past token, counted back from the token itself.
 
 o_t = sum_j p_tj v_j,   p_t = softmax over j <= t, (t - j) mod r = 0 of q_t . k_j / sqrt(D_k)
-Child et al. 2019, arXiv:1904.10509, eq. 3. The cache holds all tokens, of which the t-th token reads t / r.
+Child et al. 2019, arXiv:1904.10509, eq. 3. The cache holds all tokens. The t-th token reads about t / r of them.
 """
 
 from torch import Tensor

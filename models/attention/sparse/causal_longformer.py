@@ -3,7 +3,7 @@
 token t >= g   softmax over t - window < j <= t and j < g, with q, k, v; a global token inside the window counts once
 token t < g    softmax over j <= t, with q_g, k_g, v_g, since all tokens it sees are global
 Beltagy et al. 2020, arXiv:2004.05150, section 3, made causal. The state holds the last window - 1 keys and values, and two sets of
-keys and values of the g global tokens, whatever the length of the past. A token costs O(window + g), in steps and in one call.
+keys and values of the g global tokens, whatever the length of the past. A token costs O(window + g), alone or with others in one call.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ def attend_causal_longformer(
 
     local: q, k, v. of_globals: q_g, k_g, v_g. Each is (B, H, N, D_k).
 
-    mask bool (B, N), tokens at the left. past: the state of `CausalLongformerAttention`; None: there is no earlier token. `scale` defaults
-    to D_k^-1/2.
+    mask bool (B, N): True at tokens, which are at the left of each row. past: the state of `CausalLongformerAttention`; None: there is no
+    earlier token. `scale` defaults to D_k^-1/2.
     """
     given, exact = local[2].dtype, at_least_float32(local[2].dtype)
     q, k, v, q_g, k_g, v_g = (x.to(exact) for x in (*local, *of_globals))
@@ -52,7 +52,7 @@ def attend_causal_longformer(
     new |= {name: newest(head, lengths, n_kept) for name, head in slots.items()}
     new["n"] = (n + lengths).clamp_max(n_kept + n_global)
 
-    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N); too small once n is capped, when no window contains a global token any more
+    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N), positions; once n is capped they are too small, but not below n_global
     is_global = (t < n_global).unsqueeze(-1)  # (B, N, 1)
     sees_first = torch.arange(n_global, device=q.device) <= t.unsqueeze(-1)  # (B, N, g)
     position = torch.arange(slots["k"].shape[2], device=q.device) - n_kept + n  # (B, slots); negative for empty slots
@@ -61,20 +61,23 @@ def attend_causal_longformer(
         torch.cat([new["k_global"], new["k_first"], slots["k"]], dim=2),  # (B, H, 2 g + window - 1 + N, D_k)
         torch.cat([new["v_global"], new["v_first"], slots["v"]], dim=2),
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        present=position >= n_global,  # tokens in the window; the global tokens are in the first slots
+        present=position >= n_global,  # excludes the global tokens, which have slots of their own
         seen_first=torch.cat([sees_first & is_global, sees_first & ~is_global], dim=-1),
     )
     return o.to(given), new
 
 
 def shapes_of_past(n_heads: int, d_head: int, window: int, n_global: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the state of one sequence."""
+    """Return the shape of each state tensor of one sequence, without the batch axis."""
     kept, first = (n_heads, window - 1, d_head), (n_heads, n_global, d_head)
     return {"k": kept, "v": kept, "k_first": first, "v_first": first, "k_global": first, "v_global": first, "n": (1,)}
 
 
 def _first(known: Tensor, new: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
-    """Return the keys or values of the g global tokens (B, H, g, D_k): `known` with those of the new tokens (B, H, N, D_k) filled in."""
+    """Return the keys or values of the g global tokens, (B, H, g, D_k): those in `known`, and those among the new tokens (B, H, N, D_k).
+
+    n (B, 1): number of earlier tokens. lengths (B, 1): number of new tokens.
+    """
     i = torch.arange(known.shape[2], device=n.device) - n  # (B, g): index among the new tokens
     here = ((i >= 0) & (i < lengths))[:, None, :, None]
     i = i.long().clamp(0, new.shape[2] - 1)[:, None, :, None]
@@ -84,8 +87,9 @@ def _first(known: Tensor, new: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
 class CausalLongformerAttention(GlobalHeads, EqualHeadsLayer):
     """Multi-head attention to a window and the first tokens. Raises ValueError if window < 2 or n_global < 1.
 
-    Its state is k and v of the last window - 1 tokens, the newest last; k_first, v_first of the global tokens by the window's
-    projections; k_global, v_global by their own; and n, the number of tokens, capped once no window holds a global token.
+    Its state is k and v of the last window - 1 tokens, the newest last; k_first and v_first, the keys and values of the global tokens from
+    the projections for all tokens; k_global and v_global, those from the projections for global tokens; and n, the number of tokens, which
+    stops growing when no window contains a global token any more.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")

@@ -1,9 +1,10 @@
 """Causal LSH attention with a cache: a token sees the past tokens that share a bucket with it in some round of hashing.
 
-o_t = sum_j p_tj v_j, p_t = softmax of q_t . k_j over j <= t with h_r(j) = h_r(t) for some r; k_j = q_j / |q_j|; the score of the token
-itself is -10^5. It equals causal `attend_lsh` with the rule of the paper if every bucket lies within two chunks: N_ij makes its rounds one
-softmax over their union. There are no chunks here, because where they are cut depends on future tokens. Kitaev et al. 2020,
-arXiv:2001.04451, eqs. 3-6. The t-th token costs O(t (D_k + R)); the cache holds t H (2 D_k + R) numbers. R rounds.
+o_t = sum_j p_tj v_j,   p_t = softmax of q_t . k_j over j <= t with h_r(j) = h_r(t) for some r,   k_j = q_j / |q_j|
+h_r(j) is the bucket of q_j in round r of R. The score of the token itself is -10^5. Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6.
+It equals `attend_lsh` with `causal` and the rule `paper` if every bucket lies within two chunks: with that rule, all rounds together are
+one softmax. There are no chunks here, because the places where chunks are cut depend on future tokens. The t-th token costs
+O(t (D_k + R)) a head, and the cache holds t H (2 D_k + R) numbers.
 """
 
 import math
@@ -49,7 +50,7 @@ def attend_lsh_to_cache(
     shared = torch.zeros((), dtype=torch.bool, device=qk.device)
     for here, there in zip(buckets.unbind(-1), state["buckets"].unbind(-1), strict=True):  # one round of hashing after the other
         shared = shared | (here.unsqueeze(-1) == there.unsqueeze(-2))  # (B, H, N, t + N)
-    scores = scale * (qk @ unit_keys(state["qk"], eps=eps).mT).to(qk.dtype)  # float16, as under autocast, overflows before -10^5
+    scores = scale * (qk @ unit_keys(state["qk"], eps=eps).mT).to(qk.dtype)  # a cast, as autocast gives float16, where -10^5 overflows
     scores = torch.where(slots == own, self_logit, scores)
     return masked_softmax(scores, shared & (slots <= own)) @ state["v"], state
 
@@ -57,8 +58,8 @@ def attend_lsh_to_cache(
 class CausalLSHAttention(CausalLayer):
     """Multi-head causal LSH attention. Its state is qk, v and buckets (as floats), each with one more slot for every token of a call.
 
-    There is no to_k. Raises ValueError if n_buckets is too large for float32. Padding in a call also takes slots, which no token sees
-    and which are not reused.
+    There is no to_k, because keys are the queries scaled to length 1. Padding in a call also takes slots, which no token sees and which
+    are not reused. Raises ValueError if n_buckets is too large for float32.
     """
 
     capabilities = Capabilities.of_cache(weights="pattern")

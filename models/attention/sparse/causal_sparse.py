@@ -1,7 +1,8 @@
-"""Causal sparse attention: near past tokens, and every l-th past token or the ends of blocks.
+"""Causal sparse attention: a token sees near past tokens, and every l-th past token or the ends of blocks of l tokens.
 
-The patterns are those of `sparse.py` with j <= t. Child et al. 2019, arXiv:1904.10509, eqs. 2-4. The cache holds all tokens. With
-`union` the t-th token reads l + t / l of them, about 2 sqrt(N) if l is near sqrt(N); a head of another pattern reads a part of these.
+The patterns `union`, `strided` and `fixed` are those of sparse.py, with j <= t. Child et al. 2019, arXiv:1904.10509, eqs. 2-4. The cache
+holds all tokens. With `union` the t-th token reads about l + t / l of them, at most about 2 sqrt(N) if l is near sqrt(N). With `strided`
+half of the heads read l and the other half t / l, with `fixed` up to l and c t / l.
 """
 
 import torch
@@ -13,7 +14,7 @@ from models.attention.sparse.sparse import SparseHeads, attend_sparse, heads_of_
 
 
 class CausalSparseAttention(SparseHeads, PatternCacheLayer):
-    """Multi-head causal attention in one of the three patterns."""
+    """Multi-head causal attention in pattern `union`, `strided` or `fixed`."""
 
     cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (2 * s.stride + N / s.stride) * s.D)
     examples = Examples({"stride": 4}, {"stride": 32}, {"stride": 8})

@@ -1,9 +1,10 @@
 """Longformer: every token sees a window around it, and a few global tokens see all tokens and are seen by all.
 
-local row i    softmax over |i - j| <= w / 2 and the global tokens G, with q, k, v; a global token inside the window counts once
-global row i   softmax over all j, with separate projections q_g, k_g, v_g
-Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 3.2. O(N (w + C + |G|) D_k) time. A window dilated by d sees every d-th token
-up to a distance of d w / 2. It is computed as an undilated window over each of the d residue classes. Causal: causal_longformer.py.
+local token i    softmax over |i - j| <= w / 2 and the global tokens G, with q, k, v; a global token inside the window counts once
+global token i   softmax over all j, with separate projections q_g, k_g, v_g
+Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 3.2. O(N (w + C + |G|) D_k) time, in blocks of C tokens. A window dilated by d
+sees every d-th token up to a distance of d w / 2. It is computed as an undilated window over the tokens of each residue class mod d. The
+causal form is in causal_longformer.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +38,11 @@ def attend_longformer(
     key_mask: Tensor | None = None,
     block: int = 64,
 ) -> Tensor:
-    """Compute Longformer attention (B, H, N, D_v), which is 0 for padding and without any key.
+    """Compute Longformer attention. Returns the outputs of all tokens, (B, H, N, D_v), 0 at padding.
 
-    local: (q, k, v). of_globals: (q_g, k_g, v_g). key_mask: bool (B, N), True at tokens.
+    local: (q, k, v). of_globals: (q_g, k_g, v_g), from the projections for global tokens. key_mask bool (B, N): True at tokens.
 
-    window: w, even. The global tokens are those of global_mask bool (B, N), if given, or else the first n_global. dilation: one for
+    window: w, even. The global tokens are those of global_mask bool (B, N), if given, or else the first n_global. dilation: a number for
     all heads, or one for each. block: C; it affects the speed only.
     """
     q, k, v = local
@@ -75,9 +76,10 @@ def _windows(
     scale: float,
     C: int,
 ) -> Tensor:
-    """Attend in local rows, for heads with the same dilation d. tensors: q, k, v, k_G, v_G.
+    """Compute the outputs of local tokens, (B, H, N, D_v), for heads with the same dilation d. tensors: q, k, v, k_G, v_G.
 
-    Each residue class mod d becomes a batch row, so B becomes B d and N becomes N / d.
+    in_windows: bool (B, 1, N, 1), True at tokens that are not global. sees_G: bool (B, 1, 1, G), which of the global tokens k_G exist.
+    Each residue class mod d becomes a row of the batch, so B becomes B d and N becomes N / d.
     """
     q, k, v, k_G, v_G = tensors
     N = q.shape[2]
@@ -99,7 +101,7 @@ def _windows(
 
 
 def _classes(x: Tensor, dilation: int) -> Tensor:
-    """Make each residue class mod d a batch row: (B, H, N, D_k) -> (B d, H, N / d, D_k)."""
+    """Make each residue class mod d = dilation a row of the batch: (B, H, N, D_k) -> (B d, H, N / d, D_k)."""
     return in_blocks(x, dilation, spare=int(dilation > 1)).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
 
@@ -115,9 +117,10 @@ def _by_dilation(dilation: int | Sequence[int], n_heads: int) -> Iterator[tuple[
 
 
 def _first(n_global: int, q: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return which tokens are global, bool (1, 1, N, 1), and a function that takes the first n_global of x (B, H, N, D_k), padded.
+    """Return which tokens are global, bool (1, 1, N, 1), and a function that takes the first n_global tokens of x (B, H, N, D_k).
 
-    The function selects at least one token, because an export fails for an axis of size 0. Without global tokens it is masked.
+    If x has fewer tokens, the function appends zeros. It takes at least one token, because an export fails for an axis of size 0. If no
+    token is global, that one is masked.
     """
     room = max(n_global, 1)
     is_global = torch.arange(q.shape[2], device=q.device)[None, None, :, None] < n_global
@@ -145,7 +148,7 @@ class GlobalHeads(EqualHeads):
         self.begin()
 
     def begin(self) -> None:
-        """Initialise the projections for global tokens as copies of the others, section 3.2."""
+        """Initialise the projections for global tokens as copies of those for all tokens, as in section 3.2 of Beltagy et al. 2020."""
         pairs = ((self.to_q, self.to_q_global), (self.to_k, self.to_k_global), (self.to_v, self.to_v_global))
         for local, of_globals in pairs:
             of_globals.load_state_dict(local.state_dict())
@@ -156,9 +159,9 @@ class GlobalHeads(EqualHeads):
 
 
 class LongformerAttention(GlobalHeads, EncoderLayer):
-    """Multi-head attention in windows, with `n_global` leading global tokens. Raises ValueError for an odd window.
+    """Multi-head attention in windows, in which the first n_global tokens are global. Raises ValueError for an odd window.
 
-    window: w, half of it to either side.
+    window: w; a token sees w / 2 tokens on either side.
     """
 
     capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="pattern")

@@ -1,15 +1,19 @@
 """LSH attention (Reformer): a token sees only keys that are likely to match it, those with the same hash.
 
-q_i = x_i W_q,   k_j = q_j / |q_j|,   h_r(i) the bucket of q_i in round r.   In every round r tokens are sorted by (bucket, position)
-and cut into chunks of C tokens; i sees its own chunk, `before` chunks in front of it and `after` chunks behind it:
-    o_i^r = softmax over the seen j of (q_i . k_j - log N_ij) of v_j,   o_i = sum_r exp(lse_i^r - logsumexp_r lse_i^r) o_i^r
-Rule `paper`: only j with h_r(j) = h_r(i), and N_ij is the number of rounds in which i sees j, so that the rounds together are one
-softmax over all that i sees in any of them; the first chunk of a round follows the last chunk of the same round. Rule `chunk`, that of
-the public code: all j in these chunks, and N_ij = 1; the first chunk of a round follows the last chunk of the round before.
-q_i . k_i is replaced by -10^5, so that a token attends to itself only if it sees no other. No 1/sqrt(D_k), since keys have length 1.
+q_i = x_i W_q,   k_j = q_j / |q_j|. In each round r, q_i gets a bucket h_r(i). The tokens are sorted by (bucket, position) and cut into
+chunks of C tokens. Token i may see the tokens j of its own chunk, of `before` chunks in front of it and of `after` chunks behind it:
+    o_i^r = sum_j p_ij v_j,   p_i = softmax over the seen j of q_i . k_j - log N_ij,   o_i = sum_r softmax_r(lse_i^r) o_i^r
+lse_i^r is the logsumexp of q_i . k_j - log N_ij over the seen j. There are two rules for which j are seen:
+`paper`  of the tokens in these chunks, i sees those with h_r(j) = h_r(i). N_ij is the number of rounds in which i sees j, so all rounds
+         together are one softmax over all tokens that i sees in any round. The last chunk of a round is in front of its first chunk.
+`chunk`  i sees all tokens in these chunks, and N_ij = 1, as in the public code. The last chunk of a round is in front of the first chunk of
+         the next round.
+q_i . k_i is replaced by -10^5, so that a token attends to itself only if it sees no other. There is no factor 1/sqrt(D_k), because keys
+have length 1.
 
-Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6 and appendix A. O(R N C D_k + R N log N) time, O(R N C) memory, and O(R² N C) for N_ij.
-With `causal` no future token is seen, but the cuts between chunks depend on future tokens. The layer for decoders is `causal_lsh.py`.
+Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6 and appendix A. R rounds take O(R N C D_k + R N log N) time, O(R N C) memory, and with the
+rule `paper` O(R² N C) time for N_ij. With `causal` no future token is seen, but the places where chunks are cut depend on future tokens.
+The layer for decoders is in causal_lsh.py.
 """
 
 import math
@@ -50,8 +54,8 @@ def attend_lsh(
 ) -> Tensor:
     """Compute LSH attention: qk (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), 0 for masked tokens.
 
-    buckets: (B, H or 1, R, N), from `lsh_buckets.py` or any integers >= 0. chunk: in tokens. before, after: number of chunks seen before
-    and after a token's own. eps: as in `unit_keys`. Raises ValueError for an unknown rule or invalid sizes.
+    buckets: int64 (B, H or 1, R, N), from lsh_buckets.py, or any integers >= 0. chunk: number of tokens in a chunk. before, after: number
+    of chunks that a token sees before and after its own. eps: as in `unit_keys`. Raises ValueError for an unknown rule or invalid sizes.
     """
     _check(rule, chunk, before, after)
     refuse_cross("LSH attention", qk=qk, v=v, buckets=buckets.mT)
@@ -65,8 +69,8 @@ def attend_lsh(
     real = torch.ones(B, N, dtype=torch.bool, device=qk.device) if key_mask is None else key_mask
     real = F.pad(real, (0, more))[:, None].expand(-1, H, -1)  # (B, H, N'), N' = n_chunks * C
     buckets = F.pad(buckets.expand(-1, H, -1, -1), (0, more))  # (B, H, R, N')
-    order = by_bucket(buckets, real)  # the place (sorted index) of each token
-    place = order.argsort(-1)  # inverse of `order`: the place of each token
+    order = by_bucket(buckets, real)  # (B, H, R, N'): the token at each place in sorted order
+    place = order.argsort(-1)  # (B, H, R, N'), the inverse of `order`: the place of each token
     n_filled = ((real[:, :1].sum(-1, keepdim=True) + chunk - 1) // chunk).clamp_min(1)  # (B, 1, 1): number of chunks with a token
 
     i = order.unflatten(-1, (-1, chunk))  # (B, H, R, chunks, C)
@@ -76,7 +80,7 @@ def attend_lsh(
     if causal:
         allowed = allowed & (j_ <= i_)
     qk, v = (F.pad(x.to(exact), (0, 0, 0, more)) for x in (qk, v))
-    scores = scale * (at(qk, i) @ at(unit_keys(qk, eps=eps), j).mT).to(exact)  # (B, H, R, chunks, C, W C), exact under autocast too
+    scores = scale * (at(qk, i) @ at(unit_keys(qk, eps=eps), j).mT).to(exact)  # (B, H, R, chunks, C, W C); autocast is undone
     scores = torch.where(i_ == j_, self_logit, scores)
     if rule == "paper":
         own = buckets.gather(-1, order).unflatten(-1, (-1, chunk))  # h_r(i)
@@ -101,8 +105,8 @@ def unit_keys(qk: Tensor, *, eps: float = EPS) -> Tensor:
 class LSHAttention(EncoderLayer):
     """Multi-head LSH self-attention. Keys are the queries scaled to length 1, so there is no to_k.
 
-    A row of at most `chunk` tokens gets full attention. n_buckets should be about 2 N / chunk; a tuple contains its factors. The
-    rotations are drawn once, from `seed`, and are saved with the weights. The other options are those of `attend_lsh`.
+    A row of at most `chunk` tokens gets full attention. n_buckets should be about 2 N / chunk; a tuple contains the factors of this number.
+    The rotations of the hash are drawn once, from `seed`, and are saved with the weights. The other options are those of `attend_lsh`.
     """
 
     # Outputs depend on the order of the tokens, because a bucket that does not fit into its chunks is cut in this order.

@@ -1,11 +1,12 @@
 """Locality-sensitive hashing: vectors of nearly the same direction mostly get the same bucket.
 
 Angular:     h(x) = argmax [xR ; -xR] in 0 .. n_b - 1,   R (D_k, n_b / 2) ~ N(0, 1): the nearest of n_b random directions
-factorised:  h(x) = h_1(x) + f_1 h_2(x) + f_1 f_2 h_3(x) + ..,   n_b = f_1 f_2 f_3 .. from only (f_1 + f_2 + ..) / 2 columns
+factorised:  h(x) = h_1(x) + f_1 h_2(x) + f_1 f_2 h_3(x) + ..,   where h_i is angular with f_i buckets, so n_b = f_1 f_2 f_3 ..
+             and R has only (f_1 + f_2 + ..) / 2 columns
 Hyperplanes: h(x) = the bits sign(xP); two vectors at an angle θ are on the same side of a plane with probability 1 - θ/π
 
 Kitaev et al. 2020, arXiv:2001.04451, section 2; Andoni et al. 2015, arXiv:1509.02897; Charikar 2002 (hyperplanes).
-A round of hashing costs O(N D_k n_b), or O(N D_k sum of f). No gradient flows through a bucket.
+A round of hashing costs O(N D_k n_b), or O(N D_k (f_1 + f_2 + ..)) if factorised. No gradient flows through a bucket.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,10 @@ Buckets = int | Sequence[int]  # the number of buckets n_b, or the factors of th
 
 
 def draw_rotations(n_heads: int, n_rounds: int, d_head: int, n_buckets: Buckets, *, seed: int) -> Tensor:
-    """Draw R for every head and round: (H, R, D_k, half of n_buckets or of the sum of its factors). Raises ValueError if a number or factor
-    is odd."""
+    """Draw the matrices of angular hashing for every head and round: (H, n_rounds, D_k, columns).
+
+    columns: half of n_buckets or, if factors are given, half of their sum. Raises ValueError if n_buckets or a factor is odd.
+    """
     if n_rounds < 1:
         raise ValueError(f"n_rounds={n_rounds} must be at least 1")
     generator = torch.Generator().manual_seed(seed)
@@ -34,7 +37,7 @@ def factors_of(n_buckets: Buckets) -> tuple[int, ...]:
 
 
 def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = None) -> Tensor:
-    """Return the angular bucket of each vector in each of R rounds, int64 (B, H, R, N), in a tie the lowest bucket.
+    """Return the angular bucket of each vector in each of R rounds, int64 (B, H, R, N). In a tie it is the lowest bucket.
 
     x (B, H, N, D_k), rotations (H or 1, R, D_k, columns).
 
@@ -52,8 +55,10 @@ def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = No
 
 
 def hyperplane_buckets(x: Tensor, planes: Tensor) -> Tensor:
-    """Return hyperplane buckets: x (B, H, N, D_k), planes (their normals, (H or 1, R, D_k, bits)) -> int64 (B, H, R, N), in which plane b
-    sets bit b."""
+    """Return hyperplane buckets: x (B, H, N, D_k), planes (H or 1, R, D_k, bits) -> int64 (B, H, R, N).
+
+    planes: the normals of the planes. Bit b of a bucket is 1 if x is on the positive side of plane b.
+    """
     above = _projections(x, planes) > 0
     return (above * 2 ** torch.arange(planes.shape[-1], device=x.device)).sum(-1)
 

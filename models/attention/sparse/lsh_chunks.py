@@ -11,7 +11,10 @@ PADDING = 2**62  # a sort key larger than that of any token, which is bucket * N
 
 
 def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:
-    """Return the tokens sorted by (bucket, position), padding last. The sort keys are unique, so every sort gives the same order."""
+    """Return the indices of the tokens, sorted by (bucket, position), with padding last: buckets (B, H, R, N') -> (B, H, R, N').
+
+    real bool (B, H, N'): True at tokens. The sort keys are unique, so every sorting algorithm gives the same order.
+    """
     N = buckets.shape[-1]
     position = torch.arange(N, device=buckets.device)
     return torch.where(real.unsqueeze(2), buckets * N, PADDING).add(position).argsort(-1)
@@ -22,9 +25,10 @@ def neighbours(
 ) -> tuple[Tensor, Tensor]:
     """Return the W C tokens in the W = before + 1 + after chunks around each chunk, and whether each counts: (B, H, R, chunks, W C) each.
 
-    The n_filled chunks of a round that have tokens form a circle: the first one follows the last. So the amount of padding in a row does
-    not matter. With `across_rounds` the chunks of all rounds form one circle, in which the first chunk of a round follows the last chunk
-    of the round before. A row of one chunk has full attention in every round. If a circle has fewer than W chunks, each counts once.
+    order (B, H, R, N'): the result of `by_bucket`. The n_filled chunks of a round that have tokens form a circle: the first one follows
+    the last. So the amount of padding in a row does not matter. With `across_rounds` the chunks of all rounds form one circle, in which
+    the first chunk of a round follows the last chunk of the round before. A row of one chunk has full attention in every round. If a
+    circle has fewer than W chunks, each chunk counts once.
     """
     n, offset = n_filled.unsqueeze(1), torch.arange(-before, after + 1, device=order.device)  # (B, 1, 1, 1), (W,)
     shifted = torch.arange(n_chunks, device=order.device)[:, None] + offset  # (chunks, W)
@@ -41,10 +45,11 @@ def neighbours(
 
 
 def n_rounds_seeing(i: Tensor, j: Tensor, buckets: Tensor, chunks: Tensor, n_filled: Tensor, before: int, after: int) -> Tensor:
-    """Return N_ij: the number of rounds where i and j share a bucket and j's chunk is at most `before` ahead of i's or `after` behind.
+    """Return N_ij, the number of rounds in which token i sees token j, as int32 (B, H, R, chunks, C, W C).
 
-    i (B, H, R, chunks, C), j (B, H, R, chunks, W C), buckets and chunks (B, H, R, N'), n_filled (B, 1, 1) -> int32 (B, H, R, chunks, C,
-    W C). Bucket and chunk are combined into one number, so that each pair takes W comparisons a round.
+    i sees j in a round if both have the same bucket, and j's chunk is i's or one of `before` chunks in front of it or `after` behind it.
+    i (B, H, R, chunks, C), j (B, H, R, chunks, W C): indices of tokens. buckets and chunks (B, H, R, N'): those of each token. n_filled
+    (B, 1, 1): number of chunks with tokens. Bucket and chunk are combined into one number, so that each pair takes W comparisons a round.
     """
     count = torch.zeros((), dtype=torch.int32, device=i.device)
     for bucket, chunk in zip(buckets.unbind(2), chunks.unbind(2), strict=True):  # (B, H, N') each

@@ -1,7 +1,7 @@
-"""Causal attention in a fixed pattern, with a cache whose slots are positions, so that a step reads only the slots of its pattern.
+"""Causal attention in a fixed pattern. Slot t of the cache holds the token at position t, so a step reads only the slots of its pattern.
 
-The base of `causal_atrous.py` and `causal_sparse.py`. A call without a past is computed in blocks, as in an encoder. A call with a
-past gathers the slots for each of its N tokens, N times the memory, so a prompt should be computed in one call.
+It is the base of causal_atrous.py and causal_sparse.py. A call without a past is computed in blocks, as in an encoder. A call with a
+past copies the slots that each of its N tokens reads, which takes N times the memory of a step. So pass a prompt in one call.
 """
 
 import torch
@@ -20,8 +20,8 @@ Slots = tuple[Tensor, Tensor]  # slots that a token reads, int64 (B, N, L), and 
 class PatternCacheLayer(EqualHeadsLayer):
     """A base class of causal layers with a fixed pattern. Subclasses define `attend_whole` and `slots_of_heads`.
 
-    The state is k, v and `filled`, with N more slots after a call of N tokens. Tokens fill a row's slots from the left; all other slots are
-    0.
+    The state is k, v and `filled`, with N more slots after a call of N tokens. Tokens fill the slots of a row from the left, and all other
+    slots are 0.
     """
 
     capabilities = Capabilities.of_cache(rotates=True, weights="pattern")
@@ -54,7 +54,7 @@ class PatternCacheLayer(EqualHeadsLayer):
 
 
 def attend_to_slots(q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
-    """Attend to the given slots: q (B, H, N, D_k), k (B, H, T, D_k), v (B, H, T, D_v) -> (B, H, N, D_v), 0 for a token without slots."""
+    """Attend to the given slots of T: q (B, H, N, D_k), k (B, H, T, D_k), v (B, H, T, D_v) -> (B, H, N, D_v), 0 for a token without any."""
     places, seen = slots
     row = torch.arange(q.shape[0], device=q.device)[:, None, None]
     places = places.clamp(0, k.shape[2] - 1)
@@ -64,19 +64,19 @@ def attend_to_slots(q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
 
 
 def every(t: Tensor, n_slots: int, rate: int) -> Slots:
-    """Return the slots j <= t with j mod rate = t mod rate."""
+    """Return, for tokens at positions t (B, N), the slots j <= t with j mod rate = t mod rate."""
     slots = t.unsqueeze(-1) % rate + rate * torch.arange(-(-n_slots // rate), device=t.device)
     return slots, slots <= t.unsqueeze(-1)
 
 
 def latest(t: Tensor, window: int) -> Slots:
-    """Return the slots t - window <= j <= t."""
+    """Return, for tokens at positions t (B, N), the slots j with t - window <= j <= t."""
     slots = t.unsqueeze(-1) - torch.arange(window, -1, -1, device=t.device)
     return slots, slots >= 0
 
 
 def _append(cache: Tensor, x: Tensor, t: Tensor) -> Tensor:
-    """Write x (B, H, N, D_k) at positions t (B, N) of the cache, extended by N slots."""
+    """Return the cache with N more slots, and with x (B, H, N, D_k) written to slots t (B, N)."""
     return F.pad(cache, (0, 0, 0, x.shape[2])).scatter(2, t[:, None, :, None].expand_as(x), x)
 
 

@@ -2,7 +2,7 @@
 
 o_t = sum_j p_tj v_j,   p_t = softmax over t - window < j <= t of q_t . k_j / sqrt(D_k)
 Beltagy et al. 2020, arXiv:2004.05150, section 3.1, made causal. The state holds the last window - 1 keys and values, whatever the
-length of the past. A token costs O(window), in steps and in one call.
+length of the past. A token costs O(window), alone or with others in one call.
 """
 
 import torch
@@ -58,14 +58,16 @@ class SlidingWindowAttention(EqualHeadsLayer):
 
 
 def newest(x: Tensor, lengths: Tensor, n_kept: int) -> Tensor:
-    """Return the newest n_kept slots of each row (B, H, n_kept, D_k): x (B, H, n_kept + N, D_k), lengths (B, 1), the new tokens of each
-    row."""
+    """Return the n_kept slots of each row that end with its newest token: x (B, H, n_kept + N, D_k) -> (B, H, n_kept, D_k).
+
+    lengths (B, 1): number of new tokens of each row. Their slots follow the first n_kept.
+    """
     slots = lengths.long() + torch.arange(n_kept, device=x.device)  # (B, n_kept)
     return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def lengths_of(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the number of tokens of each row of x (B, N, D), (B, 1)."""
+    """Return the number of tokens of each row of x (B, N, D), as floats (B, 1). mask bool (B, N): True at tokens."""
     if mask is None:
         return x.new_full((x.shape[0], 1), x.shape[1], dtype=at_least_float32(x.dtype))
     return mask.sum(1, keepdim=True, dtype=at_least_float32(x.dtype))

@@ -1,5 +1,6 @@
-"""Sparse attention in three patterns. Each combines near tokens with every l-th token or the ends of blocks; two layers connect all.
+"""Sparse attention: a token sees near tokens, and every l-th token or the ends of blocks. Two layers connect all tokens.
 
+There are three patterns, in which token i sees the tokens j with
 union    |i - j| <= l  or  (i - j) mod l = 0                      in every head
 strided  A: |i - j| <= l                 B: (i - j) mod l = 0     heads of type A first, then heads of type B
 fixed    A: floor(i / l) = floor(j / l)  B: j mod l >= l - c      heads of type A first, then heads of type B
@@ -38,11 +39,11 @@ def attend_sparse(
     key_mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Compute sparse attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 without any key.
+    """Compute sparse attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 if there is no key.
 
-    stride: l. n_summaries: c, for `fixed` only. n_heads_a: heads of type A; None: half, rounded up. It is the number of heads or 0 if the
-    layers of a model alternate between both types. In causal `fixed`, the tokens before the first end of a block see nothing in heads of
-    type B.
+    mode: the pattern. stride: l. n_summaries: c, for `fixed` only. n_heads_a: number of heads of type A; None: half, rounded up. In a model
+    whose layers alternate between the types, it is H in one layer and 0 in the next. In causal `fixed`, tokens before the end of the first
+    block see nothing in heads of type B, so their output there is 0.
     """
     refuse_cross("sparse attention", q=q, k=k, v=v)
     options: dict[str, Any] = {"scale": scale_of(q, scale), "causal": causal}
@@ -64,7 +65,7 @@ def heads_of_type_a(n_heads: int, n_heads_a: int | None = None) -> int:
 
 
 def _union(q: Tensor, k: Tensor, v: Tensor, *, stride: int, scale: float, key_mask: Tensor | None, causal: bool) -> Tensor:
-    """Attend in pattern `union`. In blocks of l tokens, a residue class is one place in every block, so both parts share a layout."""
+    """Attend in pattern `union`. Both of its parts use blocks of l tokens, in which every l-th token is at the same place of each block."""
     reach = {"before": 1, "after": 0 if causal else 1}
     q_blocks = in_blocks(q, stride, spare=1)  # (B, H, n, l, D_k)
     n = q_blocks.shape[2]
@@ -107,7 +108,7 @@ def _summaries(q: Tensor, k: Tensor, v: Tensor, *, stride: int, c: int, scale: f
 
 
 class SparseHeads(EqualHeads):
-    """Heads with one of the three patterns. Raises ValueError if the options are invalid."""
+    """Heads that attend in pattern `union`, `strided` or `fixed`. Raises ValueError if the options are invalid."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class SparseHeads(EqualHeads):
 
 
 class SparseAttention(SparseHeads, EqualHeadsEncoderLayer):
-    """Multi-head attention in one of the three patterns."""
+    """Multi-head attention in pattern `union`, `strided` or `fixed`."""
 
     capabilities = Capabilities(cross=False, pads_to="stride", rotates=True, ordered=True, weights="pattern")
     cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (3 * s.stride + N / s.stride) * s.D, ComplexityRow("sparse k", "2"))

@@ -1,7 +1,7 @@
-"""Attention in which every query has its own window of keys: query i sees the present slots among i .. i + window - 1.
+"""Attention in which every query has its own window of keys: query i sees those of the slots i .. i + window - 1 that hold a token.
 
 The slots before those of the new tokens are the past, so there are window - 1 more slots than queries. Queries are computed `window`
-at a time, so scores and mask take O(N window).
+at a time, so the scores and masks of a head have O(N window) numbers in total, not O(N²).
 """
 
 import torch
