@@ -104,50 +104,51 @@ end
 
 -- Sweep -------------------------------------------------------------------------------------------------------------------------------
 
--- Forget the row of a state that is gone, and those of its parents that were kept for it alone.
+-- Delete the row of a state that is gone and has no children. Its parent is next if its row was kept for this child alone.
 local function forget(id)
-    while id ~= "" do
-        local parent = redis_call("HGET", key("state", id), "parent")
-        redis_call("DEL", key("state", id), key("ids", id))
-        if not parent or parent == "" or redis_call("HINCRBY", key("kin"), parent, -1) > 0 then
-            return
-        end
-        redis_call("HDEL", key("kin"), parent)
-        -- Its time has come if it is gone and was taken off the list below.
-        local is_gone = redis_call("HGET", key("state", parent), "status")
-        if not is_gone or is_gone == "ready" or redis_call("ZSCORE", key("gone"), parent) then
-            return
-        end
-        id = parent
+    local parent = redis_call("HGET", key("state", id), "parent")
+    redis_call("DEL", key("state", id), key("ids", id))
+    if not parent or parent == "" or redis_call("HINCRBY", key("kin"), parent, -1) > 0 then
+        return
+    end
+    redis_call("HDEL", key("kin"), parent)
+    -- A parent whose time has not come yet is still in `gone`.
+    local status = redis_call("HGET", key("state", parent), "status")
+    if status and status ~= "ready" then
+        redis_call("ZADD", key("gone"), "NX", "-inf", parent)
     end
 end
 
--- Do up to `most` of each kind of work. Returns how many states have expired, and whether there may be more to do.
+-- End or delete up to `most` rows. Returns how many states have expired, and how many more rows the call could have taken.
 function calls.sweep(a)
+    local left = a.most
     local function ended(name, until_)
-        return redis_call("ZRANGEBYSCORE", key(name), "-inf", until_, "LIMIT", 0, a.most)
+        local found = left == 0 and {} or redis_call("ZRANGEBYSCORE", key(name), "-inf", until_, "LIMIT", 0, left)
+        left = left - #found
+        return found
     end
-    local states, keys = ended("end", now_text), ended("keys", a.keys_until)
+    local states = ended("end", now_text)
     for _, id in ipairs(states) do
         drop(id, "expired")
     end
-    for _, each in ipairs(keys) do
+    for _, each in ipairs(ended("keys", a.keys_until)) do
         redis_call("DEL", key("key", each))
         redis_call("ZREM", key("keys"), each)
     end
-    local gone = ended("gone", a.gone_until)
-    for _, id in ipairs(gone) do
-        redis_call("ZREM", key("gone"), id)
-        if not redis_call("HGET", key("kin"), id) then
-            forget(id)
-        end
-    end
-    local documents = ended("docs_end", now_text)
-    for _, each in ipairs(documents) do
+    for _, each in ipairs(ended("docs_end", now_text)) do
         erase(each:match("^(.-):(.*)$"))
     end
-    local most = math.max(#states, #keys, #gone, #documents)
-    return { "ok", #states, most == a.most and 1 or 0 }
+    local gone = ended("gone", a.gone_until)
+    while #gone > 0 do
+        for _, id in ipairs(gone) do
+            redis_call("ZREM", key("gone"), id)
+            if not redis_call("HGET", key("kin"), id) then
+                forget(id)
+            end
+        end
+        gone = ended("gone", a.gone_until) -- again, for the parents of the deleted rows
+    end
+    return { "ok", #states, left }
 end
 
 local arguments = cjson.decode(ARGV[3])
