@@ -104,6 +104,10 @@ class StateEngine(Protocol):
         """
         ...
 
+    def write_all(self, documents: Sequence[tuple[Document, int | None]], quota: Quota) -> list[int]:
+        """Write several documents of one tenant, each with its expected version, like `write`. All of them are written, or none."""
+        ...
+
     def read(self, tenant: str, kind: str, id: str) -> Document:
         """Return a document. Raises StateNotFound if there is none or it has expired."""
         ...

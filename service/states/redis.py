@@ -218,11 +218,18 @@ class RedisEngine:
     # Documents -------------------------------------------------------------------------------------------------------------------------
 
     def write(self, document: Document, expected: int | None, quota: Quota) -> int:
-        arguments: dict[str, Any] = {"kind": document.kind, "id": document.id, "expected": expected, "quota": quota._asdict()}
-        arguments |= {"due": _time(document.due), "expires": _time(document.expires)}
-        version, evicted = self._call(document.tenant, "write", arguments, document.body)
+        return self.write_all([(document, expected)], quota)[0]
+
+    def write_all(self, documents: Sequence[tuple[Document, int | None]], quota: Quota) -> list[int]:
+        given = [
+            {"kind": each.kind, "id": each.id, "due": _time(each.due), "expires": _time(each.expires)}
+            | ({} if expected is None else {"expected": expected})
+            for each, expected in documents
+        ]
+        arguments = {"documents": given, "quota": quota._asdict()}
+        evicted, versions = self._call(documents[0][0].tenant, "write", arguments, *(each.body for each, _ in documents))
         self.ended["evicted"] += evicted
-        return int(version)
+        return [int(version) for version in versions]
 
     def read(self, tenant: str, kind: str, id: str) -> Document:
         return _document(tenant, kind, id, self._call(tenant, "read", {"kind": kind, "id": id})[0])
@@ -315,7 +322,7 @@ def _refusal(why: str, details: list[Any], given: dict[str, Any]) -> Exception:
         case "no_document":
             return refusals.no_document(given["kind"], given["id"])
         case "document_moved":
-            return refusals.document_moved(given["kind"], given["id"], details[0], given["expected"])
+            return refusals.document_moved(*details)
     return StoreFailed(f"the store of states refused a call: {why}")
 
 

@@ -26,34 +26,45 @@ local function index(name, member, at)
     end
 end
 
-function calls.write(a, body)
-    local version, size, expired = document(a.kind, a.id)
-    version = expired and 0 or version
-    if a.expected and a.expected ~= version then
-        return { "refused", "document_moved", version }
+-- Write documents, whose bodies follow the arguments: all of them or none.
+function calls.write(a, ...)
+    local bodies, before, growth = { ... }, {}, 0
+    for at, new in ipairs(a.documents) do
+        local version, size, expired = document(new.kind, new.id)
+        version = expired and 0 or version
+        if new.expected and new.expected ~= version then
+            return { "refused", "document_moved", new.kind, new.id, version, new.expected }
+        end
+        before[at] = { version = version, size = size, expired = expired }
+        growth = growth + #bodies[at] - size
     end
     local evicted, refused = {}, nil
-    if #body > size then
-        evicted, refused = room(a.quota, 0, #body - size)
+    if growth > 0 then
+        evicted, refused = room(a.quota, 0, growth)
         if refused then
             return refused
         end
     end
 
-    if expired then
-        erase(a.kind, a.id) -- the next document with this id is a new one, also in its place in pages
-        size = 0
+    local versions = {}
+    for at, new in ipairs(a.documents) do
+        local body, old = bodies[at], before[at]
+        if old.expired then
+            erase(new.kind, new.id) -- the next document with this id is a new one, also in its place in pages
+            old.size = 0
+        end
+        local doc = key("doc", new.kind, new.id)
+        if old.version == 0 then
+            redis_call("ZADD", key("docs", new.kind), redis_call("HINCRBY", KEYS[1], "seq", 1), new.id)
+        end
+        versions[at] = old.version + 1
+        redis_call("HSET", doc, "body", body, "version", versions[at], "due", new.due, "expires", new.expires)
+        index("due:" .. new.kind, new.id, new.due)
+        index("docs_end", new.kind .. ":" .. new.id, new.expires)
+        count("size", #body - old.size)
     end
-    local doc = key("doc", a.kind, a.id)
-    if version == 0 then
-        redis_call("ZADD", key("docs", a.kind), redis_call("HINCRBY", KEYS[1], "seq", 1), a.id)
-    end
-    redis_call("HSET", doc, "body", body, "version", version + 1, "due", a.due, "expires", a.expires)
-    index("due:" .. a.kind, a.id, a.due)
-    index("docs_end", a.kind .. ":" .. a.id, a.expires)
-    count("size", #body - size)
     evict(evicted)
-    return { "ok", version + 1, #evicted }
+    return { "ok", #evicted, versions }
 end
 
 function calls.read(a)
@@ -70,7 +81,7 @@ function calls.erase(a)
         return { "refused", "no_document" }
     end
     if a.expected and a.expected ~= version then
-        return { "refused", "document_moved", version }
+        return { "refused", "document_moved", a.kind, a.id, version, a.expected }
     end
     erase(a.kind, a.id)
     return { "ok" }
@@ -159,4 +170,4 @@ if arguments.quota then -- a call that may be the first of its tenant
         return { "register" }
     end
 end
-return calls[ARGV[1]](arguments, ARGV[4], ARGV[5])
+return calls[ARGV[1]](arguments, unpack(ARGV, 4))

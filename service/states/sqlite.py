@@ -317,6 +317,10 @@ class SqliteEngine:
                 self._make_room(document.tenant, quota)
             return version
 
+    def write_all(self, documents: Sequence[tuple[Document, int | None]], quota: Quota) -> list[int]:
+        with self._atomic():
+            return [self.write(document, expected, quota) for document, expected in documents]
+
     def read(self, tenant: str, kind: str, id: str) -> Document:
         return documents.read(self._db, tenant, kind, id, self._clock())
 

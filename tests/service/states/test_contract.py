@@ -553,6 +553,29 @@ class TestDocuments:
         assert {each.id for each in engine.page("acme", Filter())} == {loose.id, kept.id}
         assert engine.write(document(), 0, AMPLE) == 1
 
+    def test_documents_of_one_call_are_all_written_or_none(self, engine: GroupingEngine, clock: Clock) -> None:
+        """A response and its conversation: none is stored without the other, in Redis too."""
+        engine.write(document("resp_1", b"1" * 10), 0, AMPLE)
+        engine.put(record(clock, pinned=True), b"3" * 10, quota=AMPLE)
+        new = [document("resp_1", bytes(20), due=clock.now), document("conv_1", bytes(50), kind="conversation")]
+        before = engine.usage("acme")
+        refused: list[tuple[type[Exception], str, tuple[int | None, int | None], Quota]] = [
+            (QuotaExceeded, "1 states of 80 bytes", (1, 0), Quota(states=9, size=79)),
+            (DocumentMoved, "conversation conv_1 does not exist, and the request expects version 3", (1, 3), AMPLE),
+            (DocumentMoved, "response resp_1 has version 1, and the request expects version 2", (2, None), AMPLE),
+        ]
+        for error, why, expected, quota in refused:
+            with pytest.raises(error, match=why):
+                engine.write_all(list(zip(new, expected, strict=True)), quota)
+            assert engine.read("acme", "response", "resp_1") == document("resp_1", b"1" * 10, version=1)
+            assert engine.documents("acme", "conversation", None, 5) == []
+            assert engine.due("response", clock.now, 5) == []
+            assert engine.usage("acme") == before
+        assert engine.write_all(list(zip(new, (1, None), strict=True)), Quota(states=9, size=80)) == [2, 1]
+        assert engine.read("acme", "response", "resp_1") == document("resp_1", bytes(20), due=clock.now, version=2)
+        assert engine.read("acme", "conversation", "conv_1").body == bytes(50)
+        assert engine.usage("acme") == Usage(1, 80, 10)
+
     def test_documents_count_for_the_quota(self, engine: GroupingEngine, clock: Clock) -> None:
         quota = Quota(states=10, size=1000)
         kept = engine.put(record(clock, pinned=True), bytes(400), quota=quota)
