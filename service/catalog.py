@@ -65,7 +65,8 @@ async def _sweep(store: Store) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S * random.uniform(0.5, 1.5))  # random, so that processes that share a store sweep at different times
         with contextlib.suppress(ServiceError):  # a failed sweep is harmless, because the next sweep does the same work
-            await store.call(lambda engine: engine.sweep())
+            while await store.call(lambda engine: engine.sweep()):  # other calls get in between
+                pass
 
 
 class Catalog:

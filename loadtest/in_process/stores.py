@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from service.states.engine import SWEPT
 from service.states.record import Filter, Quota, StateRecord, new_state_id
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
@@ -73,7 +74,7 @@ def many_states(location: str, many: int, blob: bytes, step: Callable[[str], obj
         told(f"listed, a page of {PAGE}", (partial(engine.page, "", Filter(limit=PAGE)) for _ in range(100)))
         told(f"listed, all pages of {PAGE}", iter([partial(_pages, engine)]))
     with _opened(location, ahead_s=2 * _LIFE_S) as engine:
-        told("expired, all in one sweep", iter([engine.sweep]))
+        told(f"expired, calls of up to {SWEPT}", (engine.sweep for _ in iter(lambda: engine.totals().states, 0)))
     with _opened(location) as engine:
         parent = engine.put(new_record("bench", "f"), blob, quota=ROOM)
         forks = [replace(new_record("bench", "f"), parent=parent.id, origin="fork") for _ in range(many)]
@@ -83,7 +84,8 @@ def many_states(location: str, many: int, blob: bytes, step: Callable[[str], obj
         told("blob of a fork read", (partial(engine.blob, "", fork.id) for fork in forks[:: max(many // 100, 1)]))
         memory = process.memory_info().rss - before
         told("deleted", (partial(engine.delete, "", each.id) for each in (*forks, parent)))
-        engine.sweep()
+        while engine.sweep():
+            pass
     return ManyStates(took, memory / 2**20, blobs)
 
 

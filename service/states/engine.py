@@ -9,6 +9,8 @@ from typing import Protocol
 
 from service.states.record import Ancestor, Document, Filter, Fork, IdempotencyKey, Name, NameChange, Patch, Quota, StateRecord, Usage
 
+SWEPT = 256  # limit on the rows that one call of `sweep` ends or deletes, because other calls of the store wait during the call
+
 
 class StateEngine(Protocol):
     """A store of states. Use it on one thread."""
@@ -102,6 +104,10 @@ class StateEngine(Protocol):
         """
         ...
 
+    def write_all(self, documents: Sequence[tuple[Document, int | None]], quota: Quota) -> list[int]:
+        """Write several documents of one tenant, each with its expected version, like `write`. All of them are written, or none."""
+        ...
+
     def read(self, tenant: str, kind: str, id: str) -> Document:
         """Return a document. Raises StateNotFound if there is none or it has expired."""
         ...
@@ -123,8 +129,9 @@ class StateEngine(Protocol):
         this method."""
         ...
 
-    def sweep(self) -> int:
-        """Expire states and documents, and delete rows and bytes without references. Return the number of states that have expired."""
+    def sweep(self) -> bool:
+        """Expire states and documents, and delete rows and bytes without references: at most `SWEPT` rows. Return whether there may be more
+        to do, so that the caller calls again."""
         ...
 
     def close(self) -> None: ...

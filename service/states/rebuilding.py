@@ -136,6 +136,9 @@ class _Rebuilding:
         end = "UPDATE states SET status = 'damaged', pinned = 0, used = ? WHERE status = 'ready' AND blob IS NULL"
         self._db.execute(end, (time.time(),))
         self._made.damaged = self._db.changes()
+        self._db.execute(
+            "UPDATE states SET used = -9e999 WHERE status != 'ready' AND used = 9e999"
+        )  # the rows of their children may be lost
         alone = "SELECT id, tenant, sha256, content FROM blobs WHERE id NOT IN (SELECT blob FROM states WHERE blob IS NOT NULL)"
         rows: list[Any] = self._db.execute(alone).fetchall()
         for blob_id, tenant, sha256, content in rows:

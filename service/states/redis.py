@@ -37,6 +37,7 @@ import orjson
 
 from service.errors import StateNotFound, StoreFailed
 from service.states import refusals
+from service.states.engine import SWEPT
 from service.states.record import (
     Ancestor,
     Document,
@@ -59,7 +60,9 @@ _TOMBSTONE_S = 86_400.0
 _DAMAGED_S = 604_800  # seconds for which damaged bytes are kept for analysis
 _TENANTS = "attnserve:tenants"
 _VERSION_KEY, _VERSION = "attnserve:version", b"1"
-_SCAN = 200  # limit on the rows that one call of the script examines, because other clients of Redis wait during the call
+_SCAN = (
+    200  # limit on the rows that one call of the script examines, and on the tenants of one call of `sweep`: other clients wait meanwhile
+)
 _SCRIPT = ("redis_states.lua", "redis_documents.lua")
 _Reply = list[Any]
 
@@ -75,6 +78,7 @@ class RedisEngine:
         self._clock = clock
         self.ended: Counter[Status] = Counter()
         self.damaged_blobs = 0
+        self._unswept: list[str] = []  # tenants for whom the current sweep has still to be done
         self._redis = connected(url, password)
         with failing():
             self._script = self._redis.register_script("".join(Path(__file__).with_name(part).read_text("utf-8") for part in _SCRIPT))
@@ -214,11 +218,18 @@ class RedisEngine:
     # Documents -------------------------------------------------------------------------------------------------------------------------
 
     def write(self, document: Document, expected: int | None, quota: Quota) -> int:
-        arguments: dict[str, Any] = {"kind": document.kind, "id": document.id, "expected": expected, "quota": quota._asdict()}
-        arguments |= {"due": _time(document.due), "expires": _time(document.expires)}
-        version, evicted = self._call(document.tenant, "write", arguments, document.body)
+        return self.write_all([(document, expected)], quota)[0]
+
+    def write_all(self, documents: Sequence[tuple[Document, int | None]], quota: Quota) -> list[int]:
+        given = [
+            {"kind": each.kind, "id": each.id, "due": _time(each.due), "expires": _time(each.expires)}
+            | ({} if expected is None else {"expected": expected})
+            for each, expected in documents
+        ]
+        arguments = {"documents": given, "quota": quota._asdict()}
+        evicted, versions = self._call(documents[0][0].tenant, "write", arguments, *(each.body for each, _ in documents))
         self.ended["evicted"] += evicted
-        return int(version)
+        return [int(version) for version in versions]
 
     def read(self, tenant: str, kind: str, id: str) -> Document:
         return _document(tenant, kind, id, self._call(tenant, "read", {"kind": kind, "id": id})[0])
@@ -250,16 +261,18 @@ class RedisEngine:
                 break
         return found
 
-    def sweep(self) -> int:
-        now, expired = self._clock(), 0
-        arguments = {"keys_until": repr(now - _KEY_S), "gone_until": repr(now - _TOMBSTONE_S), "most": _SCAN}
-        for tenant in self._tenants():
-            more = 1
-            while more:
-                states, more = self._call(tenant, "sweep", arguments)
-                expired += states
-        self.ended["expired"] += expired
-        return expired
+    def sweep(self) -> bool:
+        now, left = self._clock(), SWEPT
+        self._unswept = self._unswept or self._tenants()
+        for _ in range(_SCAN):
+            if not (self._unswept and left):
+                break
+            arguments = {"keys_until": repr(now - _KEY_S), "gone_until": repr(now - _TOMBSTONE_S), "most": left}
+            expired, left = self._call(self._unswept[-1], "sweep", arguments)
+            self.ended["expired"] += expired
+            if left:
+                self._unswept.pop()
+        return bool(self._unswept)
 
     # Calls -----------------------------------------------------------------------------------------------------------------------------
 
@@ -309,7 +322,7 @@ def _refusal(why: str, details: list[Any], given: dict[str, Any]) -> Exception:
         case "no_document":
             return refusals.no_document(given["kind"], given["id"])
         case "document_moved":
-            return refusals.document_moved(given["kind"], given["id"], details[0], given["expected"])
+            return refusals.document_moved(*details)
     return StoreFailed(f"the store of states refused a call: {why}")
 
 

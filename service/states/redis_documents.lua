@@ -26,34 +26,45 @@ local function index(name, member, at)
     end
 end
 
-function calls.write(a, body)
-    local version, size, expired = document(a.kind, a.id)
-    version = expired and 0 or version
-    if a.expected and a.expected ~= version then
-        return { "refused", "document_moved", version }
+-- Write documents, whose bodies follow the arguments: all of them or none.
+function calls.write(a, ...)
+    local bodies, before, growth = { ... }, {}, 0
+    for at, new in ipairs(a.documents) do
+        local version, size, expired = document(new.kind, new.id)
+        version = expired and 0 or version
+        if new.expected and new.expected ~= version then
+            return { "refused", "document_moved", new.kind, new.id, version, new.expected }
+        end
+        before[at] = { version = version, size = size, expired = expired }
+        growth = growth + #bodies[at] - size
     end
     local evicted, refused = {}, nil
-    if #body > size then
-        evicted, refused = room(a.quota, 0, #body - size)
+    if growth > 0 then
+        evicted, refused = room(a.quota, 0, growth)
         if refused then
             return refused
         end
     end
 
-    if expired then
-        erase(a.kind, a.id) -- the next document with this id is a new one, also in its place in pages
-        size = 0
+    local versions = {}
+    for at, new in ipairs(a.documents) do
+        local body, old = bodies[at], before[at]
+        if old.expired then
+            erase(new.kind, new.id) -- the next document with this id is a new one, also in its place in pages
+            old.size = 0
+        end
+        local doc = key("doc", new.kind, new.id)
+        if old.version == 0 then
+            redis_call("ZADD", key("docs", new.kind), redis_call("HINCRBY", KEYS[1], "seq", 1), new.id)
+        end
+        versions[at] = old.version + 1
+        redis_call("HSET", doc, "body", body, "version", versions[at], "due", new.due, "expires", new.expires)
+        index("due:" .. new.kind, new.id, new.due)
+        index("docs_end", new.kind .. ":" .. new.id, new.expires)
+        count("size", #body - old.size)
     end
-    local doc = key("doc", a.kind, a.id)
-    if version == 0 then
-        redis_call("ZADD", key("docs", a.kind), redis_call("HINCRBY", KEYS[1], "seq", 1), a.id)
-    end
-    redis_call("HSET", doc, "body", body, "version", version + 1, "due", a.due, "expires", a.expires)
-    index("due:" .. a.kind, a.id, a.due)
-    index("docs_end", a.kind .. ":" .. a.id, a.expires)
-    count("size", #body - size)
     evict(evicted)
-    return { "ok", version + 1, #evicted }
+    return { "ok", #evicted, versions }
 end
 
 function calls.read(a)
@@ -70,7 +81,7 @@ function calls.erase(a)
         return { "refused", "no_document" }
     end
     if a.expected and a.expected ~= version then
-        return { "refused", "document_moved", version }
+        return { "refused", "document_moved", a.kind, a.id, version, a.expected }
     end
     erase(a.kind, a.id)
     return { "ok" }
@@ -104,50 +115,51 @@ end
 
 -- Sweep -------------------------------------------------------------------------------------------------------------------------------
 
--- Forget the row of a state that is gone, and those of its parents that were kept for it alone.
+-- Delete the row of a state that is gone and has no children. Its parent is next if its row was kept for this child alone.
 local function forget(id)
-    while id ~= "" do
-        local parent = redis_call("HGET", key("state", id), "parent")
-        redis_call("DEL", key("state", id), key("ids", id))
-        if not parent or parent == "" or redis_call("HINCRBY", key("kin"), parent, -1) > 0 then
-            return
-        end
-        redis_call("HDEL", key("kin"), parent)
-        -- Its time has come if it is gone and was taken off the list below.
-        local is_gone = redis_call("HGET", key("state", parent), "status")
-        if not is_gone or is_gone == "ready" or redis_call("ZSCORE", key("gone"), parent) then
-            return
-        end
-        id = parent
+    local parent = redis_call("HGET", key("state", id), "parent")
+    redis_call("DEL", key("state", id), key("ids", id))
+    if not parent or parent == "" or redis_call("HINCRBY", key("kin"), parent, -1) > 0 then
+        return
+    end
+    redis_call("HDEL", key("kin"), parent)
+    -- A parent whose time has not come yet is still in `gone`.
+    local status = redis_call("HGET", key("state", parent), "status")
+    if status and status ~= "ready" then
+        redis_call("ZADD", key("gone"), "NX", "-inf", parent)
     end
 end
 
--- Do up to `most` of each kind of work. Returns how many states have expired, and whether there may be more to do.
+-- End or delete up to `most` rows. Returns how many states have expired, and how many more rows the call could have taken.
 function calls.sweep(a)
+    local left = a.most
     local function ended(name, until_)
-        return redis_call("ZRANGEBYSCORE", key(name), "-inf", until_, "LIMIT", 0, a.most)
+        local found = left == 0 and {} or redis_call("ZRANGEBYSCORE", key(name), "-inf", until_, "LIMIT", 0, left)
+        left = left - #found
+        return found
     end
-    local states, keys = ended("end", now_text), ended("keys", a.keys_until)
+    local states = ended("end", now_text)
     for _, id in ipairs(states) do
         drop(id, "expired")
     end
-    for _, each in ipairs(keys) do
+    for _, each in ipairs(ended("keys", a.keys_until)) do
         redis_call("DEL", key("key", each))
         redis_call("ZREM", key("keys"), each)
     end
-    local gone = ended("gone", a.gone_until)
-    for _, id in ipairs(gone) do
-        redis_call("ZREM", key("gone"), id)
-        if not redis_call("HGET", key("kin"), id) then
-            forget(id)
-        end
-    end
-    local documents = ended("docs_end", now_text)
-    for _, each in ipairs(documents) do
+    for _, each in ipairs(ended("docs_end", now_text)) do
         erase(each:match("^(.-):(.*)$"))
     end
-    local most = math.max(#states, #keys, #gone, #documents)
-    return { "ok", #states, most == a.most and 1 or 0 }
+    local gone = ended("gone", a.gone_until)
+    while #gone > 0 do
+        for _, id in ipairs(gone) do
+            redis_call("ZREM", key("gone"), id)
+            if not redis_call("HGET", key("kin"), id) then
+                forget(id)
+            end
+        end
+        gone = ended("gone", a.gone_until) -- again, for the parents of the deleted rows
+    end
+    return { "ok", #states, left }
 end
 
 local arguments = cjson.decode(ARGV[3])
@@ -158,4 +170,4 @@ if arguments.quota then -- a call that may be the first of its tenant
         return { "register" }
     end
 end
-return calls[ARGV[1]](arguments, ARGV[4], ARGV[5])
+return calls[ARGV[1]](arguments, unpack(ARGV, 4))

@@ -1,7 +1,7 @@
 -- The calls of the store of states in Redis, first half: states and names. redis.py lists the keys and sends the arguments.
 --
 -- KEYS[1]: the tenant's usage; its name without "usage" begins all keys of the tenant. ARGV: the call, the time, its arguments as JSON,
--- and up to two texts of bytes. A call returns {"ok", ...} or {"refused", why, ...}, or {"register"} if the tenant is new.
+-- and texts of bytes. A call returns {"ok", ...} or {"refused", why, ...}, or {"register"} if the tenant is new.
 --
 -- A script is atomic, but an error does not undo what it has written: so each call makes all its checks before its first write.
 -- Times are kept as the texts that came, because Lua would write numbers with 14 digits.

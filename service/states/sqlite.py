@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import apsw
 import orjson
@@ -22,6 +23,7 @@ from service.errors import StoreFailed
 from service.states import sqlite_documents as documents
 from service.states import sqlite_names as names
 from service.states.blob_files import BlobFiles
+from service.states.engine import SWEPT
 from service.states.record import (
     Ancestor,
     Document,
@@ -43,6 +45,7 @@ from service.states.sqlite_schema import FIELDS, FILE, FROM, FROM_VERSION_1, SCH
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
 TOMBSTONE_S = 86_400.0  # seconds for which requests for a state that is gone are answered with the reason
 KEY_S = 86_400.0  # seconds for which an idempotency key is kept
+_AT_ONCE, _WAITS = -math.inf, math.inf  # `used` of a state that is gone: the next sweep deletes its row; the row stays for its children
 _BUSY_MS = 10_000  # longest wait for another process's transaction, in milliseconds
 
 
@@ -283,23 +286,26 @@ class SqliteEngine:
                 last, sha256, size, content, states = row
                 yield StoredBlob(sha256, self._content(sha256, size, content), states)
 
-    def sweep(self) -> int:
+    def sweep(self) -> bool:
         with self._atomic():
             self._note_use()
-            now = self._clock()
-            ended = list(self._db.execute("SELECT tenant, id FROM states WHERE status = 'ready' AND expires <= ?", (now,)))
+            now, left = self._clock(), SWEPT
+            over = "SELECT tenant, id FROM states WHERE status = 'ready' AND expires <= ? LIMIT ?"
+            ended: list[Any] = self._db.execute(over, (now, left)).fetchall()
             for tenant, state in ended:
                 self._drop(tenant, state, "expired")
-            self._db.execute("DELETE FROM keys WHERE created <= ?", (now - KEY_S,))
-            alone = "NOT EXISTS (SELECT 1 FROM states c WHERE c.parent = states.id)"
-            while self._db.execute(
-                f"DELETE FROM states WHERE status != 'ready' AND (used <= ? OR status = 'deleted') AND {alone} RETURNING 1",
-                (now - TOMBSTONE_S,),
-            ).fetchall():
-                pass  # repeat, because a parent of a deleted row may have no other child
-            for tenant, size in documents.expire(self._db, now).items():
+            left -= len(ended)
+            old = "SELECT tenant, key FROM keys WHERE created <= ? LIMIT ?"
+            left -= len(self._db.execute(f"DELETE FROM keys WHERE (tenant, key) IN ({old}) RETURNING 1", (now - KEY_S, left)).fetchall())
+            expired = documents.expire(self._db, now, left)
+            for tenant, size in expired:
                 self._count(tenant, size=-size)
-            return len(ended)
+            left -= len(expired)
+            while left and (gone := self._gone(now - TOMBSTONE_S, left)):  # repeated, because a deleted row's parent may be next
+                for seq, state, parent in gone:
+                    self._forget(seq, state, parent)
+                left -= len(gone)
+            return not left
 
     # Documents -------------------------------------------------------------------------------------------------------------------------
 
@@ -310,6 +316,10 @@ class SqliteEngine:
             if growth > 0:
                 self._make_room(document.tenant, quota)
             return version
+
+    def write_all(self, documents: Sequence[tuple[Document, int | None]], quota: Quota) -> list[int]:
+        with self._atomic():
+            return [self.write(document, expected, quota) for document, expected in documents]
 
     def read(self, tenant: str, kind: str, id: str) -> Document:
         return documents.read(self._db, tenant, kind, id, self._clock())
@@ -414,13 +424,27 @@ class SqliteEngine:
         """End a state: release its blob and names, and set its status. Its row stays while it has children or requests get the reason."""
         self._pin(tenant, state, pinned=False)
         blob_id = self._db.execute("SELECT blob FROM states WHERE id = ?", (state,)).get
-        self._db.execute("UPDATE states SET status = ?, blob = NULL, used = ? WHERE id = ?", (status, self._clock(), state))
+        used = _AT_ONCE if status == "deleted" else self._clock()  # nobody gets the reason of a deletion
+        self._db.execute("UPDATE states SET status = ?, blob = NULL, used = ? WHERE id = ?", (status, used, state))
         for name in names.of_state(self._db, tenant, state):
             names.remove(self._db, tenant, name.name)
         self._count(tenant, states=-1)
         self.ended[status] += 1
         self._refer(blob_id, -1)
         self._touched.pop(state, None)
+
+    def _gone(self, until: float, most: int) -> list[Any]:
+        """Return number, id and parent of at most `most` states that are gone, whose rows may be deleted unless they have children."""
+        query = "SELECT seq, id, parent FROM states WHERE status != 'ready' AND used <= ? ORDER BY used LIMIT ?"
+        return self._db.execute(query, (until, most)).fetchall()
+
+    def _forget(self, seq: int, state: str, parent: str | None) -> None:
+        """Delete the row of a state that is gone. If it has children, it stays until the last of them is deleted."""
+        if self._db.execute("SELECT 1 FROM states WHERE parent = ? LIMIT 1", (state,)).get is not None:
+            self._db.execute("UPDATE states SET used = ? WHERE seq = ?", (_WAITS, seq))
+            return
+        self._db.execute("DELETE FROM states WHERE seq = ?", (seq,))
+        self._db.execute("UPDATE states SET used = ? WHERE id = ? AND status != 'ready' AND used = ?", (_AT_ONCE, parent, _WAITS))
 
     def _make_room(self, tenant: str, quota: Quota, keep: Sequence[str] = ()) -> None:
         """Evict the states of the tenant that were used least recently, are not pinned and not in `keep`, until it is within its quota."""

@@ -4,6 +4,7 @@ The functions are called in a transaction of `SqliteEngine`, which counts the by
 """
 
 from collections import Counter
+from typing import Any
 
 import apsw
 
@@ -70,9 +71,11 @@ def due(db: apsw.Connection, kind: str, until: float, limit: int, now: float) ->
     return _select(db, f"kind = ? AND due <= ? AND {_ALIVE} ORDER BY due, seq LIMIT ?", kind, until, now, limit)
 
 
-def expire(db: apsw.Connection, now: float) -> Counter[str]:
-    """Delete the documents that have expired. Return the number of their bytes, by tenant."""
-    return _delete(db, "expires <= ?", now)
+def expire(db: apsw.Connection, now: float, most: int) -> list[tuple[str, int]]:
+    """Delete at most `most` documents that have expired. Return the tenant and the number of bytes of each."""
+    old = "SELECT seq FROM documents WHERE expires <= ? LIMIT ?"
+    rows: list[Any] = db.execute(f"DELETE FROM documents WHERE seq IN ({old}) RETURNING tenant, length(body)", (now, most)).fetchall()
+    return rows
 
 
 def _check(kind: str, id: str, version: int, expected: int | None) -> None:

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
+from service.states.engine import SWEPT
 from service.states.record import Document, Filter, Fork, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
@@ -306,7 +308,7 @@ def test_a_state_expires_by_the_clock(engine: GroupingEngine, clock: Clock) -> N
     with pytest.raises(StateGone, match="expired"):
         engine.get("acme", state.id)  # before any sweep
     assert [each.id for each in engine.page("acme", Filter())] == [forever.id]
-    assert engine.sweep() == 1
+    engine.sweep()
     assert engine.usage("acme") == Usage(1, 1, 0)
     with pytest.raises(StateGone, match="expired"):
         engine.blob("acme", state.id)
@@ -314,6 +316,57 @@ def test_a_state_expires_by_the_clock(engine: GroupingEngine, clock: Clock) -> N
     engine.sweep()
     with pytest.raises(StateNotFound):
         engine.get("acme", state.id)
+
+
+def rows(engine: Any) -> int:
+    """How many states, keys and documents the store has, also those that are gone."""
+    if isinstance(engine, SqliteEngine):
+        return sum(engine._db.execute(f"SELECT count(*) FROM {table}").get for table in ("states", "keys", "documents"))
+    return sum(sum(1 for _ in engine._redis.scan_iter(f"*:{kind}:*", count=10_000)) for kind in ("state", "key", "doc"))
+
+
+def test_one_call_of_a_sweep_takes_a_bounded_number_of_rows(engine: GroupingEngine, clock: Clock) -> None:
+    """Other calls wait during a call."""
+    for tenant in ("acme", "other"):
+        parent = engine.put(record(clock, tenant, expires=clock.now + 60), b"1", quota=AMPLE)
+        forks = [record(clock, tenant, parent=parent.id, origin="fork", expires=clock.now + 60) for _ in range(SWEPT)]
+        engine.fork([Fork(each, IdempotencyKey(each.id, "d")) for each in forks], AMPLE)
+        for at in range(SWEPT + 1):
+            engine.write(document(f"resp_{at}", tenant=tenant, expires=clock.now + 60), 0, AMPLE)
+
+    def swept(count: Callable[[], int]) -> list[int]:
+        counts, more = [count()], True
+        while more:
+            more = engine.sweep()
+            counts.append(count())
+        return [before - after for before, after in pairwise(counts)]
+
+    clock.now += 61
+    taken = swept(lambda: sum(engine.usage(tenant).states + engine.usage(tenant).size // 2 for tenant in ("acme", "other")))
+    assert max(taken) <= SWEPT
+    assert engine.totals() == Usage()
+    clock.now += 86_401
+    taken = swept(lambda: rows(engine))
+    assert max(taken) <= SWEPT
+    assert rows(engine) == 0, "also the parent, which is deleted after its forks"
+
+
+def test_a_long_line_of_deleted_states_is_swept_in_parts(engine: GroupingEngine, clock: Clock) -> None:
+    """The row of a deleted state stays for its child, so the last one that is deleted takes all others along."""
+    line: list[str] = []
+    for at in range(SWEPT + 2):
+        parent = line[-1] if line else None
+        line += [engine.put(record(clock, parent=parent, position=at), b"%d" % at, quota=AMPLE).id]
+    for each in line[:-1]:
+        engine.delete("acme", each)
+    while engine.sweep():
+        pass
+    assert rows(engine) == SWEPT + 2, "the child needs them all"
+    engine.delete("acme", line[-1])
+    assert engine.sweep()
+    assert rows(engine) == 2
+    assert not engine.sweep()
+    assert rows(engine) == 0
 
 
 def test_the_state_that_was_used_least_recently_makes_room(engine: GroupingEngine, clock: Clock) -> None:
@@ -476,7 +529,7 @@ class TestDocuments:
         assert engine.write(document("resp_1", b"new"), 0, AMPLE) == 1
         assert [each.id for each in engine.documents("acme", "response", None, 5)] == ["resp_1", "resp_2"]
         assert engine.usage("acme").size == 13
-        assert engine.sweep() == 0  # no state has expired
+        engine.sweep()
         assert engine.usage("acme").size == 8
 
     def test_a_refused_document_leaves_nothing(self, engine: GroupingEngine, clock: Clock) -> None:
@@ -499,6 +552,29 @@ class TestDocuments:
             assert engine.usage("acme") == before
         assert {each.id for each in engine.page("acme", Filter())} == {loose.id, kept.id}
         assert engine.write(document(), 0, AMPLE) == 1
+
+    def test_documents_of_one_call_are_all_written_or_none(self, engine: GroupingEngine, clock: Clock) -> None:
+        """A response and its conversation: none is stored without the other, in Redis too."""
+        engine.write(document("resp_1", b"1" * 10), 0, AMPLE)
+        engine.put(record(clock, pinned=True), b"3" * 10, quota=AMPLE)
+        new = [document("resp_1", bytes(20), due=clock.now), document("conv_1", bytes(50), kind="conversation")]
+        before = engine.usage("acme")
+        refused: list[tuple[type[Exception], str, tuple[int | None, int | None], Quota]] = [
+            (QuotaExceeded, "1 states of 80 bytes", (1, 0), Quota(states=9, size=79)),
+            (DocumentMoved, "conversation conv_1 does not exist, and the request expects version 3", (1, 3), AMPLE),
+            (DocumentMoved, "response resp_1 has version 1, and the request expects version 2", (2, None), AMPLE),
+        ]
+        for error, why, expected, quota in refused:
+            with pytest.raises(error, match=why):
+                engine.write_all(list(zip(new, expected, strict=True)), quota)
+            assert engine.read("acme", "response", "resp_1") == document("resp_1", b"1" * 10, version=1)
+            assert engine.documents("acme", "conversation", None, 5) == []
+            assert engine.due("response", clock.now, 5) == []
+            assert engine.usage("acme") == before
+        assert engine.write_all(list(zip(new, (1, None), strict=True)), Quota(states=9, size=80)) == [2, 1]
+        assert engine.read("acme", "response", "resp_1") == document("resp_1", bytes(20), due=clock.now, version=2)
+        assert engine.read("acme", "conversation", "conv_1").body == bytes(50)
+        assert engine.usage("acme") == Usage(1, 80, 10)
 
     def test_documents_count_for_the_quota(self, engine: GroupingEngine, clock: Clock) -> None:
         quota = Quota(states=10, size=1000)

@@ -1,6 +1,7 @@
 """`attnserve states rebuild` makes an index of a damaged database, and of the files of blobs if there is none."""
 
 import random
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,23 @@ def test_an_undamaged_index_is_made_again_as_it_was(folder: Path) -> None:
     assert engine.move(kept[1].tenant, NameChange("name 1"), kept[1].id).version > 1_000, "no version comes back"
     engine.close()
     assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == ["blobs", "damaged"]
+
+
+def test_the_row_of_a_deleted_state_whose_child_is_lost_does_not_stay_forever(folder: Path) -> None:
+    engine = SqliteEngine(folder)
+    parent = engine.put(record(1), b"1", quota=AMPLE)
+    child = engine.put(replace(record(2), parent=parent.id), b"2", quota=AMPLE)
+    engine.delete("acme", parent.id)
+    engine.sweep()  # the parent's row stays for its child
+    engine.close()
+    with closing(apsw.Connection(str(folder / "states.sqlite3"))) as db:
+        db.execute("DELETE FROM states WHERE id = ?", (child.id,))
+        db.execute("DELETE FROM blobs")
+    rebuild(folder)
+    engine = SqliteEngine(folder)
+    engine.sweep()
+    assert engine._db.execute("SELECT count(*) FROM states").get == 0
+    engine.close()
 
 
 @pytest.mark.parametrize("seed", range(12))

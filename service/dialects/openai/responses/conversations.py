@@ -7,6 +7,7 @@ gone, or has seen other tokens than the items, the response reads all items agai
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -103,10 +104,13 @@ def find(engine: GroupingEngine, tenant: str, conversation: str, param: str = "c
 
 def write(engine: GroupingEngine, conversation: Conversation, quota: Quota, ttl_s: float) -> Conversation:
     """Write a conversation, and return it with its new version. Raises DocumentMoved if it was written by others since it was read."""
+    return replace(conversation, version=engine.write(_document(conversation, ttl_s), conversation.version, quota))
+
+
+def _document(conversation: Conversation, ttl_s: float) -> Document:
     names = ("created_at", "metadata", "items", "state", "seen")
     body = orjson.dumps({name: getattr(conversation, name) for name in names})
-    document = Document(kind=_KIND, id=conversation.id, tenant=conversation.tenant, body=body, expires=time.time() + ttl_s)
-    return replace(conversation, version=engine.write(document, conversation.version, quota))
+    return Document(kind=_KIND, id=conversation.id, tenant=conversation.tenant, body=body, expires=time.time() + ttl_s)
 
 
 def erase(engine: GroupingEngine, tenant: str, conversation: str) -> None:
@@ -117,30 +121,35 @@ def erase(engine: GroupingEngine, tenant: str, conversation: str) -> None:
 
 def append(
     engine: GroupingEngine,
-    tenant: str,
+    response: Document,
     conversation: str,
     before: int,
     items: Sequence[dict[str, Any]],
     state: str | None,
     quota: Quota,
     ttl_s: float,
-) -> None:
-    """Append `items`, the input and output of a response, to a conversation. Does nothing if the conversation was deleted.
+) -> int:
+    """Write a response, which has the version `response.version` now, and append `items`, its input and output, to its conversation: both
+    or nothing. Return the response's new version. If the conversation was deleted, only the response is written.
 
     `state` is the state after the response. It becomes the conversation's state if the conversation still has the version `before`, with
-    which the response began. Otherwise other items were added meanwhile, and the conversation has no state.
+    which the response began. Otherwise other items were added meanwhile, and the conversation has no state. Raises DocumentMoved if the
+    response was written by others since it was read.
     """
     for _ in range(_TRIES):
         try:
-            found = find(engine, tenant, conversation)
-            grown = found.after(items)
-            alone = found.version == before
-            write(engine, replace(grown, state=state if alone else None, seen=len(grown.items) if alone else 0), quota, ttl_s)
-            return
+            found = find(engine, response.tenant, conversation)
         except ConversationNotFound:
-            return
-        except DocumentMoved:  # another process has written it meanwhile
-            continue
+            return engine.write(response, response.version, quota)
+        grown = found.after(items)
+        alone = found.version == before
+        grown = replace(grown, state=state if alone else None, seen=len(grown.items) if alone else 0)
+        try:
+            return engine.write_all([(response, response.version), (_document(grown, ttl_s), found.version)], quota)[0]
+        except DocumentMoved:
+            with suppress(ConversationNotFound):
+                if find(engine, response.tenant, conversation).version == found.version:  # it is the response that has moved
+                    raise
     raise StoreFailed("the conversation changes all the time: send the request again")
 
 

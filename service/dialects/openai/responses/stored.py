@@ -152,11 +152,9 @@ def write(engine: GroupingEngine, row: Row, document: Document, quota: Quota, tt
     and output to its conversation. Raises DocumentMoved if the row was written by others since it was read."""
     if row.conversation is None or row.status not in CONTINUABLE:
         return engine.write(document, row.version, quota)
-    with engine.group():
-        version = engine.write(document, row.version, quota)
-        output = [_without_logprobs(item) for item in orjson.loads(document.body)["response"]["output"]]
-        conversations.append(engine, row.tenant, row.conversation, row.before, [*row.input, *output], row.state, quota, ttl_s)
-        return version
+    items = [*row.input, *(_without_logprobs(item) for item in orjson.loads(document.body)["response"]["output"])]
+    read = replace(document, version=row.version)
+    return conversations.append(engine, read, row.conversation, row.before, items, row.state, quota, ttl_s)
 
 
 def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
