@@ -72,9 +72,9 @@ async def test_a_gateway_learns_it_from_the_replica(bundle: Path) -> None:
     host = Host(Catalog(Settings(bundles=(bundle,), states="memory", threads=1)))
     await host.start()
     try:
-        (described,) = (await host.describe()).values()
+        ((*_, numerics),) = await host.heartbeat()
         (model,) = host.catalog.generators.values()
-        assert described["numerics"] == model.engine.numerics
-        assert len(described["numerics"]) == 16
+        assert numerics == model.engine.numerics
+        assert len(numerics) == 16
     finally:
         await host.catalog.stop()
