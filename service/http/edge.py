@@ -167,7 +167,7 @@ class Edge:
         limit = self.catalog.settings.max_body_bytes
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
-            raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
+            raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send less in one request")
         chunks: list[bytes] = []
         late = DeadlineExceeded("the request's deadline passed before its body was there")
         with ended_at(call.deadline, late), self._uploads.begin(self.catalog.settings) as upload:
@@ -176,7 +176,7 @@ class Edge:
                 chunk = message.get("body", b"")
                 size = len(chunk)
                 if call.body_bytes + size > limit:
-                    raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
+                    raise BodyTooLarge(f"the body has more than {limit} bytes: send less in one request")
                 self.catalog.body_shares.take(call.host, size, call.body_bytes)
                 call.body_bytes += size
                 chunks.append(chunk)
@@ -194,7 +194,7 @@ class Edge:
             async for piece in inflate(coding, body):
                 size += len(piece)
                 if size > limit:
-                    raise BodyTooLarge(f"the body has more than {limit} bytes when it is inflated: send the inputs in parts")
+                    raise BodyTooLarge(f"the body has more than {limit} bytes when it is inflated: send less in one request")
                 self.catalog.body_shares.take(call.host, len(piece), call.body_bytes)
                 call.body_bytes += len(piece)
                 pieces.append(piece)

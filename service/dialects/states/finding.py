@@ -13,6 +13,7 @@ from service.dialects.states.options import MOST_PAIRS, NAME_PATTERN
 from service.errors import InvalidRequest, NameMoved, RouteNotFound, StateNotFound
 from service.states.engine import StateEngine
 from service.states.record import ID, IdempotencyKey, Name, NameChange, StateRecord
+from service.states.refusals import name_moved
 from service.states.store import Store
 
 _NAME = re.compile(NAME_PATTERN.removesuffix("$"))
@@ -96,8 +97,7 @@ def check_version(engine: StateEngine, tenant: str, change: NameChange) -> None:
     except StateNotFound:
         version = 0
     if version != change.version:
-        has = f"has version {version}" if version else "does not exist"
-        raise NameMoved(f"the name {change.name!r} {has}, and the request expects version {change.version}: read it again", param="name")
+        raise name_moved(change, version)
 
 
 def _expected(engine: StateEngine, tenant: str, name: str, if_match: str) -> int:

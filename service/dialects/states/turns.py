@@ -12,7 +12,7 @@ from service.dialects import generation
 from service.dialects.states.finding import check_version, find, store_of, tenant_of
 from service.dialects.states.keeping import new_record, quota_of
 from service.dialects.states.options import Exactness, StateFields, StoreState
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, NameMoved
 from service.generation.chat.continuation import following
 from service.generation.model import Generator
 from service.generation.request import GenerationRequest
@@ -109,7 +109,11 @@ def check_prompt_logprobs(prompt_logprobs: int | None, state: str | None) -> Non
 async def check_name(body: StateFields, catalog: Catalog, call: Call) -> None:
     """Raise NameMoved if the version of the name in `store_state` is not the expected version. Call this before anything is computed."""
     if (change := _change(body)) is not None and change.version is not None:
-        await store_of(catalog).call(lambda engine: check_version(engine, tenant_of(call), change))
+        try:
+            await store_of(catalog).call(lambda engine: check_version(engine, tenant_of(call), change))
+        except NameMoved as error:
+            error.param = "store_state.name_version"
+            raise
 
 
 def _change(body: StateFields) -> NameChange | None:

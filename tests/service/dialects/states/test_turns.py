@@ -171,7 +171,8 @@ async def test_a_prompt_is_kept_without_an_answer(states: States, path: str, zer
 async def test_a_state_that_cannot_be_continued_is_refused(states: States, path: str) -> None:
     assert (await refused(states, 404, path, state=NO_STATE))["param"] == "state"
     await states.make(name="doc")
-    assert (await refused(states, 412, path, store_state={"name": "doc", "name_version": 0}))["code"] == "precondition_failed"
+    moved = await refused(states, 412, path, store_state={"name": "doc", "name_version": 0})
+    assert (moved["code"], moved["param"]) == ("precondition_failed", "store_state.name_version")
     assert (await refused(states, 400, path, store_state={"name_version": 0}))["param"] == "store_state.name_version"
     assert (await refused(states, 400, path, store_state={"name": "a b"}))["param"].startswith("store_state")
     assert len(states.engine.requests) == 1
