@@ -1,5 +1,7 @@
-"""Lists the fields that clients of each dialect may send but that this service does not use. Rule 2 of `http/fields.py` applies to these
-fields.
+"""Lists the fields that clients of each dialect may send but that this service does not use.
+
+Values of such a field that have no effect are accepted, such as null, 0 or "". Other values are refused with the reason given here.
+`http/fields.py` applies these rules, and has an exception: an `ignored` field accepts any value.
 
 Sources: the types of openai-python, cohere-python and huggingface_hub, and the request schemas of vLLM,
 text-embeddings-inference, text-generation-inference, Jina, Cohere and Triton's extensions of the Open Inference Protocol.

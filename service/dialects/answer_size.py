@@ -24,7 +24,7 @@ _AROUND = 512  # most bytes of a choice in JSON, without its text and log-probab
 
 @dataclass(frozen=True)
 class AnswerSize:
-    """Computes upper bounds on the bytes of the parts of an answer. `vocabulary`: the tokens that the answer may contain."""
+    """Computes upper bounds on the size of an answer's parts, in bytes. `vocabulary`: the tokens that the answer may contain."""
 
     vocabulary: Vocabulary
 
@@ -32,7 +32,8 @@ class AnswerSize:
         return tokens * max(self.vocabulary.widest[:1], default=0)
 
     def chat_logprobs(self, tokens: int, top: int | None) -> int:
-        """Return the maximum bytes of chat's log-probabilities with `top` alternatives per token; 0 if `top` is None."""
+        """Return how many bytes the log-probabilities of `tokens` tokens can have in a chat answer, with `top` alternatives per token. None
+        means that the answer has no log-probabilities."""
         if top is None:
             return 0
         own, others = sum(self.vocabulary.widest_with_bytes[:1]), sum(self.vocabulary.widest_with_bytes[:top])
@@ -50,13 +51,18 @@ class AnswerSize:
         return tokens * (sum(self.vocabulary.widest[: top + 1]) + (1 + top) * _PROMPT_ENTRY)
 
     def tgi_tokens(self, tokens: int, top: int) -> int:
-        """Return the maximum bytes of text-generation-inference's token details with `top` alternatives per token."""
+        """Return how many bytes the details of `tokens` tokens can have in text-generation-inference's format, with `top` alternatives per
+        token."""
         widest = self.vocabulary.widest
         return tokens * (sum(widest[:1]) + sum(widest[:top]) + (1 + top) * _TGI_ENTRY + 2)
 
 
 def check_size(size: int, n: int, settings: Settings, *, fields: Mapping[str, object], streamable: bool) -> None:
-    """Raise NeverFits if `n` choices of `size` bytes each exceed `max_answer_bytes`. The message advises lower values of `fields`."""
+    """Raise NeverFits if `n` choices of `size` bytes each exceed the setting `max_answer_bytes`.
+
+    `fields`: the request fields that determine the size, with their values. The message advises to lower those that are set.
+    `streamable`: whether it also advises to stream the answer.
+    """
     could, most = n * (size + _AROUND), settings.max_answer_bytes
     if could > most:
         names = [name for name, value in fields.items() if value]
@@ -68,7 +74,10 @@ def check_size(size: int, n: int, settings: Settings, *, fields: Mapping[str, ob
 def check_chat_size(
     model: Generator, asked: GenerationRequest, settings: Settings, *, n: int = 1, fields: Mapping[str, object], streamable: bool = False
 ) -> None:
-    """Raise NeverFits if `n` choices in chat's format could exceed `max_answer_bytes`. The prompt's log-probabilities are counted once."""
+    """Raise NeverFits if an answer with `n` choices in the format of chat completions could exceed the setting `max_answer_bytes`.
+
+    The prompt's log-probabilities are counted once, not for each choice. `fields` and `streamable` are those of `check_size`.
+    """
     size, tokens = AnswerSize(model.vocabulary), most_tokens(model, asked.max_tokens, len(asked.prompt))
     once = size.prompt_logprobs(len(asked.prompt), asked.prompt_logprobs)
     each = size.text(tokens) + size.chat_logprobs(tokens, asked.top_logprobs)

@@ -110,7 +110,10 @@ def _tokens(model: Served, text: str, longest: int) -> tuple[list[int], list[str
 
 
 def _chosen(what: str, wanted: list[int] | None, n: int) -> list[int]:
-    """Return the requested indices as numbers from 0 to n - 1, in the order of the request. None requests all of them."""
+    """Return the indices `wanted` as numbers from 0 to n - 1, in the order of the request. Negative indices count from the end.
+
+    If `wanted` is None, return all indices. Raises InvalidRequest for the field `what` if an index does not exist.
+    """
     if wanted is None:
         return list(range(n))
     if bad := [number for number in wanted if not -n <= number < n]:

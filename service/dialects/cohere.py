@@ -2,7 +2,8 @@
 
 Source: the Cohere API reference and the requests and answers of cohere-python's ClientV2. Differences: a request may have up to
 `max_client_batch` texts (2048 by default; Cohere's limit is 96), `model` is optional, `documents` may be {"text"} objects, an unknown
-model is a 404. Additions: `raw_scores`, and under `meta` the inputs that were cut and, with x-item-errors, the inputs that failed.
+model gives status 404. Additions: `raw_scores`; under `meta`, the inputs that were truncated; and also under `meta`, if the request has the
+header x-item-errors, the inputs that failed.
 """
 
 import math
@@ -26,7 +27,8 @@ from service.runtime.lanes import Lane
 from service.tokenization.texts import Cut, Cutting, Side
 
 _DOCUMENTS_IN_A_SEARCH_UNIT = 100
-_SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # Cohere's `truncate` -> the end of a long text that is cut off
+# By Cohere's `truncate`: the side at which a long text loses tokens.
+_SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}
 
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
@@ -48,9 +50,9 @@ class MixedInput(Body):
 
 
 class EmbedV1Request(Body, strict=True):
-    """The body of `/v1/embed`. Unknown fields are ignored. Types are strict: "7" and true are not numbers.
+    """The body of `/v1/embed`. Unknown fields are ignored. Types are strict: "7" and true are not accepted as numbers.
 
-    Without `embedding_types`, the answer's vectors are a plain list.
+    If the body has no `embedding_types`, the vectors in the answer are one list, not a list for each number type.
     """
 
     others = accepted.COHERE_EMBED

@@ -16,7 +16,7 @@ from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.schemas import TeiRerankRequest, TeiTokenizeRequest
 from service.http.fields import Body, Other
 
-# The bodies that a route's handler parses itself. The handler's signature does not contain their classes.
+# The body classes of routes that parse the body themselves, by path. The signatures of these routes do not contain the classes.
 _READ_INSIDE: dict[str, tuple[type[Body], ...]] = {
     "/tokenize": (TeiTokenizeRequest, TokenizeRequest),
     "/rerank": (TeiRerankRequest, JinaRerankRequest),

@@ -1,4 +1,4 @@
-"""Converts the bodies of completions, chat, responses and text-generation-inference to requests to the engine."""
+"""Converts request bodies to requests to the generation engine, for completions, chat, responses and text-generation-inference."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from service.settings import Settings
 Result = TypeVar("Result")
 
 _INLINE_CHARACTERS = 4_000  # tokenising a shorter text takes less time than switching to another thread
-_TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # estimated bytes of an unsent token, and of each of its log-probabilities
+_TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # estimated memory in bytes of a token that is not yet sent, and of each of its log-probabilities
 _SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
 
@@ -49,7 +49,7 @@ def now() -> int:
     return int(time.time())
 
 
-# From a body to requests -------------------------------------------------------------------------------------------------------------
+# From a body to engine requests ------------------------------------------------------------------------------------------------
 
 
 def requests(
@@ -66,10 +66,11 @@ def requests(
     drawn: Sequence[int] | None = None,
     **options: Any,
 ) -> list[GenerationRequest]:
-    """Create n engine requests for each prompt, in order. The seed of a choice depends only on its index and on its prompt's seed.
+    """Return n engine requests for each prompt: the n choices of the first prompt, then those of the second, and so on.
 
-    `drawn` has one seed for each prompt; if it is None, `seeds` draws them. A prompt's log-probabilities are computed for its first choice
-    only.
+    The seed of a choice depends only on its index and on its prompt's seed. `drawn` has one seed for each prompt; if it is None, the
+    function `seeds` draws them. A prompt's log-probabilities are computed for its first choice only. `max_tokens_field`: the body's name
+    for `max_tokens`, for errors. `options`: further fields of GenerationRequest.
     """
     if body.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens={body.min_tokens} is more than {max_tokens_field}={max_tokens}", param="min_tokens")
@@ -141,7 +142,8 @@ def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
 def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_field: str = "", call: Grammar | None = None) -> Grammar | None:
     """Return the grammar that constrains the text, or None. Raises InvalidRequest if the body has two grammars.
 
-    `format_` is the grammar of a response format. If a tool call is required, its grammar `call` replaces `format_`."""
+    `format_`: the grammar of the body's response format, which is in the field `format_field`. `call`: the grammar of a required tool
+    call; it replaces `format_`."""
     found = [replace(call, param="tool_choice")] if call else [replace(format_, param=format_field)] if format_ else []
     found += _constraints(body.guided_json, body.guided_regex, body.guided_grammar, body.guided_choice, "guided_{}")
     if (outputs := body.structured_outputs) is not None:
@@ -161,7 +163,7 @@ def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_fiel
 def _constraints(
     schema: str | dict[str, Any] | None, regex: str | None, grammar: str | None, choice: Sequence[str] | None, field: str
 ) -> list[Grammar]:
-    """Return the given constraints. `field` is a format string, which makes the name of a field from json, regex, grammar or choice."""
+    """Return a grammar for each given constraint. `field` is the pattern of the fields' names, such as "guided_{}", for errors."""
     found = [] if schema is None else [json_schema(schema, field.format("json"))]
     found += [Grammar(kind="regex", source=regex, param=field.format("regex"))] if regex else []
     found += [Grammar(kind="lark", source=grammar, param=field.format("grammar"))] if grammar else []
@@ -200,16 +202,18 @@ def check_streaming(stream: bool, options: StreamOptions | None) -> None:
 
 
 async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[], Result]) -> Result:
-    """Run `work`, whose time is proportional to `n_characters`, and return its result. Long texts are processed on a tokenizer thread."""
+    """Run `work`, whose time is proportional to `n_characters`, and return its result. For a long text, a tokenizer thread runs
+    `work`, so that it does not block the event loop."""
     return work() if n_characters <= _INLINE_CHARACTERS else await catalog.tokenizers.run(work, size=n_characters)
 
 
 async def encode(
     model: Generator, catalog: Catalog, text: str, param: str, *, add_special_tokens: bool = True, rendered: ChatPrompts | None = None
 ) -> list[int]:
-    """Return the token ids of a prompt. For an empty prompt, return the token that begins a text. Raises EmptyInput if there is none.
+    """Return the token ids of a prompt. For an empty prompt, return the token that begins a text. Raises EmptyInput if the
+    model has no such token.
 
-    `rendered` is given if the text was rendered from a conversation, and then tokenises the text in place of the model.
+    `rendered`: the model's chat prompts, if they rendered `text` from a conversation. They then tokenise the text instead of the model.
     """
     if len(text) > (limit := catalog.settings.max_input_characters):
         raise InputTooLong(f"`{param}` has {len(text)} characters and the most is {limit}: shorten it", param=param)
@@ -257,12 +261,12 @@ async def encode_chat(
 
 
 def most_tokens(model: Generator, max_tokens: int, prompt_tokens: int) -> int:
-    """Return the most tokens that a completion can have: `max_tokens`, or fewer if the model has a limited number of positions."""
+    """Return how many tokens a completion can have: `max_tokens`, or fewer if the model has a limited number of positions."""
     n_positions = None if model.manifest.decoder is None else model.manifest.decoder.n_positions
     return max_tokens if n_positions is None else max(0, min(max_tokens, n_positions - prompt_tokens + 1))
 
 
-# For the answer ----------------------------------------------------------------------------------------------------------------------
+# Used for answers ----------------------------------------------------------------------------------------------------------------------
 
 
 def bound_unread(runs: Runs, top_logprobs: int | None, settings: Settings) -> None:

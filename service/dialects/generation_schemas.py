@@ -133,7 +133,7 @@ class GenerationUsage(BaseModel):
 
 
 class KeptState(BaseModel):
-    """A state that was stored with a generated text. `GET /v1/states/ID` returns all of its fields."""
+    """The stored state of a model after a generated text. `GET /v1/states/ID` returns all of its fields."""
 
     object: Literal["state"]
     id: str

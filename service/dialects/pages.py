@@ -96,7 +96,8 @@ router = APIRouter(route_class=JsonRoute, tags=["Operation"])
 
 @router.get("/", response_model=Root, responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}, 503: {"model": TeiError}})
 async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response:
-    """Return the version, models and routes: a page for browsers (`Accept: text/html`), else JSON. The status is 503 until ready.
+    """Return the version, models and routes: a page for browsers (`Accept: text/html`), else JSON. The status is 503 until all
+    models are ready.
 
     If API keys are set, only requests with a key get the models. For other requests, `models` is null.
     """
@@ -125,14 +126,14 @@ async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response
 
 
 def _models(catalog: Catalog) -> list[tuple[str, Served]]:
-    """Return the names of all served models with the models, aliases last."""
+    """Return (name, model) for every served model, then (alias, model) for every alias."""
     if not catalog.models:
         return []
     return [*catalog.models.items(), *((alias, catalog.models[name]) for alias, name in catalog.settings.aliases.items())]
 
 
 def kind_of(model: Served) -> str:
-    """Return the kind of a model, in words."""
+    """Return the kind of a model as the page `/` names it. Unlike the manifest, it distinguishes decoders that generate pictures."""
     decoder = model.manifest.decoder
     return "decoder of pictures" if decoder is not None and decoder.image is not None else model.manifest.kind
 

@@ -24,7 +24,7 @@ from service.http.routing import Many
 from service.runtime.onnx import Array
 from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
 
-_TOGETHER = 100_000  # if all documents have fewer characters, one call tokenises them
+_TOGETHER = 100_000  # if the documents have fewer characters in total, one call tokenises all of them
 
 # The names that checkpoints give to the prompt of a role, the most common first. For any other role, the name is the role itself.
 _PROMPT_NAMES = {
@@ -43,7 +43,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The answer of a ranking. `results` has only the `top_n` best documents, best first. The other fields are about all documents."""
+    """The result of `rank`. `results` has only the `top_n` best documents, best first. The other fields are about all documents."""
 
     model: Model
     results: list[Ranked]
@@ -95,7 +95,7 @@ async def rank(
     `cut` returns how a model truncates texts that are too long. `field` is the name of the documents in the body, for errors.
     """
     model = catalog.get(name, "reranker", "encoder")
-    call.item_errors = False  # documents cannot be ordered if some have no score
+    call.item_errors = False  # an error of one input fails the request, because documents cannot be ordered if some have no score
     texts, lost = await _shorten(catalog, model.texts, documents, max_document_tokens)
     by_pair = model.manifest.traits.ranks
     if not by_pair and "" in documents:
@@ -144,13 +144,14 @@ async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str
 
 
 def _arrays(answer: EncodeAnswer) -> list[Array]:
-    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # errors by item are off, so no row is an error
+    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # `rank` has turned errors by item off, so no row is an error
 
 
 async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str], limit: int | None) -> tuple[list[str], list[int]]:
     """Return the documents, each cut to at most `limit` tokens, and for each document the number of tokens that were cut off.
 
-    The texts are cut because they are tokenised again, together with the query. A limit above the model's own has no effect.
+    It returns texts and not token ids, because the model tokenises the documents again, a reranker together with the query. A limit above
+    the model's own has no effect.
     """
     if limit is None or limit >= texts.max_tokens:
         return list(documents), [0] * len(documents)

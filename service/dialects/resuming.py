@@ -1,7 +1,7 @@
 """Begins streams that a client can continue, and continues them when the client connects again.
 
-A route has a function `answer(body, call, catalog, start)`. `start` contains the seeds, the id and the time of the answer, so that a
-continued answer has the same. To continue a stream, `resume` calls the same function with the stored body.
+Each route with such streams has a function `answer(body, call, catalog, start)`. `start` contains the seeds, the id and the time of the
+answer, so that a continued answer has the same ones. To continue a stream, `resume` calls the same function with the stored body.
 """
 
 import time
@@ -29,17 +29,17 @@ from service.streams.source import ContinuedRuns, LeasedRuns, Received, diverged
 
 
 class ResumableScript(sse.Script[tuple[int, Delta]], Protocol):
-    """A script whose events have ids while `sent` is set."""
+    """An `sse.Script`, which converts results to events, for a stream that can be continued. While `sent` is set, the events have ids."""
 
     runs: Runs
     sent: Sent | None
 
     async def restore(self, received: Sequence[Received]) -> None:
-        """Set the script's state as if it had sent these parts of the choices itself."""
+        """Set the script's state as if it had itself sent `received`, the parts of the choices that the client already has."""
 
 
 class Continued(NamedTuple):
-    """A stored run that is continued. `wanted`: the last id that its client has received."""
+    """A stored run that is continued. `wanted`: the id of the last event that its client has received."""
 
     lease: Lease
     wanted: EventId
@@ -47,7 +47,8 @@ class Continued(NamedTuple):
 
 @dataclass(frozen=True)
 class AnswerStart:
-    """The beginning of an answer: a new answer, or an answer continued at the position at which its client stopped."""
+    """What is fixed before an answer begins: its seeds, id and time. A continued answer has those of the original answer, whose stored run
+    is `continued`."""
 
     seeds: tuple[int, ...]  # one seed for each prompt
     id: str
@@ -65,15 +66,16 @@ class AnswerStart:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Return the client's position in each choice; () for a new answer."""
+        """Return how much of each choice the client has received; () for a new answer."""
         return () if self.continued is None else self.continued.wanted.places
 
     def of_stream(self, asked: Sequence[GenerationRequest], model: Generator) -> list[GenerationRequest]:
         """Return the requests `asked`, adapted to a stream that can be continued.
 
-        In a continued stream, `known` of each request has the tokens that were drawn before. The last token may be drawn several times, so
-        the state to store after it gets an id derived from the answer's id: the state is stored only once. Raises Diverged if the model or
-        the arithmetic has changed since the stream began, and the client sent no hash of the tokens that it has.
+        In a continued stream, `known` of each request has the tokens that were drawn before. A continued stream may draw the last token
+        again, and then stores the state after it again. The id of that state is derived from the answer's id, so there is only one such
+        state. Raises Diverged if the model or the arithmetic has changed since the stream began, and the client sent no hash of the tokens
+        that it has.
         """
         asked = [
             request if request.keep is None else replace(request, keep=self._once(request.keep, at)) for at, request in enumerate(asked)
@@ -100,7 +102,7 @@ class AnswerStart:
 def _known(request: GenerationRequest, place: Place, tokens: tuple[int, ...], ended: bool) -> tuple[int, ...]:
     """Return the stored tokens of a choice that the client has. The last stored token is left out if the choice may end with it: this token
     is drawn again, because an ended run cannot be continued."""
-    if request.prompt_logprobs is not None:  # only a run without known tokens computes them
+    if request.prompt_logprobs is not None:  # only a run without known tokens computes the prompt's log-probabilities
         return ()
     if place.tokens < len(tokens):
         return tokens[: place.tokens]
@@ -190,8 +192,8 @@ class Resumable(NamedTuple):
 async def resume(wanted: EventId, routes: Mapping[str, Resumable], call: Call, catalog: Catalog) -> Any:
     """Return the rest of a stream after the position `wanted`. `routes` maps paths to the routes whose streams can be continued.
 
-    If `wanted` has one number and no hash, this number applies to all choices. Raises NotReady while the models are loaded, RunNotFound,
-    InvalidRequest, or an error of the route."""
+    If `wanted` has the position in one choice and no hash, this position applies to all choices. Raises NotReady while the models
+    are loaded, RunNotFound, InvalidRequest, or an error of the route."""
     if (leases := catalog.leases) is None:
         catalog.find(None)
         raise RunNotFound(f"there is no run {wanted.run}: no decoder is served here", param="run")

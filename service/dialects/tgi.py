@@ -2,8 +2,8 @@
 format.
 
 The format follows TGI's router code (GenerateRequest, GenerateParameters, StreamResponse, InferError) and huggingface_hub's
-text_generation. As in TGI, decoding is greedy unless `do_sample` or a field that implies it asks for sampling, the default is 100
-tokens, and the stop text is part of the answer.
+text_generation. As in TGI, decoding is greedy unless `do_sample` is true or a sampling field such as `temperature` has a value with
+an effect. The default is 100 tokens, and a stop text that ends the generation is part of the answer.
 """
 
 import codecs
@@ -34,7 +34,7 @@ from service.settings import Settings
 
 ErrorType = Literal["validation", "generation", "overloaded", "incomplete_generation", "healthcheck"]
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
-_NEUTRAL = {"temperature": 1, "top_k": 0, "top_p": 1, "typical_p": 1}  # other values imply `do_sample`
+_NEUTRAL = {"temperature": 1, "top_k": 0, "top_p": 1, "typical_p": 1}  # any other value of these fields implies `do_sample`
 _SAMPLING = (*_NEUTRAL, "repetition_penalty", "frequency_penalty")
 _MOST_CHARACTER = 6  # limit on the bytes of one character in JSON
 
@@ -275,7 +275,7 @@ class _TgiAnswer(sse.Script[tuple[int, Delta]]):
             tops = {"top_tokens": [] if each is None else self._top(each)} if self._asked.top_n_tokens else {}
             events.append({"index": self._n, "token": self._token(token_id, each), **unfinished, **tops})
         if delta.finish_reason is not None:
-            if not events:  # the run ended without a further token
+            if not events:  # the run ended without a further token, but its end needs an event
                 events.append({"index": self._n, "token": {"id": 0, "text": "", "logprob": 0.0, "special": True}, **unfinished})
             usage = self.runs.runs[0].usage
             ended = {"finish_reason": _reason(delta), "generated_tokens": self._n, "seed": self._seed, "input_length": usage.prompt_tokens}

@@ -1,7 +1,8 @@
 """Writes answers as JSON, and large answers in pieces.
 
 Serialising megabytes in one call would block the event loop, and the bytes would stay in memory until the client has read them.
-Therefore a piece is serialised only when the previous one is sent. A `Part` is serialised while its tokens are generated.
+Therefore a piece is serialised only when the previous one is sent. A value with generated tokens, a `Part`, is serialised while they are
+generated.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ Made = TypeVar("Made")
 
 
 class Part:
-    """A value in an answer that is already serialised to JSON, as a list of pieces."""
+    """A value of an answer, already serialised to JSON and kept as a list of pieces."""
 
     __slots__ = ("_pieces",)
 

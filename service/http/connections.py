@@ -1,8 +1,8 @@
-"""Adds limits on connections to uvicorn's HTTP server, which a public port needs.
+"""Adds to uvicorn's HTTP server the limits on connections that a public port needs.
 
 The head of a request must arrive within `_HEAD_S` seconds, the client must not stop reading for `stream_stall_s` seconds, the number of
-connections is bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers in plain text. If
-many clients connect at the same time, all are accepted at once.
+connections is bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers malformed HTTP in
+plain text. Unlike uvicorn, this server accepts many waiting connections at once.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 _HEAD_S = 10.0
 _HEAD_BYTES = 65_536
 _SWEEP_S = 1.0
-_FILES = 512  # limit on the open files of a process that are not connections
+_FILES = 512  # open files that the process keeps for other uses than connections
 _MOST = 16_384
 _ACCEPTED_AT_ONCE = _FILES // 2  # limit on connections accepted before `most_connections` is checked
 
@@ -38,7 +38,7 @@ class Connection(HttpToolsProtocol):
     most: ClassVar[int] = 0  # limit on connections; 0: the result of `most_connections()`
     share: ClassVar[float] = 1.0  # share of `most` that one client address may have
     _by_address: ClassVar[Counter[str]] = Counter()
-    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # state objects of the servers whose connections are checked
+    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # state objects of the servers for which `_sweep` is scheduled
 
     _head_since: float | None = None  # time at which the current request's head began; None if the head is complete
     _head_bytes = 0  # bytes of the current request's head so far
@@ -92,8 +92,8 @@ class Connection(HttpToolsProtocol):
             self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
 
     def refuse(self, status: int, message: str) -> None:
-        """Send an error, and close the connection. The dialect is unknown, so the message is in the two most usual fields, `error` and
-        `message`."""
+        """Send an error, and close the connection. The request's dialect is not known yet, so the message is in the two most usual
+        fields, `error` and `message`."""
         kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
         error = {"message": message, "type": kind, "param": None, "code": None}
         body = orjson.dumps({"error": error, "message": message})
@@ -125,7 +125,8 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
             else:
                 self.refuse(408, f"the request's head did not come whole in {self.head_s:g} s: send it faster")
-        # While writing is paused, and after the end of an answer, nothing is added to the unread bytes.
+        # Only while writing is paused, or after the end of an answer, is nothing added to the unread bytes. Then their number shows whether
+        # the client reads.
         full = self.flow.write_paused or self.cycle is None or self.cycle.response_complete
         unread = self.transport.get_write_buffer_size() if full else 0
         last, since = self._unread
@@ -178,8 +179,11 @@ class Server(uvicorn.Server):
 
 
 def install(*, stall_s: float, behind_proxy: bool) -> None:
-    """Replace uvicorn's classes by the classes of this module, since Ray starts the server. `behind_proxy`: one client address may have all
-    connections."""
+    """Replace uvicorn's classes by the classes of this module, before Ray or this process starts a server.
+
+    `stall_s`: seconds for which a client may stop reading. `behind_proxy`: whether all connections come from one proxy. Then one address
+    may have all connections, otherwise half of them.
+    """
     import uvicorn.protocols.http.auto as auto
 
     Connection.stall_s = stall_s

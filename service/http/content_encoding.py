@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from service.errors import MalformedBody, UnsupportedEncoding
 
 ACCEPTED = "gzip, deflate"
-_PIECE_BYTES = 1024 * 1024  # bytes decompressed in one call, which takes a few milliseconds
+_PIECE_BYTES = 1024 * 1024  # most bytes that one call returns, which takes a few milliseconds
 _INLINE_BYTES = 64 * 1024  # up to this size, decompressing is faster than switching to another thread
 _INPUT_BYTES = 256 * 1024  # most input bytes of one zlib call, because zlib copies all unread input
 _MOST_MEMBERS = 100  # most members in a gzip body, because an empty member takes long to decompress for its size

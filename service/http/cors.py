@@ -1,4 +1,4 @@
-"""Handles cross-origin requests of browsers. Preflights need no key. Scripts can read the headers in `EXPOSED`."""
+"""Handles cross-origin requests of browsers (CORS). Preflight requests need no API key. Scripts can read the headers in `EXPOSED`."""
 
 import secrets
 from collections.abc import Sequence

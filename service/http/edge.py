@@ -1,4 +1,4 @@
-"""Handles every request around its route: the request's id, key, size and deadline before it, and metrics, log and trace after it."""
+"""Does what every request needs besides its route: id, API key, size limit and deadline before it; metrics, log and trace after it."""
 
 import asyncio
 import logging
@@ -44,16 +44,16 @@ Send = Callable[[Message], Awaitable[None]]
 
 log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-# These paths need no key. They are probes, and pages for browsers that contain nothing specific to this installation.
+# Paths that begin with one of these need no key. They are probes, and pages for browsers with nothing specific to this installation.
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
 USAGE_PATH = "/v1/usage"
-_OWNED = re.compile(r"/v1/(?:states|responses|conversations|stream)/")  # paths that continue with a tenant's id or name
+_OWNED = re.compile(r"/v1/(?:states|responses|conversations|stream)/")  # paths that continue with the id or name of a tenant's data
 INTERNAL_ERROR = "internal error; the log has it under this request's id"
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _MOST_DIGITS = 18  # limit on the digits of a content-length: `int` raises another error for thousands of digits
 _LARGE_BODY, _PIECE = 262_144, 65_536  # an answer above the first size, in bytes, is sent in pieces of the second
-_TURN_BYTES = 32_768  # each iteration of the event loop parses at most one larger body
+_TURN_BYTES = 32_768  # each iteration of the event loop parses at most one body that is larger than this
 _LEAST_DELAY_S = 0.05  # a refusal whose delay would be shorter is sent at once
 _UNWATCHED_S = 0.1  # seconds after which the edge begins to watch for a disconnect of the client
 
@@ -141,7 +141,8 @@ class Edge:
             self._account(scope, call, answer, span)
 
     def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
-        """Set the client of `call`. Raises NotReady during shutdown, Unauthorized without a key, RateLimited over a limit."""
+        """Set the client of `call`. Raises NotReady during shutdown, Unauthorized without a key, RateLimited if
+        the tenant is over one of its limits."""
         if scope["path"].startswith(_OPEN) or scope["method"] == "OPTIONS":
             return
         if self.catalog.draining:
@@ -154,8 +155,8 @@ class Edge:
                 tenant.admit()
 
     def _connection(self, scope: Scope, headers: dict[str, str]) -> tuple[str, str]:
-        """Return the client's `address:port`, and its address. The proxy sends them in a header. With `lean` there is no proxy,
-        so the header is ignored, because a client may forge it."""
+        """Return the client's `address:port`, and its address alone. The proxy sends `address:port` in a header. With the setting `lean`
+        there is no proxy, so the header is ignored, because a client may forge it."""
         connection = "" if self.catalog.settings.lean else headers.get(CONNECTION_HEADER, "")
         if not connection:
             address, port = scope.get("client") or ("", 0)
@@ -234,7 +235,7 @@ class Edge:
 
 @contextmanager
 def ended_with(error: Exception) -> Iterator[Callable[[], None]]:
-    """Return a context whose value is a function. If it is called, it cancels the task in the context, and the context raises `error`."""
+    """Return a context manager that gives a function. If the function is called, it cancels the `with` block, which then raises `error`."""
     working = asyncio.current_task()
     assert working is not None
     interrupted = False
@@ -255,8 +256,8 @@ def ended_with(error: Exception) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
-    """Return a context that is interrupted with `error` when the deadline passes. It is cheaper than `asyncio.timeout` if the context ends
-    in time."""
+    """Return a context manager whose `with` block is cancelled when the deadline passes, and then raises `error`. It is cheaper than
+    `asyncio.timeout` if the block ends in time."""
     with ended_with(error) as interrupt:
         timer = asyncio.get_running_loop().call_later(max(deadline - time.monotonic(), 0), interrupt)
         try:
@@ -267,8 +268,8 @@ def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
 
 @contextmanager
 def leaving_with(receive: Receive) -> Iterator[None]:
-    """Return a context that is interrupted with ClientGone when the client disconnects. Watching costs a task, so it begins only after
-    `_UNWATCHED_S` seconds."""
+    """Return a context manager whose `with` block is cancelled when the client disconnects, and then raises ClientGone. Watching for a
+    disconnect costs a task, so it begins only after `_UNWATCHED_S` seconds."""
     watch: asyncio.Task[None] | None = None
     with ended_with(ClientGone()) as interrupt:
 
@@ -306,7 +307,7 @@ class _TrackedSend:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
             if self.call is not None and (tenant := self.call.tenant) is not None:
-                tenant.charge(self.call)  # the tokens of a whole answer are known; a stream is charged at its end
+                tenant.charge(self.call)  # a whole answer's tokens are known by now; a stream's are charged at its end
                 message["headers"] += tenant.headers()
         body = message.get("body", b"")
         if len(body) <= _LARGE_BODY:
@@ -336,7 +337,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def refused(error: ServiceError, dialect: Dialect) -> Response:
-    """Return a response with the error in the format of `dialect`, for a path that several dialects share."""
+    """Return a response with the error in the format of `dialect`, for a path that several dialects share, such as `/rerank`."""
     status, body, headers = refusal(dialect.prefixes[0], error, (dialect,))
     return Response(body, status, headers)
 

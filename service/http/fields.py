@@ -7,7 +7,7 @@
 3. An unlisted field is ignored if the dialect's original server ignores it. A body of class `Fields` rejects it, unless it is
    null, "", [] or {}, because it may be a misspelt sampling parameter.
 
-`python -m service.dialects.fields_page` writes `docs/fields.md` from these lists.
+`python -m service.dialects.fields_page` writes `docs/fields.md` from the lists `others`.
 """
 
 import json
@@ -23,7 +23,7 @@ NOT_SUPPORTED, UNKNOWN = "not_supported", "extra_forbidden"
 
 @dataclass(frozen=True)
 class Other:
-    """A field that the service does not use. `accepts`: non-empty values that are accepted. `because`: why other values are rejected."""
+    """A field that the service does not use. `accepts`: non-empty values that are accepted. `because`: why others are rejected."""
 
     because: str
     accepts: tuple[Any, ...] = ()
@@ -77,7 +77,7 @@ _NULL_IS_DEFAULT = BeforeValidator(_null_is_default)
 
 
 def _schema(schema: dict[str, Any], body: type["Body"]) -> None:
-    """Set in the JSON schema whether `body` accepts additional fields."""
+    """State in the JSON schema of `body` whether additional fields are accepted."""
     if body.closed:
         schema["additionalProperties"] = False
     else:
@@ -85,7 +85,7 @@ def _schema(schema: dict[str, Any], body: type["Body"]) -> None:
 
 
 class Body(BaseModel):
-    """Base class of every request body and of the objects in it. It applies the rules of this module."""
+    """Base class of every request body and of the objects in it. It applies the three rules in the module's docstring."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_schema)
 
@@ -94,7 +94,7 @@ class Body(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Apply rule 1 to fields whose default is not None: validation replaces a null by the default."""
+        """Let validation replace a null by the field's default, if the default is not None (rule 1 in the module's docstring)."""
         changed = False
         for field in cls.model_fields.values():
             if not field.is_required() and (field.default is not None) and _NULL_IS_DEFAULT not in field.metadata:
@@ -113,7 +113,11 @@ class Body(BaseModel):
         return self
 
     def _check(self, name: str, value: Any) -> None:
-        """Apply rules 2 and 3: raise an error if the undeclared field `name` may not have this value."""
+        """Raise an error if the body must not have this value in `name`, which is no field of the class.
+
+        A field in `others` must have a value that is accepted there. Any other field is an error if the class is closed and the value is
+        not empty (rules 2 and 3 in the module's docstring).
+        """
         if (known := self.others.get(name)) is not None:
             if not known.takes(value):
                 raise PydanticCustomError(NOT_SUPPORTED, "{reason}", {"field": name, "reason": known.refusal})
@@ -139,7 +143,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 
 
 class Fields(Body):
-    """Base class of OpenAI's text bodies. An unknown field is an error, so that a misspelt parameter is not ignored silently."""
+    """Base class of bodies that reject unknown fields, such as those of OpenAI's text routes. So a misspelt parameter is an error."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

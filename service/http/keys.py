@@ -139,7 +139,7 @@ class Keys:
             digest = hashlib.sha256(key.get_secret_value().encode()).digest()
             name = f"key:{digest.hex()[:16]}"
             tenant = Tenant(name, client=name, clock=clock)
-            tenant.metrics = metrics.tenant(OTHERS)  # not `name`, which has a part of the hash: /metrics is public
+            tenant.metrics = metrics.tenant(OTHERS)  # not labelled with `name`, which has a part of the hash, because /metrics is public
             self._own[digest] = tenant, name
         self._mark: object = None
         self._install(self._read() or [])
@@ -156,7 +156,7 @@ class Keys:
         return found[0]
 
     def tenant(self, name: str) -> Tenant | None:
-        """Return the tenant with this name if it has a key."""
+        """Return the tenant with this name, or None if no key belongs to it."""
         return next((tenant for tenant, _ in self._found.values() if tenant.name == name), None)
 
     async def watch(self) -> None:
@@ -203,7 +203,7 @@ class Keys:
 
 
 def _mark(path: Path) -> object:
-    """Return a value that changes whenever the file at the path changes."""
+    """Return a value by which a later call can tell whether the file at the path has changed."""
     try:
         found = path.stat()
     except OSError as error:

@@ -1,5 +1,5 @@
-"""Streams the answers to bulk requests as NDJSON. Each input has one line, which is sent as soon as its row is computed, in any order. The
-last line has the totals.
+"""Streams the answers to bulk requests as NDJSON (one JSON object per line). Each input has one line, which is sent as soon as its row is
+computed, in any order. The last line has the totals.
 
 A line has the index of its input. The HTTP status is sent before all rows are computed, so if the whole request fails later, the
 last line is the error in the dialect's format. A client must check that the last line has `usage`.
@@ -32,7 +32,8 @@ async def stream(
 ) -> Response:
     """Start the request and stream its rows. An error before the first row is raised, so the response has the error's status.
 
-    After the first row, an error of one input is sent as a line, even if the request did not ask for errors by item.
+    After the first row, an error of one input is sent as a line, even if the request did not ask for errors by item. `entry(index, row)`
+    returns the content of a line, and `render` the status and the content for an error.
     """
     call.begin_stream()
     call.item_errors = True

@@ -1,8 +1,8 @@
 """Corrects the OpenAPI document for generators of client code.
 
-FastAPI derives the document from the routes. Generators fail on equal titles of several schemas, enum members whose names become
-equal, a type that is only null, defaults, and an error schema that is never sent. This module corrects these, and adds examples
-and API keys.
+FastAPI derives the document from the routes. Generators fail on several schemas with one title, on enum members that become equal names,
+on a type that is only null, on defaults, and on an error schema that is never sent. This module corrects these, and adds examples and
+the API key.
 """
 
 import json
@@ -99,7 +99,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 def _name(document: dict[str, Any]) -> None:
     """Give every schema a name of only letters and digits, and use that name as its title."""
     old = document["components"]["schemas"]
-    assert not any("__" in name for name in old), "two schemas have one name"  # FastAPI adds the modules to equal names, with "__"
+    assert not any("__" in name for name in old), "two schemas have one name"  # FastAPI adds the module and "__" to equal names
     names = {name: re.sub(r"[^A-Za-z0-9]", "", name) for name in old}
     _refer(document, {f"#/components/schemas/{name}": f"#/components/schemas/{plain}" for name, plain in names.items()})
     document["components"]["schemas"] = {names[name]: {**schema, "title": names[name]} for name, schema in sorted(old.items())}
@@ -138,7 +138,7 @@ def _mend(node: Any) -> None:
 
 def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
     schema.pop("title", None)  # pydantic's title repeats the field's name, so several schemas have the same title
-    if "default" in schema:  # move it to the text: generators require such a field, or always send it
+    if "default" in schema:  # moved to the description, since generators would require the field, or always send it
         default = schema.pop("default")
         if default not in (None, [], {}):
             schema["description"] = f"{schema.get('description', '')} Default: {json.dumps(default)}.".strip()
@@ -157,7 +157,7 @@ def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
 
 
 def _answers(operation: dict[str, Any], *, has_body: bool) -> None:
-    """Remove FastAPI's own 422, which is never sent, and describe streams and the errors of request bodies."""
+    """Remove FastAPI's own answer 422, which is never sent. Describe streams, and the errors 408 and 415 of requests with a body."""
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
@@ -182,7 +182,7 @@ def _exemplify(path: str, operation: dict[str, Any]) -> None:
 
 
 def _secure(document: dict[str, Any], needs_key: bool) -> None:
-    """Describe the API key in the document, so that generated clients can send one. It is required only with `needs_key`."""
+    """Describe the API key in the document, so that generated clients can send one. It is required only if `needs_key` is true."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of the service, where it has any."}
     }

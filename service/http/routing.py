@@ -35,10 +35,11 @@ Many = Annotated[list[Element], Field(fail_fast=True)]
 
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # keys of the call and the catalog in the ASGI scope
 METHOD = "attnserve.method"  # scope key: "HEAD" for a request that is handled as GET
-# Parsing JSON blocks the event loop. The time is estimated from the characters outside strings. The constants are in nanoseconds
-# on a CPU core of 2026, each for its slowest case: a list with only one number, and an unknown key, which costs a Python call.
+# Parsing JSON blocks the event loop. The time is estimated from the characters outside strings. The constants are the nanoseconds that a
+# value, list, key, string or byte takes on a CPU core of 2026 in the slowest case. The slowest list has only one number. The slowest key is
+# an unknown one, which costs a Python call.
 _VALUE_NS, _LIST_NS, _KEY_NS, _STRING_NS, _BYTE_NS = 125, 850, 900, 120, 1.5
-_LONG_DIGITS, _LONG_NS = 256, 2000  # cost of each run of 256 digits: parse time is quadratic in a number's length
+_LONG_DIGITS, _LONG_NS = 256, 2000  # nanoseconds per 256 digits of a long number, whose parse time grows with its length squared
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _MOST_NS = 80e6
 _LARGE_BYTES = 250_000  # the cost of shorter bodies is not checked, because any such body is parsed fast
@@ -71,7 +72,8 @@ ContentDep = Annotated[bytes, Depends(_content)]  # the raw body, for a route th
 class JsonRoute(APIRoute):
     """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)` that returns JSON or a Response.
 
-    Each parameter is optional. A route that chooses between several schemas has `content: ContentDep`, the bytes of the body.
+    Each parameter is optional. A route that chooses between several schemas takes `content: ContentDep`, the bytes of the body, instead of
+    `body`.
 
     `answer(body, call, catalog)` handles a request. It is None if the signature has other parameters, which FastAPI must resolve.
     """
@@ -137,7 +139,7 @@ def allowed(path: str, routers: Iterable[APIRouter]) -> list[str]:
 
 
 def canonical(scope: Scope, send: Send) -> tuple[Scope, Send]:
-    """Normalise a request: remove a slash at the end of the path, and handle HEAD as a GET whose body is not sent."""
+    """Normalise a request: remove a slash at the end of the path, and handle HEAD as a GET without sending the answer's body."""
     path: str = scope["path"]
     if len(path) > 1 and path.endswith("/"):
         scope = {**scope, "path": path[:-1]}
@@ -171,8 +173,8 @@ def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
 def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
     """Return the parsed body. Raises BodyTooLarge, MalformedBody, EmptyInput, or InvalidRequest with the name of the invalid field.
 
-    `call.wanted`, the model that the URL names, becomes the body's `model` if that is missing, or if the name is in the URL's
-    path.
+    `call.wanted` is the model that the URL names. It becomes the body's `model` if the body has none. A name in the URL's path replaces the
+    body's `model` even if the body has one.
     """
     if len(body) > _LARGE_BYTES and not (call is not None and call.body_checked):
         _check_cost(body)
@@ -219,14 +221,19 @@ class _ParsingCost(NamedTuple):
 
 
 def json_response(content: Any, call: Call, status: int = 200) -> Response:
-    """Return a response with `content`, which may contain numpy arrays. It is sent in pieces if `call.answer_bytes` is set."""
+    """Return a response with `content`, which may contain numpy arrays. A large answer, for which
+    `call.answer_bytes` is set, is sent in pieces."""
     if call.answer_bytes:
         return json_answer(content, call.headers, status)
     return Response(whole(content), status, call.headers, "application/json")
 
 
 def _sentence(error: ValidationError) -> InvalidRequest:
-    """Convert one of pydantic's errors to a sentence. For a union: the deepest error of the branch whose type fits."""
+    """Convert the most helpful of pydantic's errors to a sentence.
+
+    For a field with several possible types, pydantic has errors for each type. The most helpful one is of a type that fits the value, and
+    of the deepest element in it.
+    """
     problems = error.errors(include_url=False)
     if problems[0]["type"] == "json_invalid":
         return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")

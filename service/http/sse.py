@@ -1,8 +1,8 @@
 """Server-sent events: streams an answer while it is generated.
 
 Events have the format of the HTML standard, section 9.2: `data: {json}` and an empty line. Comments begin with a colon. An error
-before the first piece and the first heartbeat has its own HTTP status. Later the status is already sent, so the error is the last
-event of the stream, in the dialect's format. Therefore a client can distinguish a failed stream from a complete one.
+that occurs before the first piece or heartbeat is sent determines the HTTP status. Later the status is already sent, so the error is
+the last event of the stream, in the dialect's format. Therefore a client can distinguish a failed stream from a complete one.
 
 The events of a stream that can be continued have ids (`service/streams/`). OpenAI's client parses the data of every event, also of one
 that has only an id. Therefore the first id and the comments have no empty line of their own: they become part of the next event.
@@ -31,7 +31,7 @@ from service.settings import Settings
 log = logging.getLogger("attnserve")
 
 PING = b": ping\n"
-RETRY = b"retry: 1000\n"  # milliseconds after which a client connects again
+RETRY = b"retry: 1000\n"  # tells clients how many milliseconds after a lost connection to connect again
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -69,7 +69,10 @@ class Owner(Protocol):
 
 
 class Script(Protocol[Told]):
-    """Converts pieces to the events of a dialect. Events are bytes, or an iterator over bytes if they are large. b"" means no event."""
+    """Converts pieces of an answer to the events of a dialect: `opening` before all pieces, `closing` after them, `failure` for an error.
+
+    Events are bytes, or an iterator over bytes if they are large. b"" means no event.
+    """
 
     def opening(self) -> bytes:
         return b""
@@ -88,7 +91,7 @@ def event(content: Any, name: str | None = None) -> bytes:
 
 
 def event_pieces(content: Any, name: str | None = None) -> Iterator[bytes]:
-    """Yield one event with the JSON of `content` in pieces. For large `content`."""
+    """Yield one event with the JSON of `content` in pieces, for content that is too large for `event`."""
     yield _opening(name)
     yield from pieces(content)
     yield b"\n\n"
@@ -115,7 +118,8 @@ async def first_pieces(source: PieceSource[Piece], settings: Settings) -> Sequen
 class EventStream(Response):
     """A response that formats the pieces of `source` as events with `script`, and sends them.
 
-    `priming` is sent first. If the stream has an `owner`, nothing is sent after the owner has lost it: the connection is closed.
+    `priming` is sent first. `owner`: the right to send the stream, if another process may take it over. Once the right is lost, nothing
+    more is sent, and the connection is closed.
     """
 
     def __init__(

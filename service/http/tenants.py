@@ -1,9 +1,9 @@
 """Limits the requests and tokens of tenants, and counts their usage.
 
-Token buckets limit requests and tokens: 600 a minute is a bucket of size 600 that fills at 10 a second. The tokens of a request are
-charged after its answer, when they are known. A request is admitted if at least one token is left, so a large answer may make the level
-negative, until the bucket has filled again. Limits and counts are those of one process: each gateway of a cluster has its own
-(docs/keys.md).
+Each limit on requests or tokens is a token bucket: a limit of 600 a minute is a bucket of size 600 that fills at 10 a second. The tokens
+of a request are charged after its answer, when they are known. A request is admitted if at least one token is left, so a large answer may
+make the level negative. Then requests are refused until the level is at least 1 again. Limits and counts are those of one process: each
+gateway of a cluster has its own (docs/keys.md).
 """
 
 import math
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from service.call import Call
     from service.telemetry.metrics import TenantMetrics
 
-_ALMOST = 1e-9  # a difference of fewer requests or tokens is a rounding error
+_ALMOST = 1e-9  # a smaller difference, in requests or tokens, is a rounding error
 _STREAM_RETRY_S = 1.0  # seconds until a client should retry: a guess, since the end of a stream cannot be predicted
 
 
@@ -41,7 +41,7 @@ class TenantLimits(NamedTuple):
 
 
 class Bucket:
-    """A token bucket. It is full at first, and fills at its rate up to `rate.most`. Its level may be negative."""
+    """A token bucket. It is full at first, and fills at its rate up to `rate.most`. Its level may be below 0."""
 
     def __init__(self, rate: Rate, now: float) -> None:
         self.rate = rate
@@ -83,7 +83,7 @@ class Tenant:
 
     def __init__(self, name: str, *, client: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
-        self.client = client or f"tenant:{name}"  # clients share queues, slots and memory fairly; this is the tenant's name as a client
+        self.client = client or f"tenant:{name}"  # the tenant's name among the clients that share queues, slots and memory
         self.since_s = int(time.time())
         self.usage: dict[str, UsageCounts] = {}  # model -> counts
         self.streams = 0

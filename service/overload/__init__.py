@@ -1,7 +1,8 @@
 """Overload control: the rules by which requests are refused, delayed or dropped. No file here imports HTTP libraries or models.
 
-The rules apply to a request in this order. In the last columns, a file without a folder is in this folder, and names without parentheses
-are settings. 429 answers have the header `Retry-After`.
+The rules apply to a request in this order. An *encoding* is a request for vectors, scores or labels, a *text* is one for generated text.
+In the column "number", names without parentheses are settings. In the column "code", a file without a folder is in this folder. 429
+answers have the header `Retry-After`.
 
 | rule | number | code |
 |---|---|---|
@@ -29,17 +30,18 @@ are settings. 429 answers have the header `Retry-After`.
 bound is a *short queue*, which keeps every thread busy: a quarter of `max_batch_tokens`, divided by the rate. The *rate* is a moving
 average of tokens per second, measured at start and by each run. An empty queue admits any request.
 
-**Overload** of a lane begins when the queue is too long for every client, and ends one second after the last such refusal. Overload of the
-interactive lane is also detected before its queue is full: when arrivals exceed capacity and 1.5 times the work started, in three
-consecutive windows of at least 0.1 s and 10 requests. Such an overload ends with the first window without this excess.
+**Overload** of a lane begins when a request is refused because the queue is too long for every client, and ends one second after the last
+such refusal. Overload of the interactive lane is also detected before its queue is full: when the work that arrives is more than the
+runtime can do and more than 1.5 times the work started, in three consecutive windows of at least 0.1 s and 10 requests. Such an overload
+ends with the first window without this excess.
 
 **Under overload** of the interactive lane a batch has at most half of `max_batch_tokens`, so that an admitted request waits only for one
-short run and its own run. A request that waits for three short queues before its first input is drawn is dropped. Bulk work still gets a
-quarter of the rate.
+short run and its own run. A request is dropped if it waits longer than three short queues take before a thread takes its first input. Bulk
+work still gets a quarter of the rate.
 
-**Clients** share a queue. The tokens before a request are all queued tokens of its own client, and at most as many of each other client. So
-a client that sends without pause is refused while other clients are admitted. Such refusals are no sign of overload.
+**Clients** share a queue. The "tokens before" a request are all queued tokens of its own client, and at most as many of each other client.
+So a client that sends without pause is refused while other clients are admitted. Such refusals are no sign of overload.
 
 Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `refusals.py` (requests that are read late,
-repeated refusals, and the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
+refusals that a gateway repeats, and the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
 """

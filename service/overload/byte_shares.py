@@ -1,8 +1,8 @@
 """Divides the memory for bodies, or for large answers, among clients. Sizes are in bytes.
 
-A client may hold at most as many bytes as remain free. In this comparison, bytes that its current request holds already count twice on
-the client's side. So there is always room for another client, and for a small request of the same client. If only one request holds
-bytes, this request may use the whole limit.
+A client may hold at most as many bytes as remain free. In this comparison, the bytes that its current request already holds count twice.
+So there is always room for another client, and for a small request of the same client. If only one request holds bytes, this request may
+use the whole limit.
 (Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
 """
 

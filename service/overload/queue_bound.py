@@ -17,8 +17,8 @@ _EXCESS, _WINDOWS, _WINDOW_S, _WINDOW_REQUESTS = 1.5, 3, 0.1, 10
 
 
 class ArrivalRate:
-    """Compares the work that arrives with the work that is started. Clients that wait for each answer cannot cause an excess of arrivals
-    for long.
+    """Compares the work that arrives with the work that is started. A client that waits for each answer before its next request cannot
+    cause an excess of arrivals for long.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class ArrivalRate:
         self._started_s += work_s
 
     def excessive(self, now: float) -> bool:
-        """Return whether there is a sustained overload now."""
+        """Return whether there is a sustained overload now: too much work arrived in the last `_WINDOWS` windows."""
         return self._excessive_windows >= _WINDOWS and now - self._since <= _CALM_S
 
     def _begin(self, now: float) -> None:
@@ -73,7 +73,7 @@ class QueueBound:
         """
         bound_s = self.bound_s(now, short_queue_s)
         if queue_s > bound_s:
-            if for_all and not self.arrivals.excessive(now):  # a sustained overload ends only when fewer requests arrive
+            if for_all and not self.arrivals.excessive(now):  # during a sustained overload, refusals do not prolong it
                 self._refused = now
             raise QueueTooLong(
                 f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s",

@@ -1,5 +1,5 @@
-"""Refusals before a request reaches a queue: if requests are read late, or a pool has just refused a request. Also the delay of
-refusals.
+"""Refuses requests before they reach a queue: when requests are read late, and when a pool has just refused another request. Also computes
+by how much refusals are delayed.
 """
 
 import math
@@ -8,12 +8,12 @@ from service.errors import Overloaded, QueueTooLong
 from service.runtime.lanes import Lane
 
 _UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # rate of refusals (per second) at which each is delayed by 1 s; longest delay in seconds
-_REPEATED_S = 0.05  # seconds for which a gateway repeats a pool's refusal; the pool's queues are longer than that
+_REPEATED_S = 0.05  # seconds for which a gateway repeats a pool's refusal; the pool's queues take longer to empty
 
 
 class ReadDelay:
-    """Refuses requests that waited too long before this process read them, if all recent requests waited too long. After a short pause of
-    the process, only a few requests have waited long, and they are not refused.
+    """Refuses requests that waited too long before this process read them, if all recent requests waited too long. So the few
+    requests that waited during a short pause of the process are not refused.
     """
 
     def __init__(self, max_wait_s: float) -> None:
@@ -36,8 +36,8 @@ class ReadDelay:
 
 
 class PoolRefusals:
-    """The last refusal by a pool in each lane. A gateway repeats this refusal for a moment, so that it need not tokenise the next
-    requests.
+    """The last refusal by a pool in each lane. A gateway repeats this refusal for at most `_REPEATED_S` seconds, so
+    that it does not tokenise requests that the pool would refuse too.
     """
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class PoolRefusals:
 class RefusalDelay:
     """Computes the delay of refusals: the more refusals per second, the longer the delay.
 
-    A client that ignores `Retry-After` and retries at once costs half a millisecond of CPU each time. With the delay, each such client is
-    refused about once a second.
+    A client that ignores `Retry-After` and retries at once costs half a millisecond of CPU each time. With the delay, such a client is
+    refused only about once a second.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Limits on the request bodies that are being received: each body must make progress, and the number of bodies is limited.
 
-A body may pause for `body_grace_s`. Each byte extends its deadline by 1 / `min_body_bytes_per_s`, to at most `body_grace_s` from now. So a
-body that stops after 32 MiB, or arrives slowly, loses its memory and its connection. If there are too many bodies, the body that has waited
-longest for its next bytes is refused.
+A body may pause for `body_grace_s` seconds. Each byte extends its deadline by 1 / `min_body_bytes_per_s` seconds, to at most `body_grace_s`
+seconds from now. So the memory and the connection of a body that stops after 32 MiB, or arrives slowly, are freed. If there are too
+many bodies, the body that has waited longest for its next bytes is refused.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Uploads:
         return len(self._open)
 
     def begin(self, settings: Settings) -> "Upload":
-        """Return a context manager for reading one body in the current task."""
+        """Return a context manager inside which the current task reads one body."""
         return Upload(self, settings)
 
     def add(self, upload: "Upload") -> None:
@@ -56,7 +56,7 @@ class Uploads:
 
     def _sweep(self, due: float) -> None:
         now = time.monotonic()
-        # `due` instead of `now`, because bytes that arrived while the loop was blocked are not read yet.
+        # Deadlines are compared with `due` and not `now`: bytes that arrived while the event loop was blocked are not read yet.
         for upload in [each for each in self._open if each.deadline < due]:
             upload.end(upload.too_slow())
         if self._open:

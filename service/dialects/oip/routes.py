@@ -4,7 +4,7 @@ directions.
 Source: the protocol's REST specification and Triton's `extension_binary_data`. Every model has one version, "1". Text generators
 have metadata and readiness here, but no inference. A model's name in a path may contain slashes, plain or percent-encoded. A
 path is first compared with the served names, then read as NAME/versions/1. A model whose name ends in /ready, /infer, /config or
-/stats needs an alias to be reached. Of Triton's extensions, model configuration is supported. For statistics, use /metrics.
+/stats can be reached only by an alias. Of Triton's extensions, model configuration is supported. For statistics, use /metrics.
 """
 
 from collections.abc import Iterable, Sequence
@@ -104,7 +104,7 @@ register_url_convertor("name", _Name())
 
 @router.get("/v2/models/{model:name}", response_model=ModelMetadata, responses=errors(404))
 async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """Return a model's input and output tensors; -1 is a variable size. A text generator's tensors are those of one step."""
+    """Return a model's input and output tensors; -1 is a variable size. A text generator's tensors are those of one decode step."""
     found = find(catalog, model)
     inputs, outputs = _tensors(found)
     content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": inputs, "outputs": outputs}
@@ -193,7 +193,8 @@ _BODY = {
 
 @router.post("/v2/models/{model:path}/infer", response_model=InferResponse, responses=errors(400, 404, 413, 429, 504), openapi_extra=_BODY)
 async def infer(model: ModelPath, request: Request, call: CallDep, catalog: CatalogDep) -> Any:
-    """Run a model on text or token ids. A row of ids ends at the first zero of its attention mask. Outputs by token are zero-padded.
+    """Run a model on text or token ids. A row of ids ends at the first zero of its attention mask. Outputs with a vector per token are
+    padded with zeros.
 
     If the request names no `outputs`, all outputs of the model are computed, each in a separate run.
     """

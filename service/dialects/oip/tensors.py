@@ -49,7 +49,7 @@ def ways_of(model: Served) -> list[tuple[str, ...]]:
 
 
 def split(body: bytes, json_length: str | None) -> tuple[InferRequest, bytes]:
-    """Split a body into its parsed JSON and the bytes after it. `json_length` is the size of the JSON, None for the whole body."""
+    """Split a body into its parsed JSON and the bytes after it. `json_length`: the size of the JSON, or None if the whole body is JSON."""
     if json_length is None:
         return read(InferRequest, body), b""
     if not (json_length.isascii() and json_length.isdigit() and len(json_length) < 16 and int(json_length) <= len(body)):
@@ -163,7 +163,7 @@ def _elements(tensor: InputTensor) -> list[Any]:
 
 
 def _strings(name: str, blob: bytes) -> Iterator[str]:
-    """Return the strings of a BYTES tensor. Each string is its length in bytes (4 bytes, little-endian) and then its UTF-8 bytes."""
+    """Yield the strings of a BYTES tensor. Each string is its length in bytes (4 bytes, little-endian) and then its UTF-8 bytes."""
     at = 0
     while at < len(blob):
         start = at + 4

@@ -40,8 +40,8 @@ def described(engine: StateEngine, record: StateRecord) -> dict[str, Any]:
 
 
 def replayed(engine: StateEngine, tenant: str, key: IdempotencyKey) -> dict[str, Any] | None:
-    """Return the JSON of the state that an earlier request with this key has made, or None. Raises KeyReused if the earlier request had
-    other content."""
+    """Return the JSON of the state that an earlier request with this idempotency key has made, or None. Raises KeyReused if the earlier
+    request had other content."""
     made = engine.answered(tenant, key)
     return None if made is None else described(engine, made)
 
@@ -57,7 +57,8 @@ def list_json(data: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str,
 
 
 def sent(content: Mapping[str, Any], call: Call, *, replayed: bool = False, name: str | None = None) -> Response:
-    """Return a response with this content. `name`: the name whose version is the ETag. `replayed`: an earlier request made the state."""
+    """Return a response with this content. `name`: the name whose version becomes the ETag. `replayed`: whether an earlier request with the
+    same idempotency key made the state."""
     if replayed:
         call.headers[REPLAYED_HEADER] = "true"
     for found in content.get("names", ()):

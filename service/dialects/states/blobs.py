@@ -37,9 +37,9 @@ from service.states.blob import read_header, unpack
 from service.states.record import StateRecord
 from service.states.store import GroupingEngine
 
-SAFETENSORS = "application/octet-stream"  # the media type that generated clients can read
+SAFETENSORS = "application/octet-stream"  # a media type that clients generated from the OpenAPI document can read
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
-_MOST_POSITION = 2**53 - 1  # JSON clients round larger numbers; a state that continues this one must have at most 18 digits
+_MOST_POSITION = 2**53 - 1  # JSON clients round larger numbers. This leaves room to continue the state, up to positions of 18 digits
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The state as a file in the format safetensors.", "content": {SAFETENSORS: _BINARY}},
@@ -95,7 +95,8 @@ def _known(record: StateRecord, if_none_match: str | None) -> bool:
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:
-    """Return the range's first byte and its end (exclusive). Return None if the header is ignored: another unit, several ranges or none."""
+    """Return the range's first byte and its end (exclusive). Return None for a header that must be ignored because it has
+    another unit, several ranges or no range."""
     if (found := _RANGE.fullmatch(header.strip())) is None or found[1] == found[2] == "":
         return None
     if not found[1]:

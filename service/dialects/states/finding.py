@@ -1,4 +1,5 @@
-"""Finds states by id or name, and reads the headers with conditions for a change: If-Match, If-None-Match, Idempotency-Key."""
+"""Finds states by id or name. Also reads the headers If-Match and If-None-Match (conditions on the version of a name) and
+Idempotency-Key, and metadata in a query."""
 
 import hashlib
 import re
@@ -51,7 +52,8 @@ def tenant_of(call: Call) -> str:
 
 
 def find(engine: StateEngine, tenant: str, reference: str, param: str = "state") -> Found:
-    """Return the tenant's state with this id or name. Raises StateGone, or StateNotFound with the same text for any reason."""
+    """Return the tenant's state with this id or name. Raises StateGone or StateNotFound. StateNotFound always has the same
+    text, so that it does not show whether another tenant has such a state."""
     try:
         if ID.fullmatch(reference):
             return Found(engine.get(tenant, reference), None)
@@ -73,8 +75,8 @@ def etag(version: int) -> str:
 
 
 def change_of(engine: StateEngine, tenant: str, name: str | None, if_match: str | None, if_none_match: str | None) -> NameChange | None:
-    """Return a change that points `name` to a state, with the version that the headers expect; None without a name. Raises InvalidRequest
-    or NameMoved."""
+    """Return a change that points `name` to a state, if the name still has the version that the headers expect. Return None if `name` is
+    None. Raises InvalidRequest, or NameMoved if the version is already another one."""
     if if_none_match is not None and if_none_match.strip() != "*":
         raise InvalidRequest(f"If-None-Match={if_none_match[:80]!r} is not accepted here: only * is, for a new name", param="If-None-Match")
     if if_match is not None and if_none_match is not None:

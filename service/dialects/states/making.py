@@ -44,7 +44,7 @@ router = APIRouter(route_class=JsonRoute, tags=["States"], responses=ERRORS)
 
 
 class _Work(NamedTuple):
-    """The tokens to feed, and the state at which they begin. `param`: the field of the body that contains the tokens."""
+    """What the model must compute: it feeds the tokens `prompt` to the state `begin`. `param`: the field of the body with the tokens."""
 
     model: Generator
     prompt: Sequence[int]
@@ -65,7 +65,7 @@ async def create(
 ) -> Any:
     """Let a model read a prompt, and store the state after it. With `parent` the prompt continues that state.
 
-    `If-Match` is the version that `name` must have now. Otherwise the answer is 412.
+    `If-Match` is the version that `name` must have now. If it has another version, the answer is 412.
     """
     body = read(CreateState, content, call)
     key = key_of(idempotency_key, "create", body.model_dump(), if_match, if_none_match)
@@ -169,8 +169,8 @@ def _one_of(body: CreateState | RewindState, *names: str) -> str:
 async def _before(
     body: KeepFields, key: IdempotencyKey | None, catalog: Catalog, call: Call, if_match: str | None, if_none_match: str | None
 ) -> tuple[NameChange | None, dict[str, Any] | None]:
-    """Return the change of a name that the request asks for, and the JSON of the state that an earlier request with the same key has made.
-    Either may be None."""
+    """Do the checks before any computing. Return the change of a name that the request asks for, and the JSON of the state that an earlier
+    request with the same key has made. Either may be None."""
     tenant = tenant_of(call)
 
     def looked_up(engine: GroupingEngine) -> tuple[NameChange | None, dict[str, Any] | None]:

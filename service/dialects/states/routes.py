@@ -1,4 +1,4 @@
-"""Routes that list, read, change, delete and fork states. They need no model."""
+"""Routes that list, read, change, delete and fork states. They run no model."""
 
 import math
 import time
@@ -92,7 +92,8 @@ async def change(
 ) -> Any:
     """Change a state's expiry, pin and metadata, or point a name to the state. All changes are made together, or none.
 
-    `If-Match` is the version that the name must have now: the name in the body, or else the name in the path. Otherwise the answer is 412.
+    `If-Match` is the version that the name must have now: the name in the body, or else the name in the path. If it has
+    another version, the answer is 412.
     """
     body, tenant, settings = read(ChangeState, content), tenant_of(call), catalog.settings
     expires = None if body.ttl_s is None else expires_at(body.ttl_s, settings, time.time()) or math.inf
@@ -137,7 +138,7 @@ async def fork(
     if_match: MatchHeader = None,
     if_none_match: NoneMatchHeader = None,
 ) -> Any:
-    """Make copies of a state, which share its bytes. With `n` the answer is a list of the copies, in the order of creation."""
+    """Make copies of a state, which share its bytes. If the body has `n`, the answer is a list of the copies, in the order of creation."""
     body, tenant, settings = read(ForkState, content or b"{}"), tenant_of(call), catalog.settings
     if body.n is not None and body.n > 1 and body.name is not None:
         raise InvalidRequest(f"one name cannot point to n={body.n} states: leave it out, or send n=1", param="name")

@@ -20,7 +20,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def json_body(body: type[Body]) -> dict[str, Any]:
-    """Return the description of a body for the OpenAPI document, for a route whose signature does not contain the body."""
+    """Return the part of the OpenAPI document that describes a body, for a route whose signature does not contain the body's class."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(body)}}}}
 
 

@@ -20,8 +20,8 @@ from service.generation.runs import Runs
 from service.states.record import Ancestor, Keep, NameChange, StateRecord, StateReference, Turn
 from service.states.store import GroupingEngine
 
-EXACT_HEADER = "x-state-exact"  # "false": the state's machine has other arithmetic, so it might draw other tokens
-_NEAREST = 8  # number of ancestors that are searched first for the last token of a state, since a fork has no tokens of its own
+EXACT_HEADER = "x-state-exact"  # "false": a machine that rounds differently made the state, and might draw other tokens
+_NEAREST = 8  # ancestors that are searched first for the last token of a state, since a fork has no tokens of its own
 
 
 class Beginning(NamedTuple):

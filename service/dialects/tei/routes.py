@@ -1,9 +1,9 @@
 """Routes of text-embeddings-inference (TEI): `/embed`, `/rerank`, `/predict` and related ones.
 
 Where the code of TEI's router and its OpenAPI document differ (413 for too many inputs, error types in lower case), this module
-follows the code. TEI does not have `model` in each body, a JSON body on every error, NDJSON from `/embed` and errors by item.
-huggingface_hub's InferenceClient uses this dialect at `POST /`. TEI has no error type for a passed deadline, so the answer is 504
-with type Overloaded, because deadlines usually pass when the queue is full.
+follows the code. Additions to TEI: `model` in each body, a JSON body on every error, NDJSON from `/embed`, and errors by item.
+huggingface_hub's InferenceClient uses this dialect at `POST /`. TEI has no error type for a passed deadline. The answer is then 504
+with the type Overloaded, because deadlines usually pass when the queue is full.
 """
 
 import asyncio
@@ -61,9 +61,9 @@ from service.tokenization.texts import Cut, Input
 
 Scores = NDArray[np.float64]
 
-_MOST_NAMED = 64  # limit on the failed inputs listed in the header, which begins with the number of all failed inputs
+_MOST_NAMED = 64  # most failed inputs that the header x-item-errors lists, after the number of all failed inputs
 
-# The type of an error, by the first class that matches. For all others: Validation if the status is below 500, else Backend.
+# The error type of each class; the first class that matches counts. The type of other errors is Validation below status 500, else Backend.
 _ERROR_TYPES: tuple[tuple[type[ServiceError], ErrorType], ...] = (
     (EmptyInput, "Empty"),
     (InputTooLong, "Validation"),
@@ -224,7 +224,7 @@ async def _ranked(body: TeiRerankRequest, call: Call, catalog: Catalog) -> list[
 
 @router.post("/predict", response_model=list[TeiPrediction] | list[list[TeiPrediction] | None])
 async def predict(body: TeiPredictRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """Return all labels of a text or pair with their scores, best first, or a list of such lists. A reranker has one label."""
+    """Return all labels of a text or pair with their scores, best first. A batch gets a list of such lists. A reranker has one label."""
     model = catalog.get(body.model, "classifier", "reranker")  # without a name, prefer a classifier: rerankers have `/rerank`
     single = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
     sequences: list[Any] = [body.inputs] if single else list(body.inputs)
@@ -258,8 +258,11 @@ _ACTIVATIONS: dict[str, Callable[[Scores], Scores]] = {"sigmoid": sigmoid, "soft
 
 
 def activation_of(body: TeiPredictRequest, model: Model) -> Callable[[Scores], Scores]:
-    """Return the function that turns logits into scores: the one that the request names, else sigmoid for a reranker (as in TEI,
-    even if the checkpoint has another one), else the one of the model's manifest."""
+    """Return the function that turns logits into scores, which is the one that the request names, if any.
+
+    Otherwise a reranker uses the sigmoid, as in TEI, even if its checkpoint names another function. A classifier uses the function that its
+    manifest names.
+    """
     if body.raw_scores:
         return _ACTIVATIONS["none"]
     if body.parameters and body.parameters.function_to_apply:
@@ -392,7 +395,8 @@ def settle(answer: EncodeAnswer, call: Call, model: Model, form: Callable[[Array
 
 
 def measures(call: Call, model: Model, size: int) -> dict[str, str]:
-    """Return TEI's headers with sizes, and with times in ms. The times of tokenisation, queue and inference are means over the inputs."""
+    """Return TEI's response headers: the sizes of the request, and times in ms. The times of tokenisation, queue and inference are means
+    over the `size` inputs."""
     total_ms = str(int((time.monotonic() - call.started) * 1e3))
     return {
         "x-compute-type": "cpu+optimized" if model.provider == "CPUExecutionProvider" else "gpu+optimized",

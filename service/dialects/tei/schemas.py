@@ -1,7 +1,8 @@
 """Request bodies, answers and errors of the text-embeddings-inference (TEI) dialect.
 
 As in TEI, types are strict (`"true"` is no boolean and `5.0` no integer) and unknown keys are ignored. The field `model` is not
-in TEI, which serves one model. Class names begin with Tei because all dialects share the names of one OpenAPI document.
+in TEI, which serves only one model. Class names begin with Tei because the schemas of all dialects are in one OpenAPI
+document, where names must differ.
 """
 
 from typing import Annotated, Literal

@@ -20,7 +20,10 @@ router = APIRouter(route_class=JsonRoute)
 
 
 async def tokenize(body: TeiTokenizeRequest, call: Call, catalog: Catalog) -> Any:
-    """Return the tokens of each text with its prompt in front, without truncation. The route is in `openai/tokens.py`."""
+    """Return the tokens of each text with its prompt in front, without truncation.
+
+    The route `/tokenize` is in `openai/tokens.py`, because two dialects share it.
+    """
     model = catalog.get(body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     model.check_size(len(texts))
