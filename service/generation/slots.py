@@ -71,7 +71,7 @@ class Slots(Generic[Owner]):
 
     @property
     def sets(self) -> tuple[Any, Any]:
-        """Return the states that the next step reads, and the states that it writes, of the session's own type. The rows in use come first."""
+        """Return the states that the next step reads, and those that it writes, of the session's own type. The rows in use come first."""
         return self._front, self._back
 
     def stepped(self, lengths: Ids) -> None:

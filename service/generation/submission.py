@@ -11,7 +11,7 @@ from service.runtime.lanes import Lane
 
 
 class Job(Protocol):
-    """The runs that get and give back their slots together: one sequence of a decoder, or all outputs of one source of an encoder-decoder."""
+    """The runs that get and free their slots together: one sequence of a decoder, or all outputs of one source of an encoder-decoder."""
 
     aside: bool  # whether the job was preempted and waits for slots
 

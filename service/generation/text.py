@@ -29,7 +29,7 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
-        """Read the tokens of a `tokenizers` file. Raises BundleError if its kind of decoder does not decode each token by itself to bytes."""
+        """Read the tokens of a `tokenizers` file. Raises BundleError if its kind of decoder does not decode each token by itself."""
         described: dict[str, Any] = orjson.loads(tokenizer_file.read_bytes())
         bytes_of = _reader(described.get("decoder"), tokenizer_file.name)
         self._bytes: dict[int, bytes] = {}
