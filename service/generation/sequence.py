@@ -15,7 +15,7 @@ from service.generation.submission import Submission
 from service.generation.text import TextStream
 
 CHECKPOINT_TOKENS = 256  # tokens between two checkpoints; their cost and their benefit are measured in docs/log.md (2026-11-23)
-PROMPT_CHECKPOINT_TOKENS = 1_024  # the same while a prompt is fed, because feeding a token takes less time than drawing one
+PROMPT_CHECKPOINT_TOKENS = 1_024  # tokens between two checkpoints in a prompt, whose tokens are fed faster than tokens are drawn
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Sequence:
     n_positions: int | None = None  # maximum number of positions of the model; None: unlimited
     edits: Edits | None = None  # changes to the run's logits at every step, or None
     start: int = 0  # position of the state to which the prompt is fed
-    position: int = 0  # number of tokens fed to the run's state, including those before `start`
+    position: int = 0  # number of tokens fed to the run's state, including the `start` tokens before the prompt
     fed: int = 0  # how many of `tokens` were fed to the run's state
     tokens: tuple[int, ...] = ()  # the run's prompt, and the tokens that were drawn before the run was restored
     origin: State | None = None  # the state that the request continues; None: the empty state

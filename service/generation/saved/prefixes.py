@@ -44,7 +44,7 @@ class Prefixes:
     def begin(self, sequence: Sequence) -> None:
         """Let a run that has no slot yet begin after the longest prefix of its prompt whose state is cached."""
         request, salt = sequence.request, _salt(sequence)
-        if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # they need every token's logits
+        if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # log-probabilities need every token's logits
             return
         entry, miss = self._cache.entry(salt, sequence.tokens, len(sequence.tokens) - (sequence.over is not None))
         found = 0 if entry is None else entry.length

@@ -20,7 +20,8 @@ class RunStates:
 
     async def load(self, requests: Iterable[GenerationRequest]) -> tuple[dict[StateReference, State], dict[str, Snapshot]]:
         """Return the states that the requests continue, by reference, and the newest checkpoints of lost runs that they continue, by
-        checkpoint id. No checkpoint is returned for a run that must compute the log-probabilities of its prompt: it begins again.
+        checkpoint id. No checkpoint is returned for a run that must compute the log-probabilities of its prompt, because such a run begins
+        again.
 
         Raises InvalidRequest, StateNotFound, StateGone or StoreFailed.
         """
