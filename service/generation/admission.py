@@ -1,10 +1,10 @@
 """The queue between the event loop and an engine's thread: jobs that wait for slots, cancellations and snapshot requests.
 
 Slots are shared between clients, and a client's slots between its requests. A free slot goes to the client with the fewest slots. If no
-slot is free and jobs can be set aside, a client with at least two slots more than the waiting client gives back one slot at once, and a
-client with one slot more gives it back after a quantum of tokens. So if there are more clients than slots, or more requests of a client
-than its slots, the slots rotate. A run keeps its slot while no other run competes for it. Requests that never had a slot and requests that
-gave one back are chosen alternately, so that neither kind starves.
+slot is free and jobs can be preempted (set aside), a client with at least two slots more than the waiting client gives back one slot at
+once. A client with one slot more gives back a slot when the slot's job has computed a certain number of tokens, the quantum. So if there
+are more clients than slots, or more requests of a client than its slots, the slots rotate. A run keeps its slot while no other run competes
+for it. Requests that never had a slot and requests that gave one back are chosen alternately, so that neither kind starves.
 
 One lock, held for microseconds, protects the whole queue.
 """
@@ -25,9 +25,9 @@ from service.generation.submission import J, Submission
 from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
 
-_BACKLOG = 16  # limit, in multiples of `max_waiting`, for waiting jobs of requests that have started
+_BACKLOG = 16  # a request of several jobs is refused if, with them, the jobs of started requests exceed this multiple of `max_waiting`
 _LEAST_HELD = 16  # tokens that a bulk run computes before an interactive run may take its slot
-_TRIED = 8  # number of waiting requests that are tried when a slot must be freed
+_TRIED = 8  # if no slot is free, a job to preempt is looked for on behalf of at most this many waiting requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class QueueLimits:
 
     slots: int = 32  # most sequences computed at the same time; a search with K beams needs K slots
     max_waiting: int = 256  # most waiting jobs of requests that have not started
-    max_waiting_tokens: float = math.inf  # most tokens in the prompts of these jobs
+    max_waiting_tokens: float = math.inf  # most tokens in the prompts of the jobs that `max_waiting` limits
     max_wait_s: float = 1.0  # longest wait of an interactive request for its first slots
     max_bulk_wait_s: float = 30.0
     bulk_delay_s: float = 2.0  # how long interactive requests are preferred to a waiting bulk request
@@ -44,7 +44,7 @@ class QueueLimits:
 
 
 class Turn(NamedTuple, Generic[J]):
-    """A job that gets slots, and the job that is set aside for it, or None if enough slots are free."""
+    """A job that gets slots, and the job that is preempted for it, or None if enough slots are free."""
 
     job: J
     instead_of: J | None
@@ -85,7 +85,7 @@ class Admission(Generic[J]):
         self._cancelled: set[Run] = set()
         self._wanted: dict[Run, Wanted] = {}
         self._closed = False
-        self.aside = 0  # waiting jobs that were set aside
+        self.aside = 0  # number of waiting jobs that were preempted
         self.arrived = False  # whether a request has arrived since `turn` was called last
 
     def __len__(self) -> int:
@@ -107,7 +107,9 @@ class Admission(Generic[J]):
         self._bounds[lane].check(now, wait_s, math.inf)
 
     def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
-        """Estimate the seconds until a new request gets its first slot, if every job needs one slot and jobs take turns."""
+        """Estimate the seconds until a new request gets its first slot. The estimate assumes that every job needs one slot and that jobs
+        take turns.
+        """
         before = Counter(each.client for each in self._submissions if each.lane <= lane and not each.begun)
         behind = Counter(each.client for each in self._submissions if each.lane <= lane and each.begun)
         wanted = Counter(holding.by_client)
@@ -126,8 +128,8 @@ class Admission(Generic[J]):
         return ahead * holding.turn_s / shared
 
     def queue(self, submission: Submission[J], *, retry_after_s: float) -> list[Submission[J]]:
-        """Queue a request with all its jobs. Returns the waiting requests that are removed to make room, because their client has more jobs
-        in the queue. An empty queue admits any request. Raises Overloaded if there is no room, and NotReady if the engine is closed.
+        """Queue a request with all its jobs. If there is no room, waiting requests of clients that have more jobs in the queue are removed
+        and returned. An empty queue admits any request. Raises Overloaded if there is still no room, and NotReady if the engine is closed.
         """
         with self._changed:
             if self._closed:
@@ -216,12 +218,12 @@ class Admission(Generic[J]):
             return [job for each in self._submissions for job in (*each.aside, *each.fresh)]
 
     def turn(self, now: float, holders: Sequence[J], *, free: int, quantum: int | None = None, room: bool = False) -> Turn[J] | None:
-        """Remove and return the next job, and the job to be set aside for it if no slot is free. Smaller jobs do not overtake the next
-        job.
+        """Remove and return the next job, and the job to be preempted for it if no slot is free. If fewer slots are free than the next job
+        needs, no smaller job overtakes it.
 
         `holders` are the jobs that have slots. While other jobs wait, a holder keeps its slots for `quantum` tokens, unless its client has
         far more slots than its share. `quantum` None means that holders keep their slots until they end. `room` is True if one more job may
-        be set aside. Returns None if no job can get slots now.
+        be preempted. Returns None if no job can get slots now.
         """
         with self._changed:
             self.arrived = False
@@ -281,7 +283,7 @@ class Admission(Generic[J]):
         return more > 1 or (more == 1 and holder.gone_on >= quantum)
 
     def set_aside(self, job: J, now: float) -> None:
-        """Queue a job that has given back its slots."""
+        """Queue a preempted job, which has given back its slots."""
         with self._changed:
             submission = job.submission
             job.aside = True

@@ -4,7 +4,7 @@
 `places.py` moves runs between prefill and decode batch, and `saved/run_states.py` loads and stores states. This file contains the
 computation of one turn of the engine's thread.
 
-Speculative decoding, which is not implemented, would belong in `_step`: the graph can compute logits at any positions, and the states
+Speculative decoding is not implemented. It would belong in `_step`, because the graph can compute logits at any positions, and the states
 before a step stay in memory until the next step.
 """
 
@@ -46,7 +46,7 @@ from service.telemetry.metrics import GeneratorMetrics
 if TYPE_CHECKING:
     from service.telemetry.tracing import Tracer
 
-_QUANTUM = (4, 128)  # smallest and largest quantum: the tokens for which a run keeps its slot while other runs wait
+_QUANTUM = (4, 128)  # smallest and largest quantum, the number of tokens for which a run keeps its slot while other runs wait
 _QUANTA = 4  # the quantum is chosen so that `max_wait_s` is the time of this many quanta, within the limits of _QUANTUM
 
 
@@ -59,7 +59,7 @@ class GeneratorLimits(QueueLimits):
     prefix_cache_bytes: int = 0
     unread_s: float = 60.0
     max_aside: int = 256  # largest number of preempted runs that wait for a slot
-    max_aside_bytes: int = 256 * 2**20  # most memory for the states of preempted runs; at least the size of all slots' states
+    max_aside_bytes: int = 256 * 2**20  # most memory for the states of preempted runs; at least as much as all slots' states need is used
 
 
 class GeneratorEngine(StepEngine[Sequence]):
@@ -82,7 +82,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         tracer: "Tracer | None" = None,
     ) -> None:
         """`keeper` loads and stores states. If it is None, requests cannot name states. `shared` finds the states after prompts that other
-        processes have fed. For `numerics` see `states/numerics.py`.
+        processes have fed. `numerics` identifies the arithmetic of this machine (see `states/numerics.py`).
         """
         super().__init__("generator", limits, Admission(limits), provider=session.provider, run_s=1.0, metrics=metrics, tracer=tracer)
         self.numerics = numerics
@@ -119,7 +119,8 @@ class GeneratorEngine(StepEngine[Sequence]):
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
     async def _prepare(self, requests: list[GenerationRequest], once: Once) -> None:
-        """Compile the grammars, which may take seconds, so that `_job` finds them compiled, and load the states to continue.
+        """Do the slow work for requests before they are queued: compile the grammars, which may take seconds, so that `_job` finds them
+        compiled, and load the states, checkpoints and shared prefixes from which the runs continue.
 
         Raises InvalidRequest, Overloaded, StateNotFound, StateGone or StoreFailed.
         """
@@ -129,7 +130,7 @@ class GeneratorEngine(StepEngine[Sequence]):
             await self._prefixes.fetch(request)
 
     def _turn_s(self, holders: list[Sequence]) -> float:
-        """Estimate how long a run keeps its slot while others wait: one quantum, or until it ends if no run can be set aside."""
+        """Estimate how many seconds a run keeps its slot while others wait: one quantum, or until it ends if no run can be preempted."""
         if self._admission.aside < self._max_aside:
             return min(self._run_s, self._quantum * self._step_s) if self._step_s else self._run_s
         return super()._turn_s(holders)
@@ -214,7 +215,7 @@ class GeneratorEngine(StepEngine[Sequence]):
     def _set_aside(self, sequence: Sequence, now: float) -> None:
         """Free the slot of a run for another run. The state is kept, so that the run can continue from it later."""
         if sequence in self._prefill:
-            self._admission.set_aside(sequence, now)  # first, so that the prefill sees that this run is set aside
+            self._admission.set_aside(sequence, now)  # first, because this marks the run as preempted, which the prefill reads
             self._prefill.set_aside(sequence)
             return
         if sequence in self._running.sequences:
@@ -363,8 +364,9 @@ class GeneratorEngine(StepEngine[Sequence]):
             self._states.checkpoint(sequence, self._places.state(sequence, *copy()))
 
     def _checkpoint_prompt(self, fed: Fed) -> None:
-        """Write a checkpoint in the middle of a prompt if it is due. Not if several runs share the prompt: continued from checkpoints, each
-        of them would feed the rest by itself. Not with log-probabilities of the prompt, which are not in a checkpoint.
+        """Write a checkpoint in the middle of a prompt if it is due. No checkpoint is written if several runs share the prompt, because
+        each run that continues from a checkpoint would feed the rest of the prompt by itself. None is written either if the prompt's
+        log-probabilities are requested, because a checkpoint does not contain them.
         """
         first, *others = fed.sequences
         if not others and first.request.prompt_logprobs is None and first.is_checkpoint_due:
@@ -372,10 +374,10 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     def _finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
         super()._finished(run, reason)
-        self._states.forget(run.request, erase=reason != "abort")  # an aborted run may go on elsewhere
+        self._states.forget(run.request, erase=reason != "abort")  # another process may continue an aborted run from its checkpoint
 
     def _hand_over(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
-        self._publish()  # deliver the tokens that the snapshot contains first
+        self._publish()  # first deliver the tokens that the snapshot contains
         self._post(_settle, wanted.future, what)
 
     def _end(self) -> None:

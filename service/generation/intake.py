@@ -52,7 +52,9 @@ class Intake:
     def sequence(
         self, request: GenerationRequest, submission: Submission[Sequence], once: Once, snapshot: Snapshot | None = None
     ) -> Sequence:
-        """Return a new run of the request, at its beginning or from a snapshot. Raises InvalidRequest, InputTooLong or NotReady."""
+        """Return a new run of the request, at its beginning or from a snapshot. `once` has the states and checkpoints that were loaded for
+        the request. Raises InvalidRequest, InputTooLong or NotReady.
+        """
         self._check(request, once.checked)
         completion, state = request.known, None if request.start is None else once.states[request.start]
         if state is not None:

@@ -67,7 +67,7 @@ class Generator:
         return self.engine.provider
 
     def described(self) -> dict[str, Any]:
-        """Return the properties that a gateway needs besides the bundle: none."""
+        """Return the properties that a gateway needs and that are not in the bundle. A generator has no such properties."""
         return {}
 
     async def probe(self, deadline: float) -> None:

@@ -65,7 +65,9 @@ class Places:
         self.intervals.forget(sequence)
 
     def copy(self, sequence: Sequence) -> tuple[State, Logits | None]:
-        """Return a copy of a run's state, and its last logits (V,) if the log-probabilities of its prompt need them."""
+        """Return a copy of a run's state. Also return the logits (V,) of its next prompt token if the prompt's log-probabilities are
+        requested and not yet complete, else None.
+        """
         if sequence in self.running.sequences:
             return self.state(sequence, *self.running.copy(sequence)), sequence.before
         if sequence in self.prefill:
@@ -74,7 +76,7 @@ class Places:
         return sequence.state or self.state(sequence, beginning(self._session.decoder)), sequence.before
 
     def state(self, sequence: Sequence, tensors: Several[Tensor], logits: Logits | None = None) -> State:
-        """Return a State of the run at its position, with these state tensors (each without B) and logits (V,)."""
+        """Return a State of the run at its position, with these state tensors (each without the batch axis) and logits (V,)."""
         return State(tensors=tuple(tensors), position=sequence.position, logits=logits, fingerprint=self._session.fingerprint)
 
 

@@ -39,7 +39,7 @@ class Prompt:
     fed: int = 0  # how many of `tokens` have been fed
     sequences: list[Sequence] = field(default_factory=list)
     slots: "Slots[Prompt] | None" = None  # slots with one row, which is the prompt's state; None: the state is in `resting`
-    resting: Several[Tensor] | None = None  # its state tensors on the host, each without B; None: the empty state, or it is in `slots`
+    resting: Several[Tensor] | None = None  # state tensors on the host, without the batch axis; None: the state is empty or in `slots`
     before: NDArray[np.float32] | None = None  # logits (V,) after the last token fed, if log-probabilities are requested
 
     @property
@@ -48,8 +48,8 @@ class Prompt:
 
     @property
     def scored(self) -> Sequence | None:
-        """Return the first run that requests log-probabilities of the prompt, or None. All runs that request them want `n_top`
-        alternatives.
+        """Return the first run that requests log-probabilities of the prompt, or None. All runs that request them want the same number of
+        alternatives, `n_top`.
         """
         return next((sequence for sequence in self.sequences if sequence.request.prompt_logprobs is not None), None)
 
@@ -75,12 +75,12 @@ class Fed:
     done: bool
 
     def copy(self) -> tuple[list[Tensor], Logits]:
-        """Return copies of the state tensors, each without B, and of the logits."""
+        """Return copies of the state tensors, each without the batch axis, and of the logits."""
         return self.states.slots.state(self.states.at), self.logits.copy()
 
 
 class Prefill:
-    """The prompts that are being fed, and the prompts of runs that are set aside."""
+    """The prompts that are being fed, and the unfinished prompts of preempted runs."""
 
     def __init__(self, session: StepSession[Any]) -> None:
         self._session = session
@@ -130,7 +130,7 @@ class Prefill:
         self._wake(prompt)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """Stop feeding the run's prompt unless another run with a slot needs it. The run is already marked as set aside."""
+        """Stop feeding the run's prompt unless another run with a slot needs it. The run is already marked as preempted."""
         self._rest(self._of(sequence))
 
     def back(self, sequence: Sequence) -> None:
@@ -148,7 +148,9 @@ class Prefill:
             self._forget_fed()
 
     def copy(self, sequence: Sequence) -> tuple[Several[Tensor], NDArray[np.float32] | None]:
-        """Return copies of the run's state tensors, each without B, and the last logits (V,) if log-probabilities need them."""
+        """Return copies of the run's state tensors, each without the batch axis. Also return the logits (V,) after the last token fed if
+        log-probabilities of the prompt are requested, else None.
+        """
         prompt = self._of(sequence)
         before = None if sequence.request.prompt_logprobs is None else prompt.before
         if prompt.slots is None:

@@ -19,7 +19,7 @@ _PAUSES_S = (0.05, 1.0)  # shortest and longest wait between two attempts, in se
 
 @dataclass
 class _Progress:
-    """The tokens and characters that the reader of one run has received, and how many of them the reopened run still emits again."""
+    """The tokens and characters that the reader of one run has received, and how many of them a run that began again has yet to repeat."""
 
     token_ids: list[int] = field(default_factory=list)
     characters: int = 0

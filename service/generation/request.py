@@ -124,7 +124,7 @@ class Token(NamedTuple):
     finish_reason: FinishReason | None = None
 
     def last(self) -> Delta:
-        """See `Delta.last`."""
+        """Return a last delta without text and tokens, as `Delta.last` does."""
         return Delta("", finish_reason=self.finish_reason)
 
 

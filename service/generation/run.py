@@ -27,7 +27,7 @@ class Run:
         """
         self.request = request
         self.usage = usage
-        self.prompt_logprobs = PromptLogprobs()  # entry for each prompt token, None for the first; complete at the first delta
+        self.prompt_logprobs = PromptLogprobs()  # one entry per prompt token, None for the first; complete when the first delta arrives
         self.attention: Attention | None = None  # attention weights if requested; complete when the last delta arrives
         self.numerics = ""  # arithmetic of the engine that draws the run's tokens; see `states/numerics.py`
         self.cancelled = False
@@ -49,8 +49,8 @@ class Run:
         self._tell = tell
 
     def take(self, most_tokens: int | None = None) -> Delta | None:
-        """Return a delta with the tokens made since the previous call, or None without new tokens. The last delta has a finish reason. If
-        the run failed, raises the run's error after all its tokens were returned.
+        """Return a delta with the tokens made since the previous call, or None if there are no new tokens. The last delta has a finish
+        reason. If the run failed, raises the run's error after all its tokens were returned.
 
         One call returns at most about `most_tokens` tokens, because the caller writes them to the response without a pause.
         """

@@ -38,7 +38,7 @@ class Running:
         return len(self.sequences)
 
     def join(self, sequence: Sequence, states: Several[Tensor] | Row, logits: NDArray[np.float32]) -> None:
-        """Add a row for a run. `logits` (V,) are those of its next token."""
+        """Add a row for a run, with its state and the logits (V,) from which its next token is drawn."""
         row = self._slots.add(sequence, states, sequence.position)
         self.sequences.append(sequence)
         self._logits[row] = logits
@@ -56,7 +56,9 @@ class Running:
         self.sequences.pop()
 
     def copy(self, sequence: Sequence) -> tuple[list[Tensor], NDArray[np.float32]]:
-        """Return copies of a run's state tensors, each without B, and of the logits (V,) of its next token. Call it between two steps."""
+        """Return copies of a run's state tensors, each without the batch axis, and of the logits (V,) of its next token. Call it between
+        two steps.
+        """
         row = self.sequences.index(sequence)
         return self._slots.state(row), self._logits[row].copy()
 

@@ -94,7 +94,8 @@ class Runs:
             if self._ending:
                 await asyncio.sleep(0)
             await self._something(timeout_s)
-            if self._opening is None:  # else the lost runs are in `self.runs`, and what they still have comes again from the new ones
+            # While lost runs are being opened again, they are not read: the new runs repeat their unread deltas.
+            if self._opening is None:
                 taken = self._polled()
         if not taken and self._error is not None and not self._opened_again():
             self.close()
@@ -103,7 +104,7 @@ class Runs:
         return taken
 
     async def read(self, begin: Callable[[], object], add: Callable[[int, Delta], object]) -> None:
-        """Read every run to its end: call `begin`, then `add` with the run's index for each delta."""
+        """Read every run to its end. Calls `begin` once, then `add` for each delta, with the index of its run."""
         try:
             begin()
             while not self.done:

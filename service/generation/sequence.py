@@ -15,7 +15,7 @@ from service.generation.submission import Submission
 from service.generation.text import TextStream
 
 CHECKPOINT_TOKENS = 256  # tokens between two checkpoints; their cost and their benefit are measured in docs/log.md (2026-11-23)
-PROMPT_CHECKPOINT_TOKENS = 1_024  # the same while a prompt is fed, in which more tokens are fed per second than are drawn
+PROMPT_CHECKPOINT_TOKENS = 1_024  # tokens between two checkpoints in a prompt, whose tokens are fed faster than tokens are drawn
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Sequence:
     n_positions: int | None = None  # maximum number of positions of the model; None: unlimited
     edits: Edits | None = None  # changes to the run's logits at every step, or None
     start: int = 0  # position of the state to which the prompt is fed
-    position: int = 0  # number of tokens fed to the run's state
+    position: int = 0  # number of tokens fed to the run's state, including the `start` tokens before the prompt
     fed: int = 0  # how many of `tokens` were fed to the run's state
     tokens: tuple[int, ...] = ()  # the run's prompt, and the tokens that were drawn before the run was restored
     origin: State | None = None  # the state that the request continues; None: the empty state
@@ -39,12 +39,12 @@ class Sequence:
     # The last delta of a run that draws no more tokens, because only its state is wanted. Such a run has at least one token to feed.
     over: Delta | None = None
     marked: State | None = None  # the state of the newest checkpoint, without tensors; `origin` before the first one
-    shared: int = 0  # number of first tokens after which the store has a state that other processes find
+    shared: int = 0  # the store has the state after this number of first tokens, for other processes; 0: none
     saved_at: int = 0  # position of the run's newest checkpoint
     placed_at: int = 0  # position when the run got its slot
     aside: bool = False  # whether the run was preempted and waits for a slot
     state: State | None = None  # the run's state while it has no row and is not in prefill; None: the empty state
-    # (V,) logits of the next prompt token, set by a restore if the prompt's log-probabilities are not complete.
+    # (V,) logits of the next prompt token. Set if the prompt's log-probabilities were requested and the run begins at a state.
     before: Logits | None = None
     mask: Future[Words] | None = None  # mask of the next token; None: no grammar, or no slot yet
     drew: float = 0.0  # time at which the run drew its previous token, in seconds of the engine's clock
@@ -79,7 +79,9 @@ class Sequence:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Return whether to write a checkpoint. A run that draws no more tokens needs a token to feed, so it has none at its end."""
+        """Return whether to write a checkpoint. A run that draws no more tokens gets none after its last token, because a run that
+        continued from it would have no token to feed.
+        """
         if not self.request.checkpoint or (self.over is not None and not self.left_of_prompt):
             return False
         return self.position - self.saved_at >= (PROMPT_CHECKPOINT_TOKENS if self.left_of_prompt else CHECKPOINT_TOKENS)
@@ -95,7 +97,7 @@ class Sequence:
         return tuple(self.ends) if len(self.completion) < self.request.min_tokens else ()
 
     def fed_since(self, marked: State | None) -> tuple[int, ...]:
-        """Return the tokens that were fed to the run's state after its earlier state `marked`, or all fed tokens if that is None."""
+        """Return the tokens that were fed to the run's state after its earlier state `marked`, or all fed tokens if `marked` is None."""
         first, n, prompt = 0 if marked is None else marked.position - self.start, self.position - self.start, self.request.prompt
         return prompt[first:n] + tuple(self.completion[max(first - len(prompt), 0) : max(n - len(prompt), 0)])
 

@@ -31,7 +31,7 @@ class States(Protocol):
     """The states of several sequences, one row for each, in the memory in which the session computes."""
 
     def put(self, row: int, states: Sequence[Tensor] | None) -> None:
-        """Copy state tensors, each without B, into a row; None: reset the row to the initial state."""
+        """Copy state tensors, each without the batch axis B, into a row; None: reset the row to the initial state."""
         ...
 
     def copy(self, row: int, source: Self, of: int) -> None:
@@ -39,7 +39,7 @@ class States(Protocol):
         ...
 
     def read(self, row: int) -> list[Tensor]:
-        """Return a copy of a row's state tensors, each without B."""
+        """Return a copy of a row's state tensors, each without the batch axis B."""
         ...
 
 
@@ -59,12 +59,13 @@ class StepSession(Protocol[S]):
         ...
 
     def batch(self, rows: int) -> int:
-        """Return the batch size to use for `rows` sequences. It is larger than `rows` if using a shape again is worth some unused rows."""
+        """Return the batch size to use for `rows` sequences. It may be larger than `rows`, so that fewer different shapes occur."""
         ...
 
     def bind(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S, logits: Logits) -> Callable[[], None]:
-        """Return a function that feeds to each row b its first `lengths[b]` tokens. Shapes: tokens (B, N), lengths and positions (B,), B
-        rows of `states`, and `wanted` (B, M), the indices of the tokens after which logits are computed -> logits (B, M, V).
+        """Return a function that feeds to each row b its first `lengths[b]` tokens and computes logits (B, M, V). Shapes: tokens (B, N),
+        lengths and positions (B,), B rows of `states`, and wanted (B, M). `wanted` has the indices of the tokens after which logits are
+        computed.
 
         Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `lengths` and `wanted` must not
         change. The new states are written to `out`, which may not share memory with `states`. `positions[b]` is the number of tokens that
@@ -110,7 +111,7 @@ class OnnxStepSession:
     provider = CPU
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, share_out: bool = True) -> None:
-        """`share_out` False: rows are never divided, so every call is one call of the runtime on `threads` threads."""
+        """If `share_out` is False, rows are never divided, so every call is one call of the runtime on `threads` threads."""
         one_runtime()
         assert manifest.decoder is not None
         self.decoder = manifest.decoder

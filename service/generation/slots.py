@@ -1,7 +1,7 @@
 """Memory for the states of many sequences, bound directly to the step graph.
 
-There are two sets of states: a step reads one set and writes the other, then they are swapped, so no step copies states. The rows in use
-are the first ones, so a batch is a view. When a row is freed, the last row is copied into its place: the only copy for a sequence.
+There are two sets of states. A step reads one set and writes the other, then they are swapped, so no step copies states. The rows in use
+are the first ones, so the rows of a batch are a view of the arrays. When a row is freed, the last row in use is copied into its place.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,9 @@ class Slots(Generic[Owner]):
         return len(self.owners)
 
     def add(self, owner: Owner, states: Sequence[Tensor] | Row | None = None, position: int = 0) -> int:
-        """Add a row for `owner`: the empty state, or a copy of `states` (each without B) at `position`. Returns the row's index."""
+        """Add a row for `owner`: the empty state, or a copy of `states` (each without the batch axis) at `position`. Returns the row's
+        index.
+        """
         assert len(self.owners) < self.size
         row = len(self.owners)
         if isinstance(states, Row):
@@ -64,12 +66,12 @@ class Slots(Generic[Owner]):
         return last if row != last else None
 
     def state(self, row: int) -> list[Tensor]:
-        """Return a copy of a row's state tensors, each without B."""
+        """Return a copy of a row's state tensors, each without the batch axis."""
         return self._front.read(row)
 
     @property
     def sets(self) -> tuple[Any, Any]:
-        """The states that the next step reads, and the states that it writes, of the session's own type. The rows in use come first."""
+        """Return the states that the next step reads, and those that it writes, of the session's own type. The rows in use come first."""
         return self._front, self._back
 
     def stepped(self, lengths: Ids) -> None:

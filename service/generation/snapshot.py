@@ -27,12 +27,12 @@ from service.states.validity import check_bundle, check_form, check_logits, chec
 class State:
     """The state of a decoder after the tokens of one sequence. The arrays may be shared and are never changed."""
 
-    tensors: tuple[Tensor, ...]  # the state tensors, each without B, in the order of the decoder's states
+    tensors: tuple[Tensor, ...]  # each without the batch axis, in the order of the decoder's states
     position: int  # number of tokens that were fed to the state
     logits: NDArray[np.float32] | None  # (V,) logits of the next token; None if they were not computed
     fingerprint: str  # the bundle's fingerprint; needed because another bundle's states may have the same shapes
-    seen: NDArray[np.uint8] | None = None  # bit i (little-endian) is 1 if token i was fed; None in a state that no request continues
-    recent: tuple[int, ...] = ()  # the last tokens fed, `MOST_RECENT` at most; () in a state that no request continues
+    seen: NDArray[np.uint8] | None = None  # bit i (little-endian) is 1 if token i was fed; None if the state was not stored
+    recent: tuple[int, ...] = ()  # the last tokens fed, `MOST_RECENT` at most; () if the state was not stored
 
     @property
     def finite(self) -> bool:

@@ -2,8 +2,8 @@
 deadlines, delivery and errors.
 
 Subclasses for decoders and encoder-decoders add the computation. Callers run on the event loop. Only the engine's thread uses jobs and
-makes runtime calls. Both sides use `Admission`, and the tokens of a step are sent to the event loop in one call. Jobs start and end between
-two steps.
+makes runtime calls. Callers and the engine's thread share the queue (`Admission`). The tokens of a step are sent to the event loop in one
+call. Jobs start and end between two steps.
 """
 
 import asyncio
@@ -39,20 +39,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnserve")
 
-_LOOK = 8  # steps between two checks of whether a running job is preempted for a waiting job
+_LOOK = 8  # steps between two checks of whether a running job must be preempted for a waiting job
 _LONG_PROMPT = 4096  # after more than this number of prompt tokens were checked, other tasks of the event loop may run
 
 
 @dataclass
 class Once:
-    """Results that all jobs of a submission share: loaded states and checkpoints, and by the `id()` of a collection of token ids, whether
-    it was checked, and the array made from it.
-    """
+    """Results that all jobs of a submission share, so that the work for them is done once."""
 
     states: dict[StateReference, State] = field(default_factory=dict)  # states loaded before the jobs are made
     checkpoints: dict[str, Snapshot] = field(default_factory=dict)  # checkpoints loaded before the jobs are made, by id
-    checked: set[int] = field(default_factory=set)
-    made: dict[int, NDArray[Any]] = field(default_factory=dict)
+    checked: set[int] = field(default_factory=set)  # `id()` of each collection of token ids that was checked
+    made: dict[int, NDArray[Any]] = field(default_factory=dict)  # arrays made from collections of token ids, by the collection's `id()`
 
 
 class StepEngine(ABC, Generic[J]):
@@ -183,7 +181,9 @@ class StepEngine(ABC, Generic[J]):
         self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, held, self._turn_s(holders)), slots)
 
     def _turn_s(self, holders: list[J]) -> float:
-        """Estimate how long a job holds its slots while others wait. Running jobs count with their current age."""
+        """Estimate how many seconds a job holds its slots while others wait: the average of ended jobs, or the mean age of running jobs if
+        that is longer.
+        """
         now = time.monotonic()
         ages = [now - (holder.runs[0].usage.started or now) for holder in holders]
         return max(self._run_s, sum(ages) / max(len(ages), 1))
@@ -264,7 +264,7 @@ class StepEngine(ABC, Generic[J]):
 
     @abstractmethod
     def _forget(self, job: J) -> None:
-        """Free the slots of a job, if it holds any, once it has left the queue."""
+        """Free the slots of a job that has left the queue, if it holds any."""
 
     def _after_failure(self, jobs: list[J]) -> None:
         """Free the slots of the jobs in a failed call."""

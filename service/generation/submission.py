@@ -11,7 +11,7 @@ from service.runtime.lanes import Lane
 
 
 class Job(Protocol):
-    """The runs that get and leave their slots together: one sequence of a decoder, or all outputs of one source of an encoder-decoder."""
+    """The runs that get and free their slots together: one sequence of a decoder, or all outputs of one source of an encoder-decoder."""
 
     aside: bool  # whether the job was preempted and waits for slots
 
@@ -43,7 +43,7 @@ J = TypeVar("J", bound=Job)
 
 @dataclass(eq=False)
 class Submission(Generic[J]):
-    """The jobs of one API request that wait for slots, in the order in which they get them: preempted jobs first."""
+    """The jobs of one API request that wait for slots. Preempted jobs (`aside`) get slots before jobs that never had any (`fresh`)."""
 
     client: str
     lane: Lane

@@ -29,9 +29,7 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
-        """Read the tokens of a `tokenizers` file. Raises BundleError if the kind of its decoder does not give each token bytes of its
-        own.
-        """
+        """Read the tokens of a `tokenizers` file. Raises BundleError if its kind of decoder does not decode each token by itself."""
         described: dict[str, Any] = orjson.loads(tokenizer_file.read_bytes())
         bytes_of = _reader(described.get("decoder"), tokenizer_file.name)
         self._bytes: dict[int, bytes] = {}
@@ -60,7 +58,7 @@ class TextStream:
     """The text of one run. The results of all `push` calls and `finish`, joined, are the whole text up to the stop string.
 
     The run ends at the first complete stop string, or at the longest if several end at the same character, however the text is divided into
-    tokens. A stop string that becomes complete before stopping is allowed counts as ordinary text.
+    tokens. A stop string that becomes complete while the run may not stop yet (`may_stop` False) counts as ordinary text.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, stop: tuple[str, ...], include_stop: bool, skip_special_tokens: bool) -> None:
@@ -118,8 +116,8 @@ class TextStream:
                 yield start + len(string), -len(string), string
 
     def _begin_of_stop(self, text: str) -> int:
-        """Return the index at which the text's longest suffix begins that may be the beginning of a stop string, or the text's length
-        without such a suffix.
+        """Return the index at which the longest suffix of the text begins that may be the beginning of a stop string. Without such a
+        suffix, return the text's length.
         """
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first_letters and any(string.startswith(text[start:]) for string in self._stop):
@@ -128,8 +126,8 @@ class TextStream:
 
 
 def _widest(pieces: Iterable[bytes]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return two lists of the sizes in bytes of the largest tokens in JSON, descending: each token as a string, and each token as a string
-    and a list of bytes.
+    """Return the sizes in bytes that the largest tokens have in JSON, descending, in two lists. In the first, a token is written as a
+    string; in the second, as a string and a list of bytes.
 
     A token with an incomplete character is written as U+FFFD or in a form such as `bytes:\\xc3`; the larger size counts.
     """
@@ -174,7 +172,9 @@ def _reader(decoder: Any, file: str) -> Callable[[str], bytes]:
 
 
 def _letters_bytes(alphabet: Mapping[str, int], token: str) -> bytes:
-    """Return the bytes of a token that is written in a byte alphabet. A token with other letters stands for itself, as in `tokenizers`."""
+    """Return the bytes of a token that is written in a byte alphabet. A token with any other letter is encoded as UTF-8, as in
+    `tokenizers`.
+    """
     if all(letter in alphabet for letter in token):
         return bytes(alphabet[letter] for letter in token)
     return token.encode()
@@ -186,8 +186,9 @@ def _piece_bytes(piece: str) -> bytes:
 
 
 def _byte_alphabet() -> Mapping[str, int]:
-    """Return GPT-2's letter for each byte: the character itself if printable, else the next letter from U+0100 on (Radford et al.
-    2019)."""
+    """Return the byte for each letter of GPT-2's byte alphabet. A byte's letter is the character with this code if it is printable, else
+    the next unused letter from U+0100 on (Radford et al. 2019).
+    """
     printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printing]
     return {**{chr(byte): byte for byte in printing}, **{chr(256 + at): byte for at, byte in enumerate(others)}}

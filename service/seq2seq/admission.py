@@ -13,8 +13,8 @@ class SourceAdmission(Admission[Source]):
     """A queue of sources. A source keeps its rows until its outputs are complete."""
 
     def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
-        """Return the estimated seconds until a new source gets its rows. Before it come the rows of the client's own sources, and at most
-        as many rows of each other client.
+        """Return the estimated seconds until a new source gets its rows. All waiting sources of its own client get their rows before it,
+        and each other client gets at most as many rows as its own client, the new source included.
         """
         by_client = Counter[str]()
         for each in self._submissions:

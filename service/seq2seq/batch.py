@@ -79,7 +79,7 @@ class Batch:
 
     def _keep(self, rows: list[int], total: int) -> None:
         """Keep only the rows with these indices, in this order, and shorten the padding to the longest remaining source. `total` is the
-        number of rows before.
+        number of rows before this call.
         """
         if not rows:
             self._rows = None

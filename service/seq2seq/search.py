@@ -1,7 +1,8 @@
 """Searches for the most likely outputs of one source, by greedy search if there is one beam, else by beam search.
 
-Outputs are ranked by log p / length, the mean log-probability of a token, end token included. A finished output is kept unless K other
-outputs are better. The search ends when all kept outputs are finished. The algorithm is that of `models/encoder_decoder/search.py`.
+Outputs are ranked by log p / length, the mean log-probability of a token, end token included. With K beams, a finished output is kept
+unless K other outputs are better. The search ends when all kept outputs are finished. The algorithm is that of
+`models/encoder_decoder/search.py`.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Path:
 
 
 class Search:
-    """A search for K outputs. `alive` are the unfinished outputs, in the order of their rows in the batch."""
+    """A search with K beams, for K outputs of one source. `alive` are the unfinished outputs, in the order of their rows in the batch."""
 
     def __init__(
         self, *, beams: int, length: int, max_tokens: int, begin_token_id: int, end_token_id: int, top_logprobs: int | None
@@ -52,8 +53,8 @@ class Search:
         return sorted((*self._ended, *self.alive), key=lambda path: -path.score)
 
     def advance(self, logits: NDArray[np.float32], attention: NDArray[np.float32]) -> list[int]:
-        """Extend the outputs by one token, by the logits (R, V) and attention weights (R, N) of R rows. Returns, for each output now in
-        `alive`, the row of the output that it extends.
+        """Extend each unfinished output by one token. `logits` (R, V) and `attention` weights (R, N) are those of its row. Returns, for
+        each output now in `alive`, the row of the output that it extends.
         """
         scores = logits.astype(np.float64)
         scores -= scores.max(axis=1, keepdims=True)

@@ -22,7 +22,9 @@ Tensors = dict[str, NDArray[np.float32]]
 
 @dataclass
 class Rows:
-    """R rows between two steps: the mask (R, N), and by their names in the graphs the memory tensors (R, N, ..) and the states (R, ..)."""
+    """R rows between two steps: the mask (R, N), which is 0 for padding, the memory tensors (R, N, ..) and the states (R, ..). `memory` and
+    `state` are keyed by the tensors' names in the graphs.
+    """
 
     mask: Ids
     memory: Tensors

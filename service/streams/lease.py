@@ -1,10 +1,10 @@
-"""Leases: only one process at a time may send a run, and only while it renews its lease of the run.
+"""Leases: only one process at a time may send a run to its client, and only while it renews its lease of the run.
 
-The owner of a run renews its lease by writing the run's document, which must still name it as the owner. Another process takes the run
-over by writing itself into the document. Then the first owner's next write fails, and it ends its stream without sending anything more. A
+The owner of a run renews its lease by writing the run's document, which must still name it as the owner. Another process takes the run over
+by writing itself into the document. Then the first owner's next write fails, and it ends its stream without sending anything more. A
 process that was paused for longer than a lease renews it before it sends anything.
 
-The document is only needed to continue a stream. If the store is slow or fails, streams are still sent, and the failures are counted. If
+The document is needed only to continue a stream. If the store is slow or fails, streams are still sent, and the failures are counted. If
 the document is missing in the store, the next renewal writes it again.
 """
 
@@ -31,9 +31,9 @@ LEASE_S = 15.0  # an owner that has not renewed its lease for so many seconds is
 KEPT_S = 3600.0  # seconds for which a run can be continued after its end, or after its owner was lost
 _RENEWALS = 3  # a lease is renewed so many times in `LEASE_S` seconds
 _TOKENS = 256  # the progress is written after so many new tokens, or after an eighth of the run's tokens if that is more
-_LEAVES_S = 1.0  # longest time, in seconds, that taking a run over waits for the end of an earlier stream of this process
+_LEAVES_S = 1.0  # longest wait, in seconds, until an earlier stream of this process has ended whose run is taken over
 _PATIENCE_S = 5.0  # longest time that one attempt to renew the lease delays a send, in seconds
-_WRITE_S = 0.05  # longest time that the write of its document delays a stream's beginning, in seconds
+_WRITE_S = 0.05  # longest time, in seconds, that the beginning of a stream waits until the run's document is written
 
 
 class Lease:
@@ -156,7 +156,9 @@ class Lease:
         self._valid_until = began + self._leases.lease_s
 
     def documents(self, owner: str | None = None) -> tuple[Document, Document]:
-        """Return the two documents to write now: of the run and of its request."""
+        """Return the two documents to write now, of the run and of its request. `owner` is the owner that the run's document names: "" for
+        no owner, None for this stream.
+        """
         leases, start, now = self._leases, self.start, time.time()
         run = Document(
             kind=RUN_KIND,
@@ -190,7 +192,9 @@ class Lease:
         self._expires = run.expires or math.inf
 
     def _submit(self, owner: str | None = None, *, new: bool = False) -> None:
-        """Submit a write of the documents. The store carries out writes in the order in which they were submitted."""
+        """Submit a write of the documents, with `owner` as in `documents`. The store carries out writes in the order in which they were
+        submitted.
+        """
         leases, began = self._leases, self._leases.clock()
         run, request = self.documents(owner)
         self._written = self.progress.n_tokens
@@ -214,7 +218,7 @@ class Lease:
 
 
 def _on(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
-    with suppress(RuntimeError):  # the service has stopped, and the loop is closed
+    with suppress(RuntimeError):  # raised if the service has stopped and the loop is closed
         loop.call_soon_threadsafe(call, *arguments)
 
 
@@ -267,7 +271,7 @@ class Leases:
         lease.taken(began)
         if (here := self.open.get(run)) is not None:
             here.lose()
-            with suppress(TimeoutError):  # after its end, the earlier stream does not count towards the tenant's limit
+            with suppress(TimeoutError):  # the earlier stream counts towards the tenant's limit until it ends
                 await asyncio.wait_for(here.ended.wait(), _LEAVES_S)
         self._add(lease)
         return lease

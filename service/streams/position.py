@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class EventId(NamedTuple):
-    """The last id that a client received. If the client sent no hash, `hash` is None, and its tokens are not compared."""
+    """The last event id that a client received. If `hash` is None, the client sent no hash, and its tokens are not compared."""
 
     run: str
     places: tuple[Place, ...]
@@ -68,7 +68,7 @@ class Sent:
         self._digests = [each.digest() for each in self._hashes]
 
     def add(self, index: int, token_ids: Sequence[int], *, ended: bool = False) -> None:
-        """Note that these tokens of a choice are sent with the next event. `ended`: they are the choice's last tokens."""
+        """Note that these tokens of a choice are sent with the next event. `ended` is True if they are the choice's last tokens."""
         tokens, begun, _ = self._places[index]
         if token_ids:
             (hash_ := self._hashes[index]).update(np.array(token_ids, "<i4").tobytes())

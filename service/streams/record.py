@@ -21,7 +21,7 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """The data of a run that never change."""
+    """The data of a run that never change after its beginning."""
 
     id: str
     tenant: str  # "" if no keys are set

@@ -25,7 +25,7 @@ class Received(NamedTuple):
 
 
 class LeasedRuns:
-    """Runs whose tokens are noted in a lease, which stores them. A `PieceSource`."""
+    """Runs whose tokens are noted in a lease, which stores them. Implements `PieceSource` of `service/http/sse.py`."""
 
     def __init__(self, runs: Runs, lease: Lease) -> None:
         self._runs, self._lease = runs, lease
@@ -57,8 +57,9 @@ class LeasedRuns:
 
 
 class ContinuedRuns(LeasedRuns):
-    """Runs for a client that has a part of the stream already. It returns deltas only after the client's part was computed again and proved
-    to be equal."""
+    """Runs for a client that has received a part of the stream already. Deltas are returned only after this part was computed again and
+    proved to be equal to the client's.
+    """
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class ContinuedRuns(LeasedRuns):
         self._choices = [
             _Choice(request, place, tokens, vocabulary) for request, place, tokens in zip(requests, wanted.places, known, strict=True)
         ]
-        self._held: list[tuple[int, Delta]] = []  # new deltas of some choices, while other choices are before the client's position
+        self._held: list[tuple[int, Delta]] = []  # deltas past the client's position, until all choices are past it
         self._proven = False
         lease.progress.tokens = [list(tokens) for tokens in known]
         lease.progress.ended = [False] * len(known)
@@ -132,7 +133,9 @@ def diverged(hash: str, wanted: str) -> Diverged:
 
 
 def released(request: GenerationRequest, vocabulary: Vocabulary, token_ids: Sequence[int]) -> str:
-    """Return the text that was sent with the first tokens `token_ids` of a run. Text that may belong to a stop string was held back."""
+    """Return the text that was sent with `token_ids`, the first tokens of a run. Text that may be the beginning of a stop string was held
+    back.
+    """
     text = TextStream(vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens)
     return "".join([text.push(token_id, may_stop=at >= request.min_tokens) for at, token_id in enumerate(token_ids)])
 
@@ -148,8 +151,9 @@ class _Choice:
         self.received = Received(place, known, self._text)
 
     def rest(self, delta: Delta) -> Delta | None:
-        """Return the part of a delta that the client does not have, or None if it has all of it. Raises Diverged if the run ends before the
-        client's position or continues after the client's end."""
+        """Return the part of a delta that the client does not have, or None if the client has all of it. Raises Diverged if the run ends
+        before the client's position, or continues although the client has its end.
+        """
         if self.reached:
             return delta._replace(text="") if self._place.ended else delta
         had = self._place.tokens

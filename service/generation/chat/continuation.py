@@ -1,7 +1,7 @@
-"""Renders the next messages of a conversation whose first part is known only as a state.
+"""Renders the next messages of a conversation whose earlier messages are known only as the decoder's state.
 
-A template can only write whole conversations. So the new messages are rendered after a short conversation whose last message has the same
-author as the last message in the state, and a random mark as its content. The text after the mark is fed to the state.
+A template can only write whole conversations. So the new messages are rendered after a short, invented conversation. Its last message has
+the same author as the last message in the state, and a random mark as its content. The text after the mark is fed to the state.
 """
 
 import secrets
@@ -26,12 +26,12 @@ async def following(
 ) -> str:
     """Return the text that the template writes after a state that ends with `turn`, as input for `ChatPrompts.encode`.
 
-    If the model generated the last turn ("generated"), the state may lack the tokens with which the template ends a turn, so the returned
-    text begins with this end. The caller must remove it if the state has seen it. The returned text after any other turn does not contain
-    the end. Raises InvalidRequest and Overloaded as `ChatPrompts.prompt` does, and InvalidRequest if the template changes or reorders the
-    messages.
+    If `turn` is "generated", the model wrote the last message, and the state may lack the tokens with which the template ends a message. So
+    the returned text begins with this end, and the caller must remove it if the state has seen it. For any other `turn`, the state has seen
+    the end, and the returned text begins after it. Raises InvalidRequest and Overloaded as `ChatPrompts.prompt` does, and InvalidRequest if
+    the template changes or reorders the messages.
     """
-    mark = f"mark{secrets.token_hex(16)}"  # a client cannot write it
+    mark = f"mark{secrets.token_hex(16)}"  # random, so that no client can write it
     role = {"system": "system", "assistant": "assistant", "generated": "assistant"}.get(turn, "user")
     before = [*([_SAID] if role == "assistant" else ()), {"role": role, "content": mark}]
     begin = [_SAID] if turn == "generated" else before  # the template must write these messages the same way when other messages follow

@@ -1,12 +1,13 @@
 """Encodes conversations so that special tokens come only from the template, and everything that a client wrote is plain text.
 
-A template writes `<|im_end|>` at the end of a message. A client that writes these letters must not end a message. So before the
-template gets the messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no
-character. When the text between the special tokens is tokenised, the stand-ins are replaced by the letters again.
+A template writes `<|im_end|>` at the end of a message. If a client writes these letters inside a message, they must not end the message. So
+before the template gets the messages, the first letter of every special token in them is replaced by a stand-in, a code point that ordinary
+text does not contain. When the text between the special tokens is tokenised, the stand-ins are replaced by the letters again.
 
-A template can also assemble a special token from text, with two fields in sequence or a filter that changes letters. So a second rendering
-has stand-ins for every letter with which a special token begins. If its special tokens differ from those of the first rendering, the second
-rendering is used. Then the template may not find a text that it searches for in the messages, but no client can insert a special token.
+A template can also assemble a special token from parts of the messages, by writing two fields next to each other or by a filter that
+changes letters. So the messages are rendered a second time, with stand-ins for every letter with which a special token begins. If the two
+renderings have different special tokens, the second rendering is used. In it, the template may not find a text that it searches for in the
+messages, but no client can insert a special token.
 """
 
 import asyncio

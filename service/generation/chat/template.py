@@ -27,8 +27,8 @@ MAX_CHARACTERS = 16 * 1024 * 1024
 MAX_S = 2.0
 MEMORY_BYTES = 512 * 1024 * 1024
 
-_PATIENCE_S = 20.0  # seconds of wall-clock time beyond the CPU limit, because other work may slow the process down
-_MOST_WAITING = 1_000  # requests that may wait for one template; rendering takes a fraction of a millisecond
+_PATIENCE_S = 20.0  # an answer may take this many seconds longer than the CPU limit, because other work may slow the process down
+_MOST_WAITING = 1_000  # most requests that may wait for one template; rendering takes a fraction of a millisecond
 _RETRY_AFTER_S = 1.0
 _ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # the only environment variables that the process gets, so it cannot read API keys
 _PIECE_BYTES = 1 << 20
@@ -66,7 +66,7 @@ class ChatTemplate:
             self.takes_tools = bool(self._ask(None)["takes_tools"])
             self._ask(_frame(self._variables(_PROBE, None, True)))
         except _Refused as refused:
-            # The template may refuse the messages of this test, but its rendering must end.
+            # A template may refuse the message of this test, as it may refuse any message. Every other failure is an error of the template.
             if not str(refused).startswith("does not take"):
                 self.close()
                 raise ValueError(f"{self._name} {refused}") from None
@@ -90,7 +90,7 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt with special tokens as text. Blocks. Raises InvalidRequest if the template refuses the messages.
 
-        OpenAI's API now calls the system role `developer`. A template without this word gets `system`.
+        OpenAI's API now calls the system role `developer`. A template whose source does not contain this word gets the role `system`.
         """
         try:
             prompt: str = self._ask(_frame(self._variables(messages, tools, add_generation_prompt)))["prompt"]
@@ -125,7 +125,7 @@ class ChatTemplate:
 
 
 class _Refused(Exception):
-    """The template returned no prompt. The error's message is a predicate for the subject "the template"."""
+    """The template returned no prompt. The error's message completes a sentence that begins with "the template"."""
 
 
 class _Child:

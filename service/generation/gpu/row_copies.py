@@ -27,7 +27,7 @@ class RowCopies:
         self._session = open_graph(identities(decoder), threads=1, provider=provider)
 
     def __call__(self, sources: Sequence[Place], targets: Sequence[Place]) -> None:
-        """Copy each source into its target, in the order of the decoder's states. Arrays are C-contiguous."""
+        """Copy each source into its target. Both are in the order of the decoder's states, and their arrays must be C-contiguous."""
         binding = self._session.io_binding()
         for state, source, target in zip(self._states, sources, targets, strict=True):
             dtype = np.dtype(state.dtype).type

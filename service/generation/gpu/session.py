@@ -20,8 +20,9 @@ _SETS = 4  # most copies of all slots' states at a time: two sets for the runnin
 def open_steps(
     bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str, slots: int, gpu_memory_gib: float | None
 ) -> StepSession[Any]:
-    """Open the step graph. `provider` "cuda" raises SettingsConflict if no GPU is usable, "auto" then uses the CPU. The states of
-    `slots` sequences count towards `gpu_memory_gib`."""
+    """Open the step graph. If no GPU can be used, `provider` "cuda" raises SettingsConflict, and "auto" uses the CPU. `gpu_memory_gib`
+    limits the GPU memory of the model, including the states of `slots` sequences.
+    """
 
     def opened(chosen: str) -> StepSession[Any]:
         if chosen == CUDA:
@@ -80,7 +81,8 @@ class DeviceStates:
 class DeviceStepSession:
     """A bundle's step graph on the device of `provider`.
 
-    The rows of a step are rounded up to 1, 2, 4, 8, .. so that few shapes occur. Unused rows at the end are fed a token too.
+    The number of rows of a step is rounded up to a power of two, so that few different shapes occur. The unused rows at the end are
+    computed too, and their results are ignored.
     """
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, gpu_memory_gib: float | None = None, provider: str = CUDA) -> None:

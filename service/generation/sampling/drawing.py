@@ -95,8 +95,10 @@ def largest(scores: Floats, peaks: Floats, k: Ids) -> tuple[Floats, Ids]:
 
 
 def _drawn_from(table: Floats, uniforms: Doubles) -> Ids:
-    """Draw a token from each row of weights: (R, W), (R,) -> (R,), W a multiple of DEPTH. First a column of the table (DEPTH, W / DEPTH)
-    is drawn, then a token in it: a cumulative sum over V would cost more than all other steps."""
+    """Draw a token from each row of weights: (R, W), (R,) -> (R,), W a multiple of DEPTH. Each row is treated as a table (DEPTH, W /
+    DEPTH). First a column is drawn, then a token in this column, because a cumulative sum over V tokens would cost more than all other
+    steps.
+    """
     columns = np.cumsum(_columns(table), axis=1, dtype=np.float64)
     column, rest = _locate(columns, uniforms * columns[:, -1])
     folded = table.reshape(len(table), DEPTH, -1)
@@ -120,7 +122,9 @@ def _weights(scores: Floats, peaks: Floats, temperature: Floats) -> Floats:
 
 
 def _columns(weights: Floats) -> Floats:
-    """Sum the columns of each row's table: (R, W) -> (R, W / DEPTH). A matrix product is four times as fast as `sum(axis=1)`."""
+    """Sum the columns of each row, seen as a table (DEPTH, W / DEPTH): (R, W) -> (R, W / DEPTH). A matrix product is four times as fast as
+    `sum(axis=1)`.
+    """
     folded = weights.reshape(len(weights), DEPTH, -1)
     sums: Floats = np.matmul(_ONES, folded)[:, 0]
     return sums
@@ -144,13 +148,13 @@ def _locate(cumulative: Doubles, targets: Doubles) -> tuple[NDArray[np.intp], Do
 
 
 def _bounds(scores: Floats, peaks: Floats, temperature: Floats, truncation: Truncation) -> Floats:
-    """Return, for each row, a lower bound of the scores that top_k and min_p keep, or -inf without a bound: (R,)."""
+    """Return, for each row, a lower bound of the scores that top_k and min_p keep, or -inf if neither gives a bound: (R,)."""
     top_k, top_p, min_p, _ = truncation
     bounds = np.full(len(scores), -np.inf, np.float32)
     limited = np.flatnonzero(top_k > 0)
     if limited.size:
         bounds[limited] = _bounds_of_largest(_leaders(rows_of(scores, limited)), top_k[limited])
-    floor = np.flatnonzero((min_p > 0) & (top_p == 1))  # a smaller top_p must also sum the tokens that min_p drops
+    floor = np.flatnonzero((min_p > 0) & (top_p == 1))  # no bound if top_p < 1, because its sum includes tokens that min_p drops
     if floor.size:  # the bound is lowered by more than all rounding errors
         least = peaks[floor] + temperature[floor] * (np.log(min_p[floor]) - 1e-3) - 1e-5 * np.abs(peaks[floor])
         bounds[floor] = np.maximum(bounds[floor], least.astype(np.float32))

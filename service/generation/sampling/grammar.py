@@ -28,7 +28,7 @@ Words = NDArray[np.int32]  # (ceil(V / 32),): bit i of word w is token 32 w + i,
 # Compile time can grow with the square of a source's size or faster: '.*' repeated takes seconds for 4 KB, half a minute for 16 KB.
 MAX_SOURCE_BYTES: Final = {"json_schema": 65536, "regex": 4096, "lark": 8192}
 MAX_PATTERN_BYTES: Final = 4096  # limit on the total size of all regular expressions in a schema
-MAX_MULTIPLE: Final = 10_000  # limit of the least common multiple of all multipleOf in a schema: each remainder is a lexer state
+MAX_MULTIPLE: Final = 10_000  # limit of the least common multiple of all multipleOf in a schema, because each remainder is a lexer state
 COMPILE_S: Final = 5.0
 MASK_S: Final = 0.001  # allowed seconds of CPU time per mask, on average; most grammars need a tenth
 BURST_S: Final = 0.05  # additional seconds of CPU time allowed once per grammar, because each lexer state is built only once
@@ -115,7 +115,9 @@ class Grammars:
     """Compiles grammars for one tokenizer and caches the most recently used ones. Thread-safe."""
 
     def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
-        """Raises BundleError if the library cannot read the tokenizer. Without end tokens, every grammar gets InvalidRequest."""
+        """Raises BundleError if the library cannot read the tokenizer. If `eos_token_ids` is empty, `matcher` raises InvalidRequest for
+        every grammar.
+        """
         self._tokenizer: LLTokenizer | None = None
         if eos_token_ids:
             try:
@@ -218,7 +220,7 @@ def _checked(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if grammar.kind == "lark":
-        # Schemas with either of these keys are refused, because they could avoid the checks below.
+        # A JSON schema inside a Lark grammar is refused, because it would avoid the checks of schemas below.
         if "%json" in source or source.lstrip().startswith("{"):
             raise InvalidRequest("a Lark grammar may not hold a JSON schema here: send it as one", param="grammar")
         return LLMatcher.grammar_from_lark(source)

@@ -15,7 +15,9 @@ _THREADS = max(2, min(4, (os.cpu_count() or 1) // 2))  # threads that compute ma
 
 
 class Masks:
-    """The masks of one engine, for its thread alone. Call `begin` when a run's grammar has advanced, and `late` before the next draw."""
+    """The grammar masks of one engine's runs, used by the engine's thread only. Call `begin` when a run's grammar has advanced, and `late`
+    before the next draw.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)

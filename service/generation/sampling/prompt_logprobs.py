@@ -1,7 +1,7 @@
 """Log-probabilities of a prompt's tokens, stored as arrays until they are written to a response.
 
-Stored as Python objects instead, 20 alternatives for each of 20,000 tokens would take 50 MB, and the engine's thread would have to create
-these objects between two steps.
+As Python objects, 20 alternatives for each of 20,000 tokens would take 50 MB, and the engine's thread would have to create these objects
+between two steps.
 """
 
 import math

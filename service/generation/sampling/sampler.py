@@ -340,7 +340,9 @@ def _penalises(sampling: Sampling) -> bool:
 
 
 def _token_logprobs(logits: Floats, token_ids: Ids, tops: Ids) -> list[TokenLogprob]:
-    """Return the log-probabilities of the tokens: (M, V), (M,), (M,) -> M entries. The largest logit of every row must be finite."""
+    """Return the log-probabilities of the tokens, each with the likeliest alternatives, as many as `tops` says: (M, V), (M,), (M,) -> M
+    entries. The largest logit of every row must be finite.
+    """
     peaks = logits.max(axis=1)
     totals = log_totals(logits, peaks)
     own = _at(logits, token_ids) - peaks - totals

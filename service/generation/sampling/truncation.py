@@ -16,7 +16,7 @@ from service.generation.sampling.scratch import DEPTH, Floats, padded, scratch
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-DEEPEST = np.float32(128)  # larger depths are replaced by this one, because exp(-DEEPEST) is 0 in float32
+DEEPEST = np.float32(128)  # a larger depth (see `truncate`) is replaced by this one, because exp(-DEEPEST) is 0 in float32
 
 _ONES = np.ones(DEPTH, np.float32)
 

@@ -1,4 +1,5 @@
 """States that outlive their run: `packing.py` (the bytes of a state), `keeper.py` (loads and stores states and checkpoints),
-`run_states.py` (loads and stores those of an engine's runs), `prefix_cache.py` (states in memory, found by the tokens that were fed to
-them), `shared_prefixes.py` (states in the store, found in the same way), `prefixes.py` (lets runs begin at states of either kind).
+`run_states.py` (loads and stores the states of an engine's runs), `prefix_cache.py` (states in memory, found by the tokens that were fed to
+them), `shared_prefixes.py` (states in the store, found in the same way), `prefixes.py` (lets runs begin at states from the cache or the
+store).
 """

@@ -62,8 +62,8 @@ class StateKeeper:
         return state
 
     def keep(self, keep: Keep, state: State, origin: State | None, fed: Sequence[int], stored: Stored) -> None:
-        """Store `state`, which results from feeding the tokens `fed` to `origin` (None: the empty state). Then `stored` is called, from any
-        thread, with None or the error. A state with numbers that are not finite is not stored.
+        """Store `state`, which results from feeding the tokens `fed` to `origin` (None: the empty state). Then `stored` is called on any
+        thread, with None if the state was stored, else with the error. A state with numbers that are not finite is not stored.
 
         Never waits, so the engine's thread may call it.
         """
@@ -126,8 +126,8 @@ class StateKeeper:
             log.warning("a checkpoint could not be written: %s", error)
 
     async def checkpoint_of(self, request: GenerationRequest, start: int) -> Snapshot | None:
-        """Return a snapshot of the run at its newest checkpoint, or None without a checkpoint that matches this engine and the request's
-        tokens. The request's prompt begins at position `start`.
+        """Return a snapshot of the run at its newest checkpoint, or None if there is no checkpoint that matches this engine and the
+        request's tokens. The request's prompt begins at position `start`.
         """
         try:
             document = await self._store.call(lambda engine: engine.read(_apart(request.tenant), _CHECKPOINT, request.checkpoint))

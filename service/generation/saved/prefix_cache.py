@@ -1,4 +1,4 @@
-"""Caches the states after prompts and completions in memory. A prompt that begins like an earlier one is fed only from where it differs.
+"""Caches the states after prompts and completions in memory. A prompt that begins with the tokens of a cached state is fed from there on.
 
 A state is found by the token ids that were fed to reach it, the id of the state to which they were fed, and a salt. States are cached at
 two boundaries: the end of a prompt, and the last token of a completion that was fed. A recurrent state is exact, so a cache hit changes no
@@ -48,7 +48,7 @@ class _Entry(NamedTuple):
     beginning: bytes
     content: bytes  # hash of the tokens without the salt
     state: State
-    shared: int  # number of first tokens after which the store has a state
+    shared: int  # the store has the state after this number of first tokens; 0: no state
 
 
 class PrefixCache:
@@ -87,7 +87,9 @@ class PrefixCache:
             return None, self._why(salt, tokens, most, boundaries)
 
     def put(self, salt: Salt, tokens: Several[int], state: State, shared: int = 0) -> None:
-        """Cache the state after these tokens. `state` must have logits. The store has a state after the first `shared` tokens."""
+        """Cache the state after these tokens. `state` must have logits. The store has the state after the first `shared` tokens (0: no
+        state).
+        """
         if len(tokens) < LEAST_TOKENS or (size := _size(state)) > self._most_bytes:
             return
         ((_, beginning), (length, digest)) = hashes(tokens, [LEAST_TOKENS, len(tokens)])

@@ -1,5 +1,5 @@
-"""Applies the prefix cache, and the shared prefixes in the store, to the runs of an engine: runs begin at these states, and leave new
-ones.
+"""Applies the prefix cache, and the shared prefixes in the store, to the runs of an engine: runs begin at the states in them and add new
+states.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Prefixes:
     def begin(self, sequence: Sequence) -> None:
         """Let a run that has no slot yet begin after the longest prefix of its prompt whose state is cached."""
         request, salt = sequence.request, _salt(sequence)
-        if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # the latter need every token's logits
+        if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # log-probabilities need every token's logits
             return
         entry, miss = self._cache.entry(salt, sequence.tokens, len(sequence.tokens) - (sequence.over is not None))
         found = 0 if entry is None else entry.length
@@ -57,7 +57,7 @@ class Prefixes:
 
     def keep(self, sequence: Sequence, fed: tuple[int, ...], copy: Callable[[], tuple[Several[Tensor], Logits]]) -> None:
         """Cache the state of a run after the tokens `fed`, and share long prefixes in the store. `copy` returns the state's tensors, each
-        without B, and its logits (V,).
+        without the batch axis, and its logits (V,).
         """
         salt = _salt(sequence)
         if salt is None or len(fed) > _MOST_TOKENS or self._cache.has(salt, fed):

@@ -11,16 +11,17 @@ from service.states.record import StateReference
 
 
 class RunStates:
-    """Loads and stores the states of an engine's runs by `keeper`. If it is None, requests cannot name states, and runs have no
-    checkpoints.
+    """Loads and stores the states of an engine's runs with a StateKeeper. If `keeper` is None, requests cannot name states, and runs have
+    no checkpoints.
     """
 
     def __init__(self, keeper: StateKeeper | None) -> None:
         self._keeper = keeper
 
     async def load(self, requests: Iterable[GenerationRequest]) -> tuple[dict[StateReference, State], dict[str, Snapshot]]:
-        """Return the states that the requests continue, by reference, and the newest checkpoints of the lost runs that they continue, by
-        id. A run that begins again because it has to compute the log-probabilities of its prompt has none.
+        """Return the states that the requests continue, by reference, and the newest checkpoints of lost runs that they continue, by
+        checkpoint id. No checkpoint is returned for a run that must compute the log-probabilities of its prompt, because such a run begins
+        again.
 
         Raises InvalidRequest, StateNotFound, StateGone or StoreFailed.
         """
@@ -43,7 +44,9 @@ class RunStates:
             _ = self._stored
 
     def keep(self, sequence: Sequence, state: State, stored: Callable[[ServiceError | None], None]) -> None:
-        """Store the state of a run that has ended. `stored` is called from any thread, with the error if it failed."""
+        """Store the state of a run that has ended. `stored` is called on any thread, with None if the state was stored, else with the
+        error.
+        """
         assert sequence.request.keep is not None
         self._stored.keep(sequence.request.keep, state, sequence.origin, sequence.request.prompt + tuple(sequence.completion), stored)
 

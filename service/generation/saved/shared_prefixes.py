@@ -1,9 +1,9 @@
-"""Writes the states after long prompts to the store, so that each generator of profile split also finds the states of the others.
+"""Writes the states after long prompts to the store, so that each generator process of profile `split` also finds the states of the others.
 
 A state is found by tenant, salt and token ids (as in the prefix cache), the bundle's fingerprint and the machine's numerics. Reading or
 writing a state takes about 1 ms, as long as feeding 30 tokens (docs/figures.md), but most prompts come only once. So a state is written
-only if it has at least `LEAST_TOKENS` tokens more than the longest beginning of it in the store, and a lookup is made only if it can save
-at least as many tokens.
+only if its prompt is at least `LEAST_TOKENS` tokens longer than the longest prefix of it whose state is in the store. A lookup is made only
+if it can save at least as many tokens.
 
 Each tenant has an index, which is one document, with up to `_MOST_STATES` states. The least recently used states are removed from it. A
 process notes the uses of states in its own memory until it next writes the index.
@@ -37,7 +37,7 @@ _LIFE_S = 3_600.0  # seconds from the writing of a state until it expires
 _MOST_WRITING = 4
 _MOST_NOTED = 4_096  # most uses of states that are noted in memory
 _ATTEMPTS = 3  # attempts to write an index, which other processes may change at the same time
-_NEAREST: tuple[Miss, ...] = ("evicted", "numerics", "model", "salt")  # of several reasons, the first of these is reported
+_NEAREST: tuple[Miss, ...] = ("evicted", "numerics", "model", "salt")  # if several reasons apply, the first is reported
 _INDEX, _STATE = "prefixes", "prefix"  # the kinds of the documents for the index and for states
 _NO_QUOTA = Quota(states=2**31, size=2**62)  # no limit is needed, because the index itself is limited
 _ROW = struct.Struct("<16s16s8s16sIIdd")
@@ -87,7 +87,7 @@ class SharedPrefixes:
 
     async def find(self, salt: Salt, tokens: Sequence[int], most: int, known: int) -> Found:
         """Return the state after the longest prefix of at most `most` tokens that is in the store, if the prefix has at least `known` +
-        `least` tokens. If the store fails, nothing is found.
+        `least` tokens. The caller has the state after the first `known` tokens already. If the store fails, nothing is found.
         """
 
         def look(engine: StateEngine) -> Found:
