@@ -85,7 +85,6 @@ def requests(
     check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
     check_ids(body.allowed_token_ids, vocab_size, "allowed_token_ids")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    drawn = drawn or seeds(body.seed, len(prompts))
     return [
         GenerationRequest(
             prompt=prompt,
@@ -106,9 +105,8 @@ def requests(
             cache_salt=body.cache_salt,
             **options,
         )
-        for prompt, seed in zip(
-            map(tuple, prompts), drawn or seeds(body.seed, len(prompts)), strict=True
-        )  # the n choices of a prompt share one tuple of ids, which the engine checks once
+        # The n choices of a prompt share one tuple of ids, which the engine checks once.
+        for prompt, seed in zip(map(tuple, prompts), drawn or seeds(body.seed, len(prompts)), strict=True)
         for index in range(n)
     ]
 

@@ -4,7 +4,7 @@
   N bytes   the header, JSON: `__metadata__` with the fields of `_FIELDS` as text; for each tensor its dtype, shape and place in the data
   the rest  the data of the tensors, one after the other
 
-The tensors are the manifest's states, each without B, `logits`, `seen` and `recent`. Equal states give equal bytes, so a hash
+The tensors are the manifest's states, each without the batch axis, `logits`, `seen` and `recent`. Equal states give equal bytes, so a hash
 identifies a state.
 """
 
@@ -50,7 +50,7 @@ _DEPTH = 3  # nesting depth of the header: the object, a tensor, its shape
 class Blob:
     """A state after the tokens of one sequence, with its origin. The arrays are never changed."""
 
-    tensors: tuple[NDArray[Any], ...]  # the state tensors, each without B, in the order of the decoder's states
+    tensors: tuple[NDArray[Any], ...]  # the state tensors, each without the batch axis, in the order of the decoder's states
     logits: NDArray[np.float32]  # (V,) logits of the next token
     seen: NDArray[np.uint8]  # ((V + 7) // 8,): bit i % 8 of byte i // 8 is 1 if the token i was fed
     recent: tuple[int, ...]  # ids of the most recently fed tokens, at most MOST_RECENT, the newest last
