@@ -52,7 +52,7 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
 
 
 async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerStart | None = None) -> Any:
-    """Answer a request. `start` is given if the answer continues a stream, else None."""
+    """Answer a request. If the answer continues an interrupted stream, `start` has the stream's seeds, id and position, else it is None."""
     begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
     model = catalog.generator(body.model or (None if begin is None else begin.record.model))
     turns.check_model(model, begin)
@@ -108,7 +108,10 @@ def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], Calling | None]:
 
 
 def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
-    """Raise InvalidRequest if the fields violate a constraint that a schema cannot express. `field` names the field with `max_tokens`."""
+    """Raise InvalidRequest if the fields violate a constraint that a schema cannot express.
+
+    `field` is the name of the field in the body from which `max_tokens` was read.
+    """
     if not max_tokens and not body.store_state:
         raise InvalidRequest(f"{field}=0 needs store_state: there would be nothing to answer", param=field)
     turns.check_prompt_logprobs(body.prompt_logprobs, body.state)
@@ -120,7 +123,8 @@ def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
 
 
 def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return the messages for the chat template: the content becomes one text, and the arguments of a tool call become an object."""
+    """Return the messages for the chat template. The parts of a content are joined to one text. The arguments of a tool call, which are a
+    string of JSON, are parsed. Raises InvalidRequest if a message lacks its content, or has tool calls and is not the assistant's."""
     messages = []
     for at, message in enumerate(given):
         if message.content is None and not (message.role == "assistant" and message.tool_calls):
@@ -141,7 +145,8 @@ class _Choice:
     """The text of a choice while its tokens arrive, or the tool call if the request requires one."""
 
     def __init__(self, calling: Calling | None, name: str) -> None:
-        """`name` identifies the choice among all answers. The call's id is derived from it, so a continued stream has the same call id."""
+        """`calling` is the required tool call, or None. `name` is the answer's id and the choice's index. The tool call's id is derived
+        from `name`, so it is the same when another process continues the stream."""
         self.text, self.logprobs, self.last = Text(), Elements(), Delta("")
         self.call = None if calling is None else calling.call(generation.derived_id("call_", name))
         self.named = False  # whether a chunk with the tool call's id and name was built
@@ -194,7 +199,7 @@ class _ChatAnswer(Chunks):
         }
 
     def opening(self) -> bytes:
-        """Return a chunk for each choice, with the role of its message."""
+        """Return one chunk with the message's role for each choice. Skip choices of which the client has received a part already."""
         role = {"role": "assistant", "content": "" if self._calling is None else None, "refusal": None}
         begun = {"delta": role, "logprobs": None, "finish_reason": None}
         opened = b""

@@ -89,7 +89,7 @@ class ChatRequest(GenerationRequestBody):
     @field_validator("messages", mode="before")
     @classmethod
     def _not_too_many(cls, messages: Any) -> Any:
-        """Raise an error if all messages together have too many parts and tool calls, since validating them blocks the event loop."""
+        """Raise an error if all messages together have more than `_MOST_PARTS` parts and tool calls. Validation blocks the event loop."""
         if isinstance(messages, list):
             inner = (message.get(name) for message in messages if isinstance(message, dict) for name in ("content", "tool_calls"))
             if (count := sum(len(each) for each in inner if isinstance(each, list))) > _MOST_PARTS:

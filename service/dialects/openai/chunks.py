@@ -19,7 +19,7 @@ from service.streams.source import Received
 
 
 class Chunks(sse.Script[tuple[int, Delta]]):
-    """Builds one answer or its chunks. A whole answer contains the usage, a stream only if the request asks for it."""
+    """Builds one answer, as a whole or as chunks. A whole answer contains the token counts (`usage`), a stream only on request."""
 
     def __init__(self, model: Generator, runs: Runs, options: StreamOptions | None, start: AnswerStart, *, object_: str) -> None:
         self.model, self.runs = model, runs
@@ -37,7 +37,7 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         self.tokens = token_json(model.vocabulary)
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        """Return the JSON of a choice in a chunk: the part that a delta adds to the choice."""
+        """Return the JSON of choice `index` in a chunk. It contains only what `delta` adds to the choice."""
         raise NotImplementedError
 
     def answer(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -54,18 +54,18 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         return b"".join([self.piece(index, delta) for index, delta in pieces])
 
     def piece(self, index: int, delta: Delta) -> bytes:
-        """Return the chunk of a delta, or b"" if the delta has nothing to send. Then the next chunk's id counts the delta's tokens."""
+        """Return the chunk of a delta, or b"" if the delta has nothing to send. Its tokens then count in the next chunk's event id."""
         if self.sent is not None:
             self.sent.add(index, delta.token_ids, ended=delta.finish_reason is not None)
         return self.chunk([self.choice(index, delta)]) if worth_sending(delta) else b""
 
     def begin(self, index: int) -> None:
-        """Note that the next chunk begins a choice and contains no token of it."""
+        """Record that the next chunk begins the choice `index`, and contains none of the choice's tokens."""
         if self.sent is not None:
             self.sent.begin(index)
 
     async def restore(self, received: Sequence[Received]) -> None:
-        """Set the script's state as if it had sent these parts of the choices itself."""
+        """Set this object's state as if it had sent `received` itself: for each choice, the part that the client already has."""
         for index, part in enumerate(received):
             if self.sent is not None:
                 self.sent.restore(index, part.token_ids, part.place)
@@ -96,7 +96,7 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         return {} if state is None else {"state": state}
 
     def _only_state(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the field `state` for the top level of the answer, if the answer has only one choice, and this choice has the field."""
+        """Return the field `state` for the top level of the answer: a copy of the choice's field, if the answer has only one choice."""
         return {"state": choices[0]["state"]} if len(self.runs.runs) == 1 and choices and "state" in choices[0] else {}
 
     def closing(self) -> bytes:
@@ -108,5 +108,5 @@ class Chunks(sse.Script[tuple[int, Delta]]):
 
 
 def worth_sending(delta: Delta) -> bool:
-    """Return whether a delta contains text, log-probabilities or a finish reason. A delta has none if its token's text is incomplete."""
+    """Return whether a delta contains text, log-probabilities or a finish reason. A token that ends inside a character may have none."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)

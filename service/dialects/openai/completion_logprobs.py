@@ -1,4 +1,5 @@
-"""Builds the choices of the completions API. Their log-probabilities are four lists with an entry for each token."""
+"""Builds the choices of the completions API. Their log-probabilities are four lists with one entry for each token: the tokens' texts, their
+log-probabilities, the likeliest tokens, and the text offsets."""
 
 import codecs
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from service.streams.source import Received
 
 
 class Columns:
-    """The four lists of a choice's log-probabilities, serialised as JSON."""
+    """The log-probabilities of a choice as four lists of JSON: token texts, log-probabilities, likeliest tokens, text offsets."""
 
     def __init__(self, tokens: TokenJson) -> None:
         self._tokens = tokens
@@ -42,7 +43,8 @@ class Columns:
 
 
 class Logprobs:
-    """Adds the log-probabilities of one choice to its columns while tokens arrive. Text offsets count from the choice's first token."""
+    """Adds the log-probabilities of one choice to `Columns` while tokens arrive. Text offsets count from the beginning of the choice's
+    text, which includes an echoed prompt."""
 
     def __init__(self, model: Generator, *, skip_special_tokens: bool) -> None:
         hidden = model.vocabulary.special if skip_special_tokens else frozenset[int]()
@@ -55,7 +57,10 @@ class Logprobs:
         columns.add(ids, told, map(self._offsets.of, ids))
 
     def prompt(self, columns: Columns, ids: Sequence[int], logprobs: Iterable[TokenLogprob | None]) -> Iterable[bytes]:
-        """Add the log-probabilities of a prompt to `columns`, and yield b"" after each slice. The first token's log-probability is None."""
+        """Add the log-probabilities of a prompt to `columns`. The first token's log-probability is None.
+
+        Yields b"" after each slice, so that the caller can let other tasks run.
+        """
         at = 0
         for some in slices(logprobs):
             these = ids[at : at + len(some)]
@@ -64,7 +69,10 @@ class Logprobs:
             yield b""
 
     def after(self, ids: Sequence[int]) -> Iterable[bytes]:
-        """Advance the text offset by the text of the tokens `ids`, and yield b"" after every 1,024 tokens."""
+        """Advance the text offset by the text of the tokens `ids`.
+
+        Yields b"" after every 1,024 tokens, so that the caller can let other tasks run.
+        """
         for at in range(0, len(ids), 1024):
             for token_id in ids[at : at + 1024]:
                 self._offsets.of(token_id)
@@ -76,7 +84,7 @@ class Logprobs:
 
 
 class _Offsets:
-    """Computes each token's position in the text, in characters. Tokens that share a character have that character's position."""
+    """Computes each token's position in the text, in characters. Tokens that form one character together have that character's position."""
 
     def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
         """`hidden` contains the ids of tokens that have no text in the answer."""

@@ -51,7 +51,7 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
 
 
 async def answer(body: CompletionRequest, call: Call, catalog: Catalog, start: AnswerStart | None = None) -> Any:
-    """Answer a request. `start` is given if the answer continues a stream, else None."""
+    """Answer a request. If the answer continues an interrupted stream, `start` has the stream's seeds, id and position, else it is None."""
     begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
     name = body.model or (None if begin is None else begin.record.model)
     if (writer := catalog.writer(name)) is not None:
@@ -127,7 +127,7 @@ def _check(body: CompletionRequest) -> None:
 async def _prompts(
     body: CompletionRequest, model: Generator, catalog: Catalog, begin: turns.Beginning | None = None
 ) -> list[tuple[str, list[int]]]:
-    """Return the text and the token ids of each prompt. If the prompt continues the state `begin`, the state's own tokens are not included.
+    """Return the text and the token ids of each prompt. If a prompt continues the state `begin`, tokens in the state are left out.
 
     The text of a prompt that was sent as ids is empty unless the request echoes prompts.
     """
@@ -148,7 +148,10 @@ async def _prompts(
 
 
 class _CompletionAnswer(CompletionChunks):
-    """Builds the answer of a decoder. An echoed prompt is serialised once for all choices, with the first choice's log-probabilities."""
+    """Builds the answer of a decoder.
+
+    An echoed prompt is serialised once for all its choices. Its log-probabilities are read from the run of the first of these choices.
+    """
 
     def __init__(
         self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs, start: AnswerStart
@@ -156,9 +159,9 @@ class _CompletionAnswer(CompletionChunks):
         super().__init__(body, model, runs, start)
         self._prompts = prompts
         self._echoed_logprobs = body.echo and body.logprobs is not None
-        # Indices of the choices of a stream for which the echoed prompt was sent.
+        # Indices of the streamed choices that have begun: their echoed prompt was sent.
         self._begun = {index for index, place in enumerate(self.places) if not place.untouched}
-        self._rendered: dict[int, tuple[Columns, Logprobs]] = {}  # prompt index -> its echo, until all choices of the prompt have begun
+        self._rendered: dict[int, tuple[Columns, Logprobs]] = {}  # prompt index -> log-probabilities to echo, until all choices have begun
         self._held: dict[int, list[tuple[int, Delta]]] = {}  # prompt index -> deltas that wait for the prompt's log-probabilities
 
     # As a whole ----------------------------------------------------------------------------------------------------------------------

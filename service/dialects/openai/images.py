@@ -1,8 +1,8 @@
 """The route `/v1/images/generations` of OpenAI, for decoders whose tokens are pixels.
 
 Source: the OpenAI API reference (CreateImageRequest, its streaming events) and the types of openai-python. A picture is a
-completion of `width * height` tokens, which are limited to grey levels, and is returned as a PNG. Additions: the fields of
-`DrawingFields`, so that a seed reproduces a picture.
+completion of `width * height` tokens, which are limited to grey levels, and is returned as a PNG. Additions to
+OpenAI's fields: the sampling fields of `DrawingFields`. With the same `seed`, a request returns the same picture.
 """
 
 from base64 import b64encode
@@ -109,7 +109,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
 
 
 def _that_draws(catalog: Catalog, name: str | None) -> tuple[Generator, contract.Image]:
-    """Return the decoder with this name, or without a name the first decoder that draws pictures, and the properties of its pictures."""
+    """Return the decoder `name` and the properties of its pictures. Without a name, return the first decoder that draws pictures."""
     if not name:
         name = next((model.name for model in catalog.models.values() if _image(model.manifest) is not None), None)
     model = catalog.generator(name)
@@ -147,7 +147,7 @@ class Sheet:
     """The format of the returned pictures: each pixel that the model draws is enlarged to a square."""
 
     image: contract.Image
-    enlarged: int  # side of this square, in pixels of the returned picture
+    enlarged: int  # side, in returned pixels, of the square that one pixel of the model becomes
 
     @classmethod
     def of(cls, image: contract.Image, size: str) -> "Sheet":

@@ -39,7 +39,10 @@ _TAKEN |= {"logprobs", "attention"}  # these two fields add details and do not c
 async def complete(
     body: CompletionRequest, prompts: Sequence[list[int]], model: Generator, call: Call, catalog: Catalog, *, most_runs: int
 ) -> Any:
-    """Return the answer or its stream. All outputs of a beam search are sent together, at its end."""
+    """Return the whole answer or a stream. All outputs of a beam search are sent together, at the end of the search.
+
+    `most_runs` is the maximum number of choices, for all prompts together.
+    """
     _check(body, model)
     if len(prompts) * body.n > most_runs:
         raise BatchTooLarge(f"{len(prompts)} prompts with n={body.n} are more than {most_runs} completions: send them in parts", param="n")
@@ -91,7 +94,8 @@ def _check_size(body: CompletionRequest, source_tokens: int, model: Generator, s
 
 
 def _check(body: CompletionRequest, model: Generator) -> None:
-    """Raise InvalidRequest if a field has no effect here (the most likely text is not sampled) or asks for too many outputs."""
+    """Raise InvalidRequest if the request asks for too many outputs, or sets a field that has no effect on an encoder-decoder (such as the
+    sampling fields, since the service searches for the most likely text and does not sample)."""
     for name in sorted(body.model_fields_set - _TAKEN):
         value, default = getattr(body, name), type(body).model_fields[name].default
         if value != default and not (name == "temperature" and value == 0):  # the API's defaults are accepted

@@ -49,8 +49,8 @@ class TokenJson:
         return ",".join(entries).encode()
 
     def prompt(self, logprobs: Iterable[TokenLogprob | None]) -> bytes:
-        """Serialise a prompt's log-probabilities as vLLM does: for each position an object with the actual and the likeliest tokens by id.
-        A position without log-probabilities (None) is null."""
+        """Serialise a prompt's log-probabilities in vLLM's format. Each position is an object, whose keys are the ids of the actual token
+        and of the likeliest tokens. A position without log-probabilities (None) is null."""
         by_id = self._by_id
         entries = []
         for each in logprobs:
@@ -67,7 +67,8 @@ class TokenJson:
         return ",".join(entries).encode()
 
     def texts(self, token_ids: Iterable[int]) -> bytes:
-        """Serialise the texts of tokens as in completions. Incomplete UTF-8 is written as `bytes:\\xc3`, as it decodes to U+FFFD."""
+        """Serialise the texts of tokens as in completions. A token that is not whole UTF-8 characters is written as its bytes,
+        `bytes:\\xc3`, since all such tokens would decode to U+FFFD."""
         return ",".join([self._texts[token_id] for token_id in token_ids]).encode()
 
     def own(self, logprobs: Iterable[TokenLogprob | None]) -> bytes:

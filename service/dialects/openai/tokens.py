@@ -1,7 +1,7 @@
 """vLLM's routes `/tokenize` and `/detokenize`, for the prompts of a decoder.
 
 text-embeddings-inference has another `/tokenize` on the same path. A body with `prompt` or `messages` is treated as vLLM's, any
-other body as text-embeddings-inference's. The answer, or the error, has the same project's format.
+other body as text-embeddings-inference's. The answer or error has the format of the same project.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> A
         return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, content, call), call, catalog), call)
     try:
         return json_response(await _tokens(read(TokenizeRequest, content, call), call, catalog), call)
-    except ServiceError as error:  # by default, this path's errors have text-embeddings-inference's format
+    except ServiceError as error:  # on this path, a raised error would get text-embeddings-inference's format
         status, content = openai.render(error)
         return json_response(content, call, status)
 

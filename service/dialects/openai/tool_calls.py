@@ -1,7 +1,7 @@
 """Tool calls that a request requires with `tool_choice`: a call of any tool, of a named tool, or of one of the allowed tools.
 
 A grammar forces the text to be a call, and `CallBuilder` parses the text. An answer has one call. If only one tool may be
-called, the text is its arguments; otherwise it is `{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema.
+called, the text is the tool's arguments; otherwise the text is `{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema.
 Objects that list their properties get no other properties unless the schema allows them explicitly, since a model could
 otherwise generate endless properties. With `auto` no call is required: the template shows the tools to the model if it can, and
 the answer is text.
@@ -75,8 +75,8 @@ def choose(
 ) -> tuple[list[dict[str, Any]], "Calling | None"]:
     """Return the tools to show to the model, in the format of templates, and the tool call that is required, or None.
 
-    `mode` is none, auto or required. `named` contains the tools that may be called, None for all. With `show_all`, the model is
-    shown the other tools too.
+    `mode` is none, auto or required. `named` contains the tools that may be called; None allows all tools. With `show_all`, all
+    tools are shown to the model, otherwise only those that may be called. With mode none, no tool is shown.
     """
     tools = {function.name: function for function in functions}
     if len(tools) < len(functions):
@@ -182,7 +182,10 @@ def finish_reason(delta: Delta) -> FinishReason | Literal["tool_calls"] | None:
 
 
 def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a tool's schema of arguments, by default an empty object. Objects that list their properties allow no others by default."""
+    """Return the JSON schema of a tool's arguments. A tool without `parameters` gets the schema of an empty object.
+
+    An object that lists its properties gets `additionalProperties: false`, unless it has one of the keywords `_OPEN`.
+    """
     schema = dict(parameters or {"type": "object", "properties": {}})
     if not {"type", "$ref", "anyOf", "allOf", "oneOf"} & set(schema):
         schema["type"] = "object"
@@ -197,7 +200,7 @@ def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _moved(schema: dict[str, Any], to: str) -> Any:
-    """Return the schema with its references adjusted to its new position `to`, since it is no longer the root."""
+    """Return a tool's schema for the position `to` inside the grammar's schema: each local `$ref` gets the prefix `to`."""
 
     def move(node: dict[str, Any]) -> dict[str, Any]:
         ref = node.get("$ref")

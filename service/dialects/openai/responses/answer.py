@@ -21,7 +21,7 @@ class Answer:
         self.head, self.said, self.call = head, said, call
         self.status: str = head["status"]
         self.hex = head["id"].removeprefix("resp_")
-        self.item_id = f"{'msg' if call is None else 'fc'}_{self.hex}"  # derived from the response's id: the same in every process
+        self.item_id = f"{'msg' if call is None else 'fc'}_{self.hex}"  # depends only on the response's id: the same in every process
 
     def begun(self, status: str) -> Json:
         """Return the response with this status and without output, for the first events of a stream."""

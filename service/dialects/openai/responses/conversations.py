@@ -1,7 +1,8 @@
-"""Stores conversations. A conversation has a list of items, and the state after its latest response, which has seen the first items.
+"""Stores conversations. A conversation has a list of items, and the state after its latest response.
 
-A response in a conversation begins at this state. It reads the items that the state has not seen, and then its own input. If the state is
-gone, or has seen other tokens than the items, the response reads all items again.
+The state has seen the items up to the end of that response. The next response begins at the state. It reads the items that were added
+later, and then its own input. It reads all items again if the state is gone or is of another model. It also does so if the conversation
+has no state, since an item was deleted, or since the conversation was changed while its latest response was generated.
 """
 
 import secrets
@@ -25,7 +26,7 @@ from service.states.record import Document, Quota
 from service.states.store import GroupingEngine
 
 MOST_ITEMS = 4096
-MOST_BYTES = 2**25  # a conversation is read and written as a whole
+MOST_BYTES = 2**25  # limit on a conversation's size, since each change reads and writes the whole conversation
 _KIND = "conversation"
 _TRIES = 5  # attempts to append items, if other processes write the conversation at the same time
 
@@ -74,7 +75,7 @@ class Conversation:
         return replace(self, items=[*self.items, *new])
 
     def without(self, item: str) -> Self:
-        """Return the conversation without an item, and without its state, which has seen the item. Raises ConversationNotFound."""
+        """Return the conversation without an item. Drop the state too, which may have seen the item. Raises ConversationNotFound."""
         self.item(item)
         return replace(self, items=[each for each in self.items if each["id"] != item], state=None, seen=0)
 
@@ -95,7 +96,8 @@ def new_items(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def find(engine: GroupingEngine, tenant: str, conversation: str, param: str = "conversation_id") -> Conversation:
-    """Return a conversation of the tenant. Raises ConversationNotFound, with the same text if the id is another tenant's."""
+    """Return a conversation of the tenant. Raises ConversationNotFound if the tenant has none with this id. The error does not show whether
+    another tenant has one."""
     try:
         return Conversation.of(engine.read(tenant, _KIND, conversation))
     except StateNotFound:
@@ -103,7 +105,7 @@ def find(engine: GroupingEngine, tenant: str, conversation: str, param: str = "c
 
 
 def write(engine: GroupingEngine, conversation: Conversation, quota: Quota, ttl_s: float) -> Conversation:
-    """Write a conversation, and return it with its new version. Raises DocumentMoved if it was written by others since it was read."""
+    """Write a conversation, and return it with its new version. Raises DocumentMoved if the stored one has another version."""
     return replace(conversation, version=engine.write(_document(conversation, ttl_s), conversation.version, quota))
 
 
@@ -133,7 +135,7 @@ def append(
     or nothing. Return the response's new version. If the conversation was deleted, only the response is written.
 
     `state` is the state after the response. It becomes the conversation's state if the conversation still has the version `before`, with
-    which the response began. Otherwise other items were added meanwhile, and the conversation has no state. Raises DocumentMoved if the
+    which the response began. Otherwise the conversation was changed meanwhile, for example by added items, and it gets no state. Raises DocumentMoved if the
     response was written by others since it was read.
     """
     for _ in range(_TRIES):
@@ -157,8 +159,11 @@ def append(
 
 
 async def continued(body: ResponseRequest, catalog: Catalog, call: Call) -> tuple[ResponseRequest, Beginning | None, int]:
-    """Return the request with the conversation's unseen items before its own input, the state at which the response begins, and the
-    conversation's version. Raises ConversationNotFound, or InvalidRequest if the conversation would have too many items."""
+    """Return three values: the request, the state at which the response begins or None, and the conversation's version.
+
+    The request's input is preceded by the conversation's items that the state has not seen, or by all items if there is no state. Raises
+    ConversationNotFound, or InvalidRequest if the conversation would have too many items or bytes.
+    """
     tenant, id_ = tenant_of(call), body.conversation_id or ""
     found = await store_of(catalog).call(lambda engine: find(engine, tenant, id_, "conversation"))
     own = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input

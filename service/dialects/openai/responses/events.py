@@ -28,7 +28,7 @@ def tokens_before(number: int) -> int:
 
 
 class Events(sse.Script[Answer]):
-    """Builds the events of one response whose numbers are greater than `after`. Each piece is the response at the time of the piece."""
+    """Builds those events of one response whose numbers are greater than `after`. Each piece that it gets is the whole response so far."""
 
     def __init__(self, answer: Answer, after: int = NEVER) -> None:
         self._answer = answer

@@ -24,8 +24,8 @@ class Said:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.ends: list[int] = []  # for each token, the length in characters of the text completed up to it
-        self.text = ""  # after the end, it includes text that was held back until the end
+        self.ends: list[int] = []  # for each token, the length in characters of the text that is complete after this token
+        self.text = ""  # at the end, includes text that was held back, such as a possible beginning of a stop string
         self.logprobs: list[bytes] = []  # JSON for each token; empty if no log-probabilities were requested
 
     @property
@@ -69,7 +69,7 @@ class Saying(Said):
         )
 
     def add(self, delta: Delta) -> None:
-        """Append the tokens of `delta`. Their text is decoded here. The delta's own text is not used, as it need not end with a token."""
+        """Append the tokens of `delta`. Their text is decoded here. The delta's own text is not used: it may not end with a token."""
         self._push(delta.token_ids)
         self.logprobs += [self._tokens.chat((each,)) for each in delta.logprobs]
         if delta.finish_reason is not None:
@@ -77,8 +77,8 @@ class Saying(Said):
             self.text += self._stream.finish()
 
     def resume(self, said: Said) -> None:
-        """Append the tokens that another process has generated, without the last of them. This process draws the last token again, so that
-        it also learns the finish reason if the text ends there."""
+        """Append the tokens that another process has generated, except the last. This process samples the last token again, so that it also
+        learns the finish reason if the text ends there."""
         kept = max(0, said.count - 1)
         self._push(said.ids[:kept])
         self.logprobs += said.logprobs[:kept]

@@ -38,7 +38,7 @@ def listed(body: ResponseRequest, response: str) -> list[dict[str, Any]]:
 
 
 def listed_item(item: Item, place: str) -> dict[str, Any]:
-    """Return the JSON of an item, as clients can list it. Its id is a prefix for the item's type and then `place`."""
+    """Return the JSON of an item, as clients can list it. Its id is a prefix that depends on the item's type, followed by `place`."""
     if isinstance(item, CallItem):
         said = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
         return {"id": f"fc_{place}", "type": "function_call", "status": "completed", **said}
@@ -54,7 +54,7 @@ def listed_item(item: Item, place: str) -> dict[str, Any]:
 
 
 def page_of(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
-    """Return a page of listed items. Raises InvalidRequest if there is no item `after`."""
+    """Return a page: at most `limit` of `items`, after the item with the id `after`. Raises InvalidRequest if there is no such item."""
     ids = [item["id"] for item in items]
     if after is not None and after not in ids:
         raise InvalidRequest(f"there is no item {after[:100]!r}: begin with the first page", param="after")

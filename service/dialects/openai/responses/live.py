@@ -26,7 +26,7 @@ from service.streams.lease import LEASE_S
 log = logging.getLogger("attnserve")
 
 _PROGRESS_S = 1.0  # shortest time between two writes of a background response's progress, in seconds
-_BYTES_PER_S = 100_000.0  # limit on the bytes that these writes of one response have per second
+_BYTES_PER_S = 100_000.0  # limit on the bytes per second that are written for the progress of one response
 _UNHURRIED_S = 0.25  # seconds for which new tokens are gathered if no client streams the response
 _LARGE_TOKENS = 20_000  # a row with more tokens is serialised on a thread
 _LONGEST_RETRY_S = 30.0
@@ -75,7 +75,7 @@ class Live:
         """Stop the generation. A `released` response waits in the store for another owner. A cancelled response has ended."""
         if self._task is not None and not self.ended and self._why is None:
             self._why = why
-            asyncio.get_running_loop().call_soon(self._task.cancel)  # later: a task cancelled before its first step writes nothing
+            asyncio.get_running_loop().call_soon(self._task.cancel)  # later, since a task cancelled before its first step writes nothing
 
     async def over(self) -> None:
         """Wait until this process no longer generates the response."""
@@ -95,7 +95,7 @@ class Live:
             try:
                 await self._generate()
             except asyncio.CancelledError:
-                if self.row is not None and self.row.ended:  # the store has the ended response, and clients may have read it
+                if self.row is not None and self.row.ended:  # the ended response is stored, and clients may have read it
                     return
                 if self._why == "released":
                     await self._release(0.0)
@@ -111,7 +111,7 @@ class Live:
         except StoreFailed as error:
             if not self.background:
                 await self._fail(error)
-            self.lost = self.background  # when the lease has ended, some process continues from the stored row
+            self.lost = self.background  # when the lease has ended, some process continues the response from the stored row
         except Exception as error:
             await self._fail(error)
 
@@ -136,7 +136,7 @@ class Live:
         """Generate all tokens. A background response also writes its progress to the store."""
         settings = self._catalog.settings
         known = tuple(self._saying.ids)
-        # Clients may have received more tokens than the known ones. Only the same arithmetic draws the same tokens again.
+        # Clients may have received more tokens than the row in the store has. Only the same arithmetic samples these tokens again.
         numerics = self.row.numerics if self.row is not None and known else ""
         asked = replace(self._prepared.request, known=known, numerics=numerics)
         runs = await Runs.submit(self._prepared.model, [asked], self.call, n=1, prompt_field="input", stream=False)

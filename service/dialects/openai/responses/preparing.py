@@ -1,4 +1,7 @@
-"""Converts a body to a request to the engine. A background response's body is stored too, so that another process can generate it."""
+"""Converts the body of a request for a response to a request to the engine.
+
+For a background response the body is stored too, so that another process can generate the response.
+"""
 
 import secrets
 from collections.abc import Mapping
@@ -61,7 +64,7 @@ def check(body: ResponseRequest) -> None:
 
 
 async def beginning(body: ResponseRequest, previous: str | None, catalog: Catalog, call: Call) -> Beginning | None:
-    """Return the state that the response continues: `previous`, the state after another response, or else the body's state. None: no state.
+    """Return the state that the response continues, or None. It is `previous`, the state after another response, or else the body's state.
 
     Raises StateGone if the state is gone; it is not computed again. For a deleted state, raises StateGone if it is `previous`, and
     StateNotFound if it is the body's.
@@ -81,7 +84,7 @@ async def beginning(body: ResponseRequest, previous: str | None, catalog: Catalo
 
 
 async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catalog, call: Call, *, again: bool = False) -> Prepared:
-    """Return the request to the engine. Sets the body's model and seed, so that the same body generates the same tokens in another process.
+    """Return the request to the engine. Also sets the body's model and seed: with them, another process generates the same tokens.
 
     `again`: another process may have generated the response before. It may then have moved the name in `store_state` already, so the
     name's version is not checked.

@@ -121,7 +121,8 @@ def _check_json(content: bytes) -> None:
 async def _begun(
     running: Running, prepared: Prepared, head: dict[str, Any], row: Row | None, body: ResponseRequest, call: Call, catalog: Catalog
 ) -> Response:
-    """Start a new response. Return the whole response, its stream, or in the background the response without output."""
+    """Start a new response. Return the ended response, or its stream. A background response that is not streamed is
+    returned at once, without output."""
     its_call = call if row is None or not body.background else call_of(row, call.tenant)
     answer = Answer(head, Said(), prepared.call)
     live = Live(catalog, prepared, answer, its_call, row=row, streamed=body.stream)
@@ -168,7 +169,7 @@ async def _again(response: str, tenant: str, stream: bool, call: Call, catalog: 
 
 
 async def _follower(response: str, tenant: str, catalog: Catalog, after: int) -> Follower:
-    """Return a reader of the response's part after the event with number `after`. Raises ResponseNotFound."""
+    """Return a reader of the part of the response that comes after the event with the number `after`. Raises ResponseNotFound."""
     row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response))
     live = running_of(catalog).live(tenant, response)
     return Follower(catalog, StoredView(catalog, row) if live is None else live, seen=tokens_before(after))

@@ -94,7 +94,7 @@ class Running:
         store, now = store_of(self._catalog), time.time()
         for document in await store.call(lambda engine: engine.due(KIND, now, _AT_ONCE)):
             row = Row.of(document)
-            if self._closed or (row.tenant, row.id) in self._lives:  # if this process generates the response, its renewal is late
+            if self._closed or (row.tenant, row.id) in self._lives:  # this process generates it, and renews the lease late
                 continue
             try:
                 await self._take_over(row)
@@ -131,7 +131,7 @@ class Running:
 
 
 def call_of(row: Row, tenant: CallTenant | None) -> Call:
-    """Return a call, without a deadline, for a background response: no request waits for its result."""
+    """Return a call for a background response. The call has no deadline, since no client waits for it."""
     work = row.work or {}
     lane = Lane.BULK if work.get("lane") is None else Lane[work["lane"]]
     client = work.get("client", "")

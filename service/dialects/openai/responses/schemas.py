@@ -24,7 +24,7 @@ Include = Literal[
     "code_interpreter_call.outputs",
 ]
 
-# The query of a page of items.
+# Query parameters of the routes that list items.
 ItemLimit = Annotated[int, Query(ge=1, le=100, description="Most items of a page.")]
 ItemOrder = Annotated[Literal["asc", "desc"], Query(description="desc: the last item first.")]
 AfterItem = Annotated[str | None, Query(description="The `last_id` of the page before.")]

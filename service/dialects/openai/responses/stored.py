@@ -47,12 +47,12 @@ class Row:
     expires: float
     input: list[dict[str, Any]] = field(default_factory=list)  # the JSON items that clients can list
     call: Mapping[str, str | None] | None = None  # the required tool call; see `Answer`
-    ids: list[int] = field(default_factory=list)  # ids of the generated tokens; empty after the end
-    ends: list[int] = field(default_factory=list)  # see `Said`
+    ids: list[int] = field(default_factory=list)  # ids of the generated tokens; empty when the response has ended
+    ends: list[int] = field(default_factory=list)  # for each token, the length of the text that is complete after it; see `Said`
     raw: str | None = None  # the generated text of a tool call; None for a message
     state: str | None = None  # id of the state after the last token; the state exists only after the response has ended
-    work: dict[str, Any] | None = None  # result of `work_of`; None: no other process can generate the response
-    numerics: str = ""  # fingerprint of the arithmetic that has drawn `ids`
+    work: dict[str, Any] | None = None  # result of `work_of`; None if no other process can generate the response
+    numerics: str = ""  # fingerprint of the arithmetic with which `ids` were sampled
     owners: int = 0  # number of processes that have begun to generate the response
     conversation: str | None = None  # id of the conversation to which the response is added at its end
     before: int = 0  # the conversation's version at the beginning of the response
@@ -148,8 +148,8 @@ def _answered(engine: GroupingEngine, tenant: str, key: IdempotencyKey) -> str |
 
 
 def write(engine: GroupingEngine, row: Row, document: Document, quota: Quota, ttl_s: float) -> int:
-    """Write the row, which `document` contains, and return its new version. If the response is completed or incomplete, also add its input
-    and output to its conversation. Raises DocumentMoved if the row was written by others since it was read."""
+    """Write `document`, which is the serialised `row`, and return its new version. If the response is completed or incomplete, also add its
+    input and output to its conversation. Raises DocumentMoved if the stored row has another version than `row`."""
     if row.conversation is None or row.status not in CONTINUABLE:
         return engine.write(document, row.version, quota)
     items = [*row.input, *(_without_logprobs(item) for item in orjson.loads(document.body)["response"]["output"])]
@@ -162,7 +162,8 @@ def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def find(engine: GroupingEngine, tenant: str, response: str) -> Row:
-    """Return a response of the tenant. Raises ResponseNotFound, with the same text if the id is another tenant's."""
+    """Return a response of the tenant. Raises ResponseNotFound if the tenant has none with this id. The error does not show whether another
+    tenant has one."""
     try:
         return Row.of(engine.read(tenant, KIND, response))
     except StateNotFound:

@@ -1,4 +1,7 @@
-"""Reads a response for a stream: while this process generates it, or else from its row in the store."""
+"""Reads a response up to its end, for a stream or a whole answer.
+
+It is read from a `Live` object if the reader has one in this process, otherwise from its row in the store.
+"""
 
 import asyncio
 import time
@@ -16,7 +19,7 @@ _PATIENCE_S = 60.0
 
 
 class StoredView:
-    """A response read from the store: another process generates it, or it has ended. It can be used in place of a `Live`."""
+    """A response that is read from the store, such as one of another process or one that has ended. It can be used in place of a `Live`."""
 
     lost = False
     error: ServiceError | None = None
@@ -40,10 +43,14 @@ class StoredView:
 
 
 class Follower:
-    """Reads a response up to its end. Closing the `owner` stops the response. The owner also raises an error before the first token."""
+    """Reads a response up to its end.
+
+    `owner`: this follower serves the request that created the response, and the response is not in the background. Closing the owner stops
+    the response. If the response fails, the owner raises the error, in a stream only before the first token.
+    """
 
     def __init__(self, catalog: Catalog, view: Live | StoredView, *, owner: bool = False, streamed: bool = True, seen: int = 0) -> None:
-        """`seen`: the number of tokens that the client has."""
+        """`seen`: the number of tokens that the client has received before."""
         self.done = False
         self._catalog = catalog
         self._view = view
@@ -57,7 +64,10 @@ class Follower:
         return self._view.answer
 
     async def take(self, timeout_s: float = _PATIENCE_S, interval_s: float = 0.0) -> list[Answer]:
-        """Wait for new tokens or the end of the response. Return a list of the response, or an empty list after `timeout_s` seconds."""
+        """Wait for new tokens or the end of the response. Return a list with only the response, or [] after `timeout_s` seconds.
+
+        New tokens are then returned at the earliest `interval_s` seconds later, unless the response has ended.
+        """
         until = time.monotonic() + timeout_s
         while True:
             view, now = self._view, time.monotonic()
@@ -107,7 +117,7 @@ class Follower:
 
 
 async def settled(follower: Follower) -> Answer:
-    """Wait for the end of the response, and return it. If the client disconnects, close the follower."""
+    """Wait for the end of the response, and return it. If this fails or is cancelled (the client disconnects), close the follower."""
     try:
         return await follower.whole()
     except BaseException:
