@@ -135,8 +135,8 @@ def append(
     or nothing. Return the response's new version. If the conversation was deleted, only the response is written.
 
     `state` is the state after the response. It becomes the conversation's state if the conversation still has the version `before`, with
-    which the response began. Otherwise the conversation was changed meanwhile, for example by added items, and it gets no state. Raises DocumentMoved if the
-    response was written by others since it was read.
+    which the response began. Otherwise the conversation was changed meanwhile, for example by added items, and it gets no state. Raises
+    DocumentMoved if the stored response has another version.
     """
     for _ in range(_TRIES):
         try:
