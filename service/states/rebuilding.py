@@ -103,7 +103,7 @@ class _Rebuilding:
                 continue
             try:
                 self._db.execute(into, row)
-            except apsw.ConstraintError:  # the damaged row violates a constraint of the table, such as NOT NULL
+            except apsw.ConstraintError:  # the damaged row violates a constraint of the table
                 made.unreadable = True
             if at % 500 == 499:
                 self._show(table, rows.fraction)
