@@ -99,7 +99,8 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
         await catalog.connect()
         await asyncio.to_thread(catalog.load)
         catalog.start()
-        # Loaded objects live as long as the process, so the garbage collector skips them. Requests make few cycles, so it runs rarely.
+        # Loaded objects live as long as the process, so the garbage collector need not examine them. Requests create few reference cycles,
+        # so the collector need not run often.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)

@@ -96,7 +96,7 @@ class Catalog:
         self.companions: dict[type, Any] = {}  # class -> an object of this class that other packages store for the lifetime of this catalog
         self._leases: Leases | None = None
         self.failure: str | None = None
-        self.warm = asyncio.Event()  # set when loading has ended: either `models` are ready, or `failure` contains the reason why not
+        self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` contains the reason why not
         self.draining = False
         self.active = 0  # requests in progress
         self.body_shares = ByteShares("bodies", lambda: self.settings.max_pending_bytes)  # memory of the bodies of requests in progress
@@ -237,8 +237,8 @@ class Catalog:
         )
 
     def _shared(self, packing: Packing) -> SharedPrefixes | None:
-        """Return the states after prompts that the generators of profile split share, or None with other settings. A generator without
-        others would write states that no one reads.
+        """Return the cache of prompts' states that all generators of profile split share through the store. Returns None with other
+        settings, because a single generator would write states that no other process reads.
         """
         settings, store = self.settings, self.states
         if store is None or settings.profile != "split" or not settings.shared_prefix_bytes or not settings.prefix_cache_bytes:
@@ -278,8 +278,8 @@ class Catalog:
     # -------------------------------------------------------------------------------------------------------------------------------------
 
     def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        """Change live settings, with effect from the next request on. If a setting is invalid or not live, raises SettingsError and changes
-        none of them.
+        """Change live settings, which are read for each request. If a setting is invalid or not live, raises SettingsError and changes none
+        of them.
         """
         self.settings = changed(self.settings, changes)
         for encoder in self.encoders.values():
@@ -310,15 +310,17 @@ class Catalog:
             await asyncio.to_thread(self.tracer.close)
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests and wait until the accepted ones are finished. Returns how many were unfinished after `timeout_s`."""
+        """Refuse new requests and wait until the accepted ones are finished. Returns how many requests were unfinished
+        after `timeout_s` seconds.
+        """
         self.draining = True
         deadline = time.monotonic() + timeout_s
-        while self.active and time.monotonic() < deadline:  # noqa: ASYNC110  an event would cost every request, this costs one shutdown
+        while self.active and time.monotonic() < deadline:  # noqa: ASYNC110  an event would cost time in every request, polling only here
             await asyncio.sleep(0.02)
         return self.active
 
     def get(self, name: str | None, *kinds: str) -> Model:
-        """Return the encoder, reranker or classifier with this name or alias, of one of `kinds` if any are given.
+        """Return the encoder, reranker or classifier with this name or alias. If `kinds` are given, the model must be of one of them.
 
         Without a name, returns the first served model of the first kind in `kinds` that any model has. Raises ModelNotFound, WrongKind or
         NotReady.
@@ -326,7 +328,9 @@ class Catalog:
         return cast(Model, self.find(name or (None if kinds else self.first(ENCODER_KINDS)), *(kinds or ENCODER_KINDS)))
 
     def generator(self, name: str | None) -> DecoderModel:
-        """Return the decoder with this name or alias, or the first one without a name. Raises ModelNotFound, WrongKind or NotReady."""
+        """Return the decoder with this name or alias, or the first served decoder if `name` is None. Raises ModelNotFound, WrongKind or
+        NotReady.
+        """
         return cast(DecoderModel, self.find(name, "decoder"))
 
     def writer(self, name: str | None) -> Generator | None:
@@ -383,7 +387,9 @@ class Catalog:
         return self.models.get(self.settings.aliases.get(name, name))
 
     def _default(self, kinds: Sequence[str]) -> Served | None:
-        """Return the first model in `default_model` of the first kind in `kinds` that any of them has, or None."""
+        """For each of `kinds` in order, look in the setting `default_model` for a model of this kind. Return the first one found, or
+        None.
+        """
         defaults = [self._named(name) for name in self.settings.default_model]
         return next((model for kind in kinds for model in defaults if model is not None and model.manifest.kind == kind), None)
 

@@ -220,7 +220,9 @@ def _run(settings: Settings) -> None:
 
 
 class Signals:
-    """Handles SIGTERM and Ctrl-C. The first one stops a running service; a second one, or one during the start, ends the process."""
+    """Handles SIGTERM and Ctrl-C. The first signal stops a running service. A second signal, or a signal during the start, ends the
+    process.
+    """
 
     def __init__(self, at_once: Callable[[], None]) -> None:
         self.asked = threading.Event()

@@ -136,7 +136,7 @@ class Overloaded(ServiceError):
 class RateLimited(Overloaded):
     """A tenant has reached its limit; others are still served. `retry_after_s`: seconds until its next request is allowed."""
 
-    code = "rate_limit_exceeded"  # OpenAI's
+    code = "rate_limit_exceeded"  # OpenAI's error code, which clients check
 
 
 class QueueTooLong(Overloaded):
@@ -153,7 +153,7 @@ class NotReady(ServiceError):
 
     status = 503
     code = "not_ready"
-    elsewhere = False  # whether another replica may accept the same request now
+    elsewhere = False  # whether another replica may accept the same request at once
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -186,14 +186,14 @@ class StateGone(ServiceError):
 
 
 class NameMoved(ServiceError):
-    """The name of a state now has a different version from the one that the request expects."""
+    """The name of a state does not have the version that the request expects."""
 
     status = 412
     code = "precondition_failed"
 
 
 class DocumentMoved(ServiceError):
-    """A document in the store has a different version from the one that its writer expects, because another process has changed it."""
+    """A document in the store does not have the version that its writer expects, because another process has changed the document."""
 
     status = 409
     code = "document_moved"

@@ -14,7 +14,9 @@ from service.settings import Settings
 
 
 def render(settings: Settings) -> str:
-    """Return the configuration as YAML, as `serve build` writes it. API keys are left out: each node has ATTNSERVE_API_KEYS or a file."""
+    """Return the configuration as YAML, as `serve build` writes it. It contains no API keys: each node reads them from its own
+    ATTNSERVE_API_KEYS or file of keys.
+    """
     deployments = ray_private.deployments_of(split.build(settings, None), split.APPLICATION)
     application = {
         "name": split.APPLICATION,

@@ -1,8 +1,8 @@
 """`attnserve fetch`: download bundles from an object store, a web server or a volume into a folder.
 
 The manifest lists each file of a bundle with size and sha256. No directory listing is needed, so a plain web server suffices. If the URL
-ends in `#sha256:FINGERPRINT`, the manifest must have this fingerprint. Files are written to `.NAME.partial` next to the bundle, and this
-folder is renamed when all files are verified. A later call skips complete files and continues partial files.
+ends in `#sha256:FINGERPRINT`, the manifest must have this fingerprint. Files are written to the folder
+`.NAME.partial`, which is renamed to `NAME` once all files are verified. A later call skips complete files and continues partial files.
 """
 
 import fcntl
@@ -62,8 +62,8 @@ class BundleRequest:
 @dataclass(frozen=True)
 class Bounds:
     most_bytes: int = 20 * 2**30  # limit on a bundle's size
-    timeout_s: float = 30.0  # longest time in which no byte arrives
-    least_bytes_per_s: int = 1024  # slowest average rate over each `timeout_s`
+    timeout_s: float = 30.0  # longest allowed time without a received byte
+    least_bytes_per_s: int = 1024  # lowest allowed average rate, measured over every `timeout_s` seconds
 
 
 @dataclass(frozen=True)
@@ -253,8 +253,8 @@ class _Download:
             os.fsync(out.fileno())
 
     def _complete(self, manifest: Manifest) -> None:
-        """Remove files that the manifest does not name, sync the folder to disk, and rename it. The folder replaces an older bundle; a
-        service that has opened the older bundle keeps its files.
+        """Remove files that the manifest does not name, sync the folder to disk, and rename it. The folder replaces an older bundle. A
+        service that has opened the older bundle's files can still read them.
         """
         names = {file.name for file in manifest.files} | {MANIFEST}
         for stray in self._partial.iterdir():
@@ -283,7 +283,9 @@ def _size(n_bytes: int) -> str:
 
 @contextmanager
 def _lock(to: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Lock a bundle, because pods that start together may share the volume. The lock is released when this process ends."""
+    """Let only one process at a time fetch the bundle `name`, because pods that start together may share the volume. The kernel releases
+    the lock if this process ends.
+    """
     file = os.open(to / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         try:
@@ -332,7 +334,8 @@ class ObjectStore:
 
         scheme = urlsplit(url).scheme
         patience = f"{max(round(bounds.timeout_s * 1000), 1)}ms"
-        # A request may take as long as its file needs. obstore ends a request if no bytes arrive, and `read` ends it if it is too slow.
+        # The whole request has practically no time limit, because a file may be large. obstore ends a request if no bytes arrive, and
+        # `read` ends it if they arrive too slowly.
         client: dict[str, Any] = {"connect_timeout": patience, "read_timeout": patience, "timeout": "7days"}
         retry: dict[str, Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=4 * bounds.timeout_s)}
         options: Any = {"client_options": client, "retry_config": retry}
@@ -356,7 +359,7 @@ class ObjectStore:
         options: Any = {"range": {"offset": start}} if start else None
         since, came = time.monotonic(), 0
         try:
-            # Use chunks as they arrive: a chunk of a fixed size would hide how long its bytes took.
+            # Take chunks of any size as they arrive. With chunks of a fixed size the rate could only be measured after each complete chunk.
             for chunk in obstore.get(self._store, name, options=options).stream(min_chunk_size=1):
                 yield bytes(chunk)
                 came += len(chunk)
@@ -385,7 +388,8 @@ def _reason(error: BundleError) -> str:
 def _sentence(error: Exception) -> str:
     """Return the first line of obstore's message. The other lines are a debug dump and the server's error page."""
     said = str(error).partition("\n")[0][:500].rstrip(" :,")
-    # Only messages about a failed request for the machine's credentials are replaced by our own.
+    # These addresses are the clouds' metadata services, which obstore asks for the machine's own credentials. Only a message about such a
+    # failed request gets our advice appended.
     if "//169.254." not in said and "metadata.google" not in said:
         return said
     public = "AWS_SKIP_SIGNATURE=true or GOOGLE_SKIP_SIGNATURE=true reads a public bucket"

@@ -23,16 +23,16 @@ CLUSTER_FLAGS = {
     # the whole request (deploy/faults.md). A request may thus be executed twice, which is safe because no route has side effects.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": MESSAGE_BYTES,
-    # A replica that fails its health checks cannot finish its requests, yet Serve would wait for the longest stream. Also, Ray would wait
-    # 5 s for a process to respond before killing it.
+    # The next two variables end a replica soon after it fails its health checks. It cannot finish its requests, yet Serve would wait for
+    # the end of its longest stream, and Ray would wait 5 s for its process to respond before killing it.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": 1,
     "RAY_kill_worker_timeout_milliseconds": 500,
-    # These two keep replicas' logs on the node's stderr, which `kubectl logs` shows. Otherwise Ray would write them to files that are lost
-    # with the pod, and Serve would repeat them at level INFO, which our log level drops.
+    # The next two variables send replicas' logs to the node's stderr, which `kubectl logs` shows. Otherwise Ray would write them to files
+    # that are lost with the pod, and Serve would repeat them at level INFO, which our log level drops.
     "RAY_LOG_TO_STDERR": 1,
     "RAY_SERVE_LOG_TO_STDERR": 1,
-    # Makes replicas report the load by which their pool is scaled. Otherwise replicas older than `autoscaling_config` would not report it,
-    # and each gateway would report its requests in flight, which nothing uses.
+    # With 0, replicas report the load by which their pool is scaled. Otherwise replicas that started before autoscaling was configured
+    # would not report it, and each gateway would report its number of requests in flight, which nothing uses.
     "RAY_SERVE_COLLECT_AUTOSCALING_METRICS_ON_HANDLE": 0,
     "RAY_USAGE_STATS_ENABLED": 0,
     "MALLOC_ARENA_MAX": 2,  # with fewer heaps, the threads of a process share them, which saves memory in each of Ray's processes
@@ -57,8 +57,8 @@ def cluster_flags(settings: Settings) -> dict[str, object]:
         **CLUSTER_FLAGS,
         # HAProxy is reloaded whenever gateways change. The old process ends this many seconds later and closes its connections.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": KEEP_ALIVE_S + shutdown_s(settings),
-        # On SIGTERM, `ray start --block` drains its node for at most this long, while Serve starts replicas on other nodes. If these
-        # have no room, Serve stops this node's replicas, as when it scales down, once `shutdown_s` seconds are left.
+        # On SIGTERM, `ray start --block` drains its node for at most this long, while Serve starts replicas on other nodes. If other
+        # nodes have no room, Serve stops this node's replicas `shutdown_s` seconds before the drain ends, as it does when it scales down.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": shutdown_s(settings) + _ELSEWHERE_S,
     }
 
@@ -70,7 +70,7 @@ def prepare(settings: Settings) -> None:
         # Off, because requests bypass Ray (see `service/deployment/front.py`), so Ray needs no proxy and no port for them.
         "RAY_SERVE_ENABLE_HA_PROXY": 0,
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": 0,
-        # The `attnserve` command drains replicas itself.
+        # The `attnserve` command drains replicas itself, so Ray need not wait.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": 0,
         # With few replicas, Serve's controller can check only twice a second, which saves CPU time. A start takes several checks.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 0.5,

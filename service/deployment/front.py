@@ -1,8 +1,8 @@
 """The port of a service on one machine. The command keeps it open from start to end, so a connection is never refused.
 
 HAProxy accepts the connections. If HAProxy ends, it is restarted, and new connections wait in the kernel's queue for a tenth of a second.
-With `lean` there is no HAProxy: the replica accepts connections at the same socket, and while there is no replica, the command answers 503
-(`service/deployment/watch.py`).
+With the setting `lean` there is no HAProxy: the replica accepts connections at the same socket, and while there is no replica, the command
+answers 503 (`service/deployment/watch.py`).
 """
 
 import logging
@@ -93,8 +93,9 @@ class Front:
             )
 
     def place(self, taken: Callable[[Path], bool]) -> tuple[Path | None, socket.socket]:
-        """Return (path, listening socket) for a new gateway. With `lean` the path is None and the socket is the port's own. Raises
-        LookupError if all paths are taken."""
+        """Return (path, listening socket) for a new gateway. `taken(path)` tells whether another gateway uses the path. With `lean` the
+        path is None and the socket is the port's own. Raises LookupError if all paths are taken.
+        """
         if self.lean:
             return None, self.listener.dup()
         for path in self._places:
@@ -107,7 +108,7 @@ class Front:
         raise LookupError("all sockets for gateways are taken")
 
     def close(self) -> None:
-        """Stop accepting connections; open connections continue. Otherwise HAProxy would answer 503 while the service is ending."""
+        """Stop accepting connections, because HAProxy would answer new ones with 503 while the service ends. Open connections continue."""
         self._closed = True
         self.listener.close()
         if self._process is not None:

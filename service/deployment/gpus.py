@@ -16,8 +16,8 @@ def replica_gpus(settings: Settings, kinds: Iterable[contract.Kind]) -> float:
 
 
 def check_gpus(settings: Settings, there: int) -> None:
-    """Raise StartFailed if the largest number of replicas needs more than the machine's `there` GPUs. Without this check, Ray would wait
-    for another machine.
+    """Raise StartFailed if the largest number of replicas that `settings` allows needs more GPUs than this machine has (`there`). Without
+    this check, Ray would wait for another machine.
     """
     kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}
     each = replica_gpus(settings, kinds)

@@ -3,8 +3,8 @@
 On one machine the command starts HAProxy itself (`service/deployment/front.py`), with a listening socket that the command holds. The
 gateways' socket paths are known in advance, so this configuration never changes. On a cluster Ray Serve starts HAProxy: set
 RAY_SERVE_HAPROXY_BINARY_PATH to `attnserve-haproxy` on every node. Ray then calls `main` as `haproxy -db -f CONFIG ..`; it edits the file
-that Ray has just written, and becomes HAProxy by exec. It runs at every change of replicas, so this file imports nothing else from the
-service.
+that Ray has just written, and becomes HAProxy by exec. Ray does so at every change of replicas, so this file must load fast and imports
+nothing else from the service.
 """
 
 import json
@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-_MOST = 20_000  # most open connections
+_MOST = 20_000  # upper limit on open connections
 _NO_GATEWAY = 503
 # To a request whose head is not HTTP or too long, HAProxy 2.8 always answers 400 with its own HTML page, whatever is configured
-# (github.com/haproxy/haproxy/issues/3032). With `lean` these answers are JSON.
+# (github.com/haproxy/haproxy/issues/3032). With `lean` there is no HAProxy, and these answers are JSON.
 _ERRORS = {
     400: "the request is not valid HTTP/1.1, or its head is over 16 KB: send it with an HTTP client, and fewer or shorter headers",
     408: "the request did not come whole in 10 s: send it faster, or in parts",
@@ -33,7 +33,8 @@ _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 _EVERYWHERE = (
     # Only the owner may use HAProxy's control socket.
     (r" mode 666 ", " mode 600 "),
-    # A client that sends an incomplete request would hold a connection. For bodies of more than 16 KB the service's own time limit applies.
+    # Without this timeout, a client that sends an incomplete request would hold a connection. It covers requests of up to 16 KB; for larger
+    # bodies the service's own time limit applies.
     (r"^defaults$", lambda found: "\n".join([found[0], "    timeout http-request 10s", *_errors(set(_ERRORS) - set(_IN_RAYS_TEMPLATE))])),
     # A request of up to 16 KB is buffered in full before a gateway gets it, so it can be sent to another gateway if the first one dies.
     (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
@@ -41,7 +42,7 @@ _EVERYWHERE = (
     (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
     # Remove this header if the client has sent it, because its time would come from another machine's clock.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),
-    # For these errors Ray's template sends status 500 and plain text.
+    # For the errors 502, 503 and 504 Ray's template sends status 500 and plain text instead.
     (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
     # A HAProxy that has just started has no gateways yet, and Ray's template would answer 404 to every request.
     (r"^ *http-request return status 404 .*$", f"    http-request deny deny_status {_NO_GATEWAY}"),
@@ -78,10 +79,11 @@ def one_machine(*, listener: int, gateways: Iterable[Path], several: bool, nowhe
 
     A gateway counts as up while its process is alive, even if its event loop is busy, because the kernel accepts its connections. After it
     dies, it is removed at the first refused connection or at the next check. If no gateway is left, requests go to `nowhere`, a socket of
-    HAProxy itself. Without `nowhere`, HAProxy would close a connection without an answer if it had used its connection to the gateway
-    before.
+    HAProxy itself. Without `nowhere`, HAProxy would close the client's connection without an answer if its own connection to the dead
+    gateway had already served a request.
 
-    With `several`, a 503 from one gateway, which may still be loading its models, is retried on another gateway.
+    With `several`, a 503 from one gateway, which may still be loading its models, is retried on another gateway. `hard_stop_s` is how many
+    seconds open connections may continue after HAProxy is told to stop.
     """
     places = list(gateways)
     servers = "\n".join(f"    server {path.stem} unix@{path} check" for path in places)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # Period and timeout of the health checks by Serve's controller, in seconds. The controller replaces a replica after three failed checks,
-# and a dead process after one. The timeout is long because a busy event loop answers late. On one machine `watch.py` finds hung replicas
-# sooner.
+# or after one if the process has ended. The timeout is long because a busy event loop answers late. On one machine `watch.py` finds hung
+# replicas sooner.
 _CHECKED_EVERY_S, _SILENT_FOR_S = 1, 20
 LOGGING = {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"}
 

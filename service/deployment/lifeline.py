@@ -1,5 +1,5 @@
-"""A replica's connection to the command that started it. The replica receives its listening socket and the drain order, and sends
-heartbeats.
+"""A replica's connection to the command that started it. The replica receives its listening socket and the drain order (finish accepted
+requests, reject new ones), and sends heartbeats.
 
 The connection is a unix socket. The kernel closes it when the process ends in any way, so the command notices at once. A separate thread
 writes the heartbeat twice a second, so a process with a busy event loop is not mistaken for a hung process. The command's side is in

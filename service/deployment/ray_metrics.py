@@ -1,8 +1,8 @@
 """Copies this process's metrics into Ray's metrics, because replicas on a cluster have no port that Prometheus could scrape.
 
 Ray's exporter on each node has the metrics of every process on the node, labelled with deployment, replica and application. It prefixes
-names with `ray_` and allows no `:` in them. deploy/prometheus/scrape.yaml restores the names, so that rules and dashboards need only one
-form.
+names with `ray_` and allows no `:` in them. deploy/prometheus/scrape.yaml restores the names, so that the same rules and
+dashboards work on one machine and on a cluster.
 """
 
 import logging
@@ -27,7 +27,7 @@ MakeGauge = Callable[[str, str, tuple[str, ...]], Gauge]  # (name, description, 
 
 
 class RayMetrics:
-    """A thread that copies every sample of a registry to Ray, as in /metrics, including histogram buckets and totals of counters."""
+    """A thread that copies every sample that /metrics shows, including histogram buckets and totals of counters, into a gauge of Ray."""
 
     def __init__(self, registry: CollectorRegistry, make_gauge: MakeGauge, *, every_s: float = EVERY_S) -> None:
         self._registry = registry

@@ -17,12 +17,12 @@ REPLICAS: dict[str, tuple[str, ...]] = {}  # deployment -> names of the replicas
 
 
 def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int]:
-    """Start a private Ray on loopback, with its files in `run`. Returns the process ids of the raylet and of the GCS.
+    """Start a private Ray on loopback, with its files in the directory `run`. Returns the process ids of the raylet and of the GCS.
 
     `ray.init` has no parameters for the following. First, an address on loopback: it replaces 127.0.0.1 by the machine's address, as `ray
     start` does, which opens every port to the network. Second, a free port for the agent. Third, a start without log monitor, autoscaler
-    and API server, each of which is a Python process that Ray starts even if usage statistics and dashboard are off. Read from
-    `ray/_private/worker.py` (init), `parameter.py`, `node.py` (start_head_processes) and `services.py` (start_api_server).
+    and API server, each of which is a Python process that Ray starts even if usage statistics and dashboard are off. This relies
+    on `ray/_private/worker.py` (init), `parameter.py`, `node.py` (start_head_processes) and `services.py` (start_api_server).
     """
     from ray._private import parameter, services
 
@@ -47,10 +47,10 @@ def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int
 
 
 def stop_printing_errors() -> None:
-    """Stop the thread that prints failed calls, as `ray.shutdown` does later. When Serve's controller ends itself, calls to it fail, and
-    these failures must not be printed.
+    """Stop Ray's thread that prints failed calls; `ray.shutdown` would stop it later. While Serve shuts down, its controller ends, so calls
+    to the controller fail, and these failures must not be printed.
 
-    Read from `ray/_private/worker.py` (disconnect).
+    This relies on `ray/_private/worker.py` (disconnect).
     """
     worker: Any = ray._private.worker.global_worker
     worker.threads_stopped.set()
@@ -61,7 +61,7 @@ def keep_calls_on_loopback() -> None:
     """Make Serve open the port for calls from other replicas on 127.0.0.1 only, for a service on one machine. Serve itself opens the port
     on all interfaces, and has no setting for it.
 
-    Call this in a replica before Serve opens the port. Read from `ray/serve/_private/replica.py`.
+    Call this in a replica before Serve opens the port. This relies on `ray/serve/_private/replica.py`.
     """
     from ray.serve._private import replica
 
@@ -71,9 +71,10 @@ def keep_calls_on_loopback() -> None:
 
 
 def gpus_here() -> int:
-    """Return the number of GPUs that Ray will find on this machine: the GPUs of the driver, limited by CUDA_VISIBLE_DEVICES.
+    """Return the number of GPUs that Ray will find on this machine: those that NVIDIA's driver reports, limited by
+    CUDA_VISIBLE_DEVICES.
 
-    Ray itself reports this number only while it runs. Read from `ray/_private/accelerators/nvidia_gpu.py`.
+    Ray itself reports this number only while it runs. This relies on `ray/_private/accelerators/nvidia_gpu.py`.
     """
     from ray._private.accelerators import NvidiaGPUAcceleratorManager
 
@@ -83,9 +84,10 @@ def gpus_here() -> int:
 
 
 def deployments_of(application: Any, name: str) -> list[Any]:
-    """Return the deployments of a Serve application, for its configuration. Serve itself offers this only in `serve build`.
+    """Return a Serve application's deployments, to be written into its configuration file. Serve itself offers this only as the command
+    `serve build`.
 
-    Read from `ray/serve/_private/build_app.py`.
+    This relies on `ray/serve/_private/build_app.py`.
     """
     from ray.serve._private.build_app import build_app
 
@@ -100,8 +102,9 @@ class ByName(RequestRouter):
     """Sends a call only to the replica whose name is the call's session id. The caller decides whether the call may be repeated elsewhere.
 
     The documented `choose_replicas` only ranks candidates, and if the first candidate refuses a call, Ray sends the call to another one.
-    Therefore this class overrides the method that calls `choose_replicas`. Read from `ray/serve/_private/request_router/request_router.py`.
-    Ray sends this class to its processes by value, so the class imports shared objects from other modules when it runs there.
+    Therefore this class overrides the method that calls `choose_replicas`, which relies on
+    `ray/serve/_private/request_router/request_router.py`. Ray pickles this class by value, so in another process it would use copies of
+    this module's objects. Therefore its methods import REPLICAS and ReplicaNotFound when they run.
     """
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

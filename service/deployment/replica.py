@@ -31,7 +31,8 @@ _application: "Application | None" = None
 
 
 def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings], Catalog]") -> "Application":
-    """Create this process's application. Call it once per replica. The models are loaded when the application's lifespan begins.
+    """Create this process's application from `frozen`, the settings as JSON. Call it once per replica. The models are loaded when the
+    application's lifespan begins.
 
     `log_file` is in the run directory of a service on one machine. It is None on a cluster, where Ray runs the HTTP server.
     """

@@ -114,7 +114,8 @@ class Service:
         """Start a private Ray on loopback, without dashboard, log monitor and autoscaler, each of which would be a Python process."""
         from service.deployment import ray_private
 
-        # Ray starts as many workers in advance as it has CPUs. `runtime/budget.py` sets the actual shares.
+        # Ray starts one worker in advance for each CPU that it is given, so it is given few. `service/runtime/budget.py` divides the
+        # machine's CPUs among the replicas.
         cpus = STARTED_BEFOREHAND
         if self.settings.profile == "split":
             from service.deployment import split

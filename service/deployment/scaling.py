@@ -3,7 +3,8 @@ and delays.
 
 An encoder or generator reports the work requested of it, including rejected work, as a share of its capacity
 (`service/runtime/offered.py`). The sum of these shares over all replicas, divided by the target utilisation, is the number of replicas that
-are needed. The sum does not depend on the present number of replicas, so one decision suffices.
+are needed. The sum does not depend on the present number of replicas, so a single decision reaches the needed
+number.
 
 A gateway reports its CPU time as a share of its reservation, because it cannot report requests that it had no time to read. While all
 gateways are saturated, each decision adds gateways in proportion to their present number.
@@ -39,7 +40,7 @@ class ByLoad:
 
 
 def autoscaling(least: int, most: int, target: float) -> dict[str, Any]:
-    """Return Serve's `autoscaling_config` for a deployment."""
+    """Return Serve's `autoscaling_config` for a deployment of `least` to `most` replicas with the target utilisation `target`."""
     return {
         "min_replicas": least,
         "max_replicas": most,

@@ -153,9 +153,9 @@ class Gateway(WarmIngress):
 
 
 def _export(catalog: Catalog) -> None:
-    """Copy our metrics to Ray's exporter, unless `flags.prepare` has turned it off, as on one machine."""
+    """Start to copy this process's metrics to Ray's exporter, unless `flags.prepare` has turned it off, as on one machine."""
     if os.environ.get("RAY_enable_metrics_collection") != "0":  # noqa: SIM112  Ray's own spelling
-        RayMetrics(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray's annotation of `tag_keys` is that of one name
+        RayMetrics(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray annotates `tag_keys` as one name
 
 
 def application(args: dict[str, Any]) -> Any:
@@ -182,7 +182,7 @@ def with_keys(frozen: str) -> str:
 
 def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) -> Any:
     """Return the Serve application. A pool for which there is no bundle is left out. If `own_keys` is True, each gateway uses the API keys
-    of its own node.
+    of its own node. `log_file` is None on a cluster.
     """
     path = log_file and str(log_file)
     kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
@@ -201,8 +201,8 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
 
 
 def threads(settings: Settings) -> int:
-    """Return the number of runtime threads of one replica. By default a pool's replicas share this machine's CPUs equally. Each pool may
-    use all CPUs, so that a single request in one pool can use every CPU while the other pool is idle.
+    """Return the number of runtime threads of one replica. By default the replicas of one pool share this machine's CPUs equally. The
+    two pools do not divide the CPUs between them, so that one pool can use every CPU while the other pool is idle.
     """
     return settings.threads or max(share_out(available_cpus()).runtime_threads // max(settings.encoders, settings.generators), 1)
 

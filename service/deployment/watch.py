@@ -87,7 +87,9 @@ class Watch:
         self._ended.set()
 
     def drain(self, timeout_s: float) -> int:
-        """Make the ingress replicas finish accepted requests and reject new ones. Returns how many were unfinished after `timeout_s`."""
+        """Make the ingress replicas finish accepted requests and reject new ones. Returns how many requests were
+        unfinished after `timeout_s` seconds.
+        """
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self._drain(timeout_s), self._loop).result()
 
@@ -191,8 +193,8 @@ class Watch:
 
     @staticmethod
     def _works(replica: _WatchedReplica, now: float) -> bool:
-        """Return whether a silent replica has used CPU time since the previous call. If so, the time of its silence is counted from now
-        on.
+        """Return whether a silent replica has used CPU time since the previous call. If so, the limit on its silence starts
+        again.
         """
         try:
             used = sum(replica.process.cpu_times()[:2])

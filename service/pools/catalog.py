@@ -16,13 +16,14 @@ from service.runtime.onnx import Array
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
-# How long a rolling update may take to start replicas with the gateway's bundles, and the interval between two checks, in seconds.
+# _EXCHANGE_S: seconds that a rolling update may take to start replicas with the gateway's bundles. _AGAIN_S: seconds between two checks
+# for such replicas.
 _EXCHANGE_S, _AGAIN_S = 600.0, 0.5
 
 
 class GatewayCatalog(Catalog):
-    """The models of a gateway. They have tokenizers, templates and manifests, but no sessions of ONNX Runtime. Each pool serves all models
-    of its kind.
+    """The models of a gateway. They have tokenizers, templates and manifests, but no sessions of ONNX Runtime. The encoder pool
+    serves all encoders, and the generator pool all decoders and encoder-decoders.
     """
 
     def __init__(self, settings: Settings, *, encoders: Pool | None, generators: Pool | None, metrics: Metrics | None = None) -> None:

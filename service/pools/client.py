@@ -1,11 +1,11 @@
 """The engines of a gateway. They have the interface of local engines, but a pool of replicas does their work.
 
 If a replica is lost, work that it had not accepted is sent to another replica. Accepted encodings are sent again too, since they have no
-side effects. This happens once only, because the request itself may have crashed the replica. An accepted generation ends with an error,
-after which `generation/reopening.py` opens it again on another replica.
+side effects. Work is sent again only once, because the request itself may have crashed the replica. An accepted generation ends with an
+error, after which `generation/reopening.py` opens it again on another replica.
 
 If a replica rejects work, another replica, which may have capacity, is tried once before the client gets an error. Work that no replica
-accepts is counted and reported to one replica, because it counts for the autoscaling of the pool.
+accepts is reported to one replica, because Serve scales the pool by the demand that replicas report.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class _PoolEngine:
     def refused(self, work: float) -> None:
         """Count tokens or runs that no replica accepted. The next heartbeat reports them to a replica, because Serve scales the pool
         by what replicas report."""
-        self._replicas.refused[self._name] += work  # type: ignore[assignment]  # typeshed has integers alone
+        self._replicas.refused[self._name] += work  # type: ignore[assignment]  # typeshed allows integers only
 
 
 class _Tries:
@@ -130,8 +130,8 @@ class PoolEncoder(_PoolEngine):
         self._request_tokens: dict[Lane, float] = {}  # lane -> moving average of the tokens of a request
 
     def check(self, lane: Lane, client: str = "") -> None:
-        """Raise the error of `EncoderEngine.check` for a short time after the replicas have rejected work, so that requests are rejected
-        before they are tokenised.
+        """Raise the replicas' latest rejection again for a short time after it, so that new requests are rejected before they are
+        tokenised. `EncoderEngine.check` raises the same errors.
         """
         if (refusal := self._refusals.current(lane, time.monotonic())) is not None:
             self.refused(self._request_tokens[lane])
@@ -297,7 +297,8 @@ class PoolGenerator(_PoolEngine):
             replicas = self._replicas
             choice = (self._key, tries.tried, numerics)
             replica = replicas.owner(key, *choice) if key else replicas.freest(*choice)
-            # The counts of other gateways' runs are old. So with several replicas, the first one must reject runs that would have to wait.
+            # This gateway learns of other gateways' runs only from heartbeats, so the chosen replica may be full. Therefore, if there are
+            # several replicas, the first one rejects runs that would have to wait for a slot.
             waits = bool(key or tries.tried) or not replicas.others(self._key, [replica])
             messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits)
             try:
@@ -351,7 +352,7 @@ class _Accepted(NamedTuple):
 
 
 class _Stream:
-    """The runs of one request, fed from one stream of messages. The stream is closed when all runs were closed.
+    """The runs of one request, fed from one stream of messages. The stream is closed once all runs are closed.
 
     A replica may still reject an accepted request that has waited too long for its first slot. Then another replica is tried.
     """

@@ -40,9 +40,9 @@ class Host:
         """Return each model's name, its bundle's fingerprint, whether it is healthy, and for a generator its running and waiting runs and
         its arithmetic (see `states/numerics.py`).
 
-        A model whose last run failed is probed with a short input. The heartbeat does not wait long for the probe, because a gateway counts
-        a late heartbeat as silence. `refused` contains, for each model, the tokens or runs that the gateway has rejected since its previous
-        heartbeat to any replica.
+        A model whose last run failed is probed with a short input. The heartbeat does not wait long for the probe, because a gateway
+        treats a replica that answers late as one that does not respond. `refused` contains, for each model, the tokens or runs that the
+        gateway has rejected since its previous heartbeat to any replica.
         """
         for name, work in refused.items():
             if name in self.catalog.models:
@@ -106,7 +106,8 @@ class Host:
         """Generate texts. Yields messages of `messages.py` as plain tuples.
 
         If `waits` is False and no slot is free, the request is rejected with Overloaded, because another replica may have a free slot. The
-        first deltas are sent at once. Later deltas are gathered for `stream_interval_s`, because every message has a fixed cost.
+        first deltas are sent at once. Later deltas are sent together every `stream_interval_s` seconds, because every message has a fixed
+        cost.
         """
         runs: Runs | None = None
         try:

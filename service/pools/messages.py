@@ -1,4 +1,5 @@
-"""The messages of a text stream from a replica to a gateway. Both processes use named tuples, which are sent as plain tuples.
+"""The messages of a text stream from a replica to a gateway. Both processes handle messages as the named tuples below, and send them as
+plain tuples.
 
 The order is Accepted, then Deltas as they are made, then Ended. Failed may replace all remaining messages. The log-probabilities of a run's
 prompt are sent before the run's first delta, and its attention weights before its last delta. No message exceeds `limits.MESSAGE_BYTES`.
@@ -20,7 +21,7 @@ PlainLogprob = tuple[Any, ...]  # the fields of a TokenLogprob
 
 
 class Accepted(NamedTuple):
-    """All runs are queued. `numerics` is the arithmetic of the engine."""
+    """All runs are queued. `numerics` names the arithmetic of the engine (see `states/numerics.py`)."""
 
     numerics: str = ""
 
@@ -124,7 +125,7 @@ def prompt_parts(run: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[
     """Split a prompt's log-probabilities into messages of at most the maximum size."""
     message: list[PlainLogprob | None] = []
     numbers = 0
-    for each in logprobs:  # reading an entry creates it
+    for each in logprobs:  # `logprobs` is lazy: reading an entry creates it
         message.append(None if each is None else tuple(each))
         numbers += 1 if each is None else 1 + len(each.top)
         if numbers >= _LOGPROBS_AT_A_TIME:

@@ -5,7 +5,8 @@ if the request has a session, to the session's replica.
 
 Each replica gets heartbeats. A replica whose connection failed gets no calls until it responds to a heartbeat. If a replica has not
 responded to any heartbeat for `SILENCE_S`, all calls to it end with ReplicaLost. A replica that Serve stops, to update it or to scale down,
-completes its calls, but runs that can go on in another replica do so at once: Serve waits up to `request_timeout_s` for the rest.
+completes its calls. However, runs that can continue on another replica do so at once, because waiting for them could delay the stop by up
+to `request_timeout_s`.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ from service.errors import DeadlineExceeded, NotReady
 log = logging.getLogger("attnserve")
 
 HEARTBEAT_S = 1.0
-# Longer than any request blocks an event loop, and short enough that a client waits less than ten seconds for a second attempt.
+# Seconds without an answer to a heartbeat after which a replica is lost. Longer than any request blocks an event loop, and short enough
+# that a client waits less than ten seconds for a second attempt.
 SILENCE_S = 5.0
 _FRESH_S = 2.5  # seconds without a heartbeat after which a replica gets no new calls if there are other replicas
 _RETRY_AFTER_S = 5.0  # about the time that Serve takes to replace a replica
@@ -62,15 +64,15 @@ class Replica:
         # Time of the last answer to a heartbeat; at first the present time, because Serve lists only replicas that passed a health check.
         self.heard = time.monotonic()
         self.lost = False
-        self._leaves = False  # whether the replica is being stopped, so that its movable runs go on elsewhere
+        self._leaves = False  # whether the replica is being stopped, so that its movable runs continue on another replica
         self.load = 0  # number of tokens in this gateway's pending calls
         self.runs: Counter[Key] = Counter()  # model -> number of this gateway's runs
         self.others: Mapping[Key, int] = {}  # model -> number of runs of other gateways, from the last heartbeat
         self.models: Mapping[Key, bool] | None = None  # whether each model is healthy, from the last heartbeat
         self.numerics: Mapping[Key, str] = {}  # model -> arithmetic of its engine, from the last heartbeat
         self.beating: asyncio.Task[None] | None = None
-        # call -> the model if the call's runs can go on in another replica, else None. The dictionary's order, by begin of the calls,
-        # lets a simulation be replayed.
+        # call -> the model if the call's runs can go on in another replica, else None. A dictionary keeps the
+        # order in which the calls began, unlike a set, so that a simulation can be replayed.
         self._calls: dict[asyncio.Timeout, Key | None] = {}
 
     def fits(self, key: Key) -> bool:
@@ -78,7 +80,7 @@ class Replica:
         return self.models is None or self.models.get(key, False)
 
     def computes(self, key: Key, numerics: str) -> bool:
-        """Return whether the replica has reported this arithmetic of the model. True for ""."""
+        """Return whether the replica has reported that it computes the model with this arithmetic. True if `numerics` is "" (any)."""
         return numerics in ("", self.numerics.get(key))
 
     def pending(self, key: Key) -> int:
@@ -249,8 +251,8 @@ class Replicas:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Let the movable runs of replicas that are being stopped go on in other replicas, as soon as one of those reports the runs' model
-        as healthy, with the same arithmetic: another arithmetic would refuse the runs.
+        """Move runs away from replicas that are being stopped. A model's movable runs move as soon as another replica reports the model as
+        healthy with the same arithmetic, because a replica with another arithmetic would reject the runs.
         """
         for replica in self._leaving:
             for key in replica.movable:
@@ -266,7 +268,7 @@ class Replicas:
         return any((replica.models or {}).get(key, False) and replica.computes(key, numerics) for replica in self._living())
 
     def has_numerics(self, key: Key, numerics: str) -> bool:
-        """Return whether at least one replica has reported this arithmetic of the model."""
+        """Return whether at least one replica has reported that it computes the model with this arithmetic."""
         return any(replica.computes(key, numerics) for replica in self._living())
 
     async def ask(self) -> None:

@@ -52,8 +52,8 @@ class EncodeMessage(NamedTuple):
 
 
 class EncodeDone(NamedTuple):
-    """The last message of an encoding: the rows that were not sent before, each an array or a `Refusal`, and the times of `Spent` in
-    seconds.
+    """The last message of an encoding: the rows that were not sent before, each an array or a `Refusal`, and the seconds that the
+    inputs spent in the queue and in computation, summed over the inputs.
     """
 
     rows: list[Any]

@@ -20,7 +20,7 @@ def backup(folder: Path, to: Path, show: Callable[[str, float | None], None] = l
     source, target, part = BlobFiles(folder), BlobFiles(to), to / f"{FILE}.part"
     part.unlink(missing_ok=True)
     try:
-        _copy(source, target, list(source.all()), show)  # first, so that few files must be copied after the index
+        _copy(source, target, list(source.all()), show)  # before the index, so that few files are left to copy after it
         show("index", None)
         with closing(apsw.Connection(str(folder / FILE), flags=apsw.SQLITE_OPEN_READWRITE)) as db:
             db.set_busy_timeout(10_000)

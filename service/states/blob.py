@@ -4,8 +4,8 @@
   N bytes   the header, JSON: `__metadata__` with the fields of `_FIELDS` as text; for each tensor its dtype, shape and place in the data
   the rest  the data of the tensors, one after the other
 
-The tensors are the manifest's states, each without the batch axis, `logits`, `seen` and `recent`. Equal states give equal bytes, so a hash
-identifies a state.
+The tensors are the manifest's states, each without the batch axis B, and the fields `logits`, `seen` and `recent` of `Blob`. Equal states
+give equal bytes, so a hash identifies a state.
 """
 
 import json
@@ -26,8 +26,8 @@ from service.states.validity import AGAIN, check_bundle, check_form, check_logit
 FORMAT = "attnserve-state-1"
 MOST_RECENT = 64  # most token ids in `recent`: enough for an incomplete character and for the end of a turn in a chat template
 PREFIX_BYTES = 8  # size in bytes of the number that is the header's length
-MOST_HEADER_BYTES = 2**18  # enough for about 2,000 tensors
-MOST_BYTES = contract.MOST_STATE_BYTES + 2**27  # the logits of the largest vocabulary have 2**26 bytes
+MOST_HEADER_BYTES = 2**18  # the largest header in bytes: enough for about 2,000 tensors
+MOST_BYTES = contract.MOST_STATE_BYTES + 2**27  # the largest blob; the largest vocabulary's logits have 2**26 bytes
 
 _METADATA = "__metadata__"
 _LOGITS, _SEEN, _RECENT = "logits", "seen", "recent"
@@ -50,14 +50,14 @@ _DEPTH = 3  # nesting depth of the header: the object, a tensor, its shape
 class Blob:
     """A state after the tokens of one sequence, with its origin. The arrays are never changed."""
 
-    tensors: tuple[NDArray[Any], ...]  # the state tensors, each without the batch axis, in the order of the decoder's states
+    tensors: tuple[NDArray[Any], ...]  # the state tensors, each without the batch axis B, in the order of the decoder's states
     logits: NDArray[np.float32]  # (V,) logits of the next token
     seen: NDArray[np.uint8]  # ((V + 7) // 8,): bit i % 8 of byte i // 8 is 1 if the token i was fed
     recent: tuple[int, ...]  # ids of the most recently fed tokens, at most MOST_RECENT, the newest last
     position: int  # number of tokens fed to the state
     model: str
     fingerprint: str  # fingerprint of the model's bundle
-    numerics: str  # fingerprint of the machine's arithmetic that computed it; see `numerics.py`
+    numerics: str  # fingerprint of the arithmetic that computed the state; see `numerics.py`
     id: str
     parent: str | None
     created: float  # seconds since 1970
@@ -110,7 +110,7 @@ class Header:
 
 
 def pack(blob: Blob, names: Sequence[str]) -> bytes:
-    """Return the bytes of a state. `names`: the names of its tensors in the manifest.
+    """Return the bytes of a state. `names` are the names of `blob.tensors` in the manifest, in the same order.
 
     -0.0 becomes 0.0. The sign of a zero can depend on the other rows in the batch, so equal states could otherwise have different bytes.
     """
@@ -129,7 +129,7 @@ def pack(blob: Blob, names: Sequence[str]) -> bytes:
         }
     }
     parts, at = [], 0
-    # The largest items first, so that each tensor is aligned.
+    # Tensors whose items have the most bytes come first, so that each tensor is aligned to the size of its items.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         little = (tensor + 0.0 if tensor.dtype.kind == "f" else tensor).astype(tensor.dtype.newbyteorder("<"), copy=False)
         parts.append(little.tobytes())
@@ -140,7 +140,7 @@ def pack(blob: Blob, names: Sequence[str]) -> bytes:
 
 
 def unpack(data: bytes | memoryview, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> Blob:
-    """Return the state with these bytes. Nothing is copied or allocated before the header is checked.
+    """Return the state that `data` contains. Nothing is copied or allocated before the header is checked.
 
     Raises InvalidRequest if the bytes are not a packed state of this model: another format, missing or additional bytes, another bundle,
     other tensors, numbers that are not finite, token ids outside the vocabulary.

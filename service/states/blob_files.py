@@ -81,7 +81,7 @@ class BlobFiles:
             sync(folder)
 
     def copy(self, sha256: str, to: "BlobFiles") -> bool:
-        """Copy a file to the files `to` unless they have it already. Return False if the file is missing in both."""
+        """Copy the blob's file to the folder of `to`, unless that folder has it already. Returns False if it is in neither folder."""
         source, target = self._path(sha256), to._path(sha256)
         if target.exists():
             return True

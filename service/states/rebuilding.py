@@ -36,7 +36,9 @@ _LAST = 2**62
 
 @dataclass
 class Rebuilt:
-    """The numbers of rows in the new index. `recovered` of its `states` had no readable row in the old index."""
+    """The numbers of rows in the new index. Of its `states`, `recovered` had no readable row in the old index and were restored
+    from blobs.
+    """
 
     states: int = 0
     recovered: int = 0
@@ -101,7 +103,7 @@ class _Rebuilding:
                 continue
             try:
                 self._db.execute(into, row)
-            except apsw.ConstraintError:  # nulls
+            except apsw.ConstraintError:  # the damaged row violates a constraint of the table
                 made.unreadable = True
             if at % 500 == 499:
                 self._show(table, rows.fraction)
@@ -115,7 +117,7 @@ class _Rebuilding:
         return isinstance(content, bytes) and hashlib.sha256(content).hexdigest() == sha256
 
     def _recover(self) -> None:
-        """Recover a state for each blob without a state, from its record or header, and mark the states without a blob as damaged."""
+        """Recover a state for each blob that no state uses, from the blob's record or header. Mark states without a blob as damaged."""
         of_states = (
             "INSERT OR IGNORE INTO blobs SELECT NULL, tenant, sha256, size, NULL, 0, 0 FROM states WHERE sha256 = ? AND status = 'ready'"
         )
@@ -167,7 +169,7 @@ class _Rebuilding:
         self._made.recovered += 1
 
     def _count(self) -> None:
-        """Compute references, pins and usage from the copied rows.
+        """Compute the blobs' numbers of references and pins, and the tenants' usage, from the copied rows.
 
         A version of a name must never be used twice, but the old versions may be lost. So the versions of new names begin above the current
         Unix time in seconds, which is higher than any old version.
@@ -220,7 +222,7 @@ class _Rows:
             at, self.fraction = found[0] + 1, min(1.0, found[0] / max(end, 1))
 
     def _beyond(self, key: str, at: int) -> int:
-        """Return the first key after `at` from which rows can be read again, or `_LAST` if there is none. `at` is in a damaged page."""
+        """Return the first key after `at` from which rows can be read again, or `_LAST` if there is none. The row `at` is unreadable."""
 
         def is_readable(at: int) -> bool:
             return self._next(f"SELECT {key} FROM {self._table} NOT INDEXED WHERE {key} >= {at} ORDER BY {key} LIMIT 1") is not None
@@ -245,7 +247,7 @@ class _Rows:
             return None
 
     def _from_both_ends(self) -> Iterator[tuple[Any, ...]]:
-        """Yield rows from the first to an unreadable one, then rows from the last one backwards. A row may be yielded twice."""
+        """Yield rows in order until one is unreadable, then rows from the table's end backwards. A row may be yielded twice."""
         for order in ("", "ORDER BY 1 DESC, 2 DESC"):
             try:
                 yield from self._db.execute(f"SELECT {self._columns} FROM {self._table} {order}")
@@ -295,10 +297,10 @@ def _of_header(first_bytes: bytes, sha256: str, size: int | None = None) -> tupl
 
 
 def _open(folder: Path) -> apsw.Connection | None:
-    """Return a connection to the old index. If it cannot be opened, return a connection to a copy with the first page of an empty index.
+    """Return a connection to the old index. If it cannot be opened, return a connection to a copy whose first page is replaced.
 
-    The first page says where each table begins. All indexes are created by the same statements, so the first page of an empty index is
-    valid for the copy. Returns None if the index is missing or has no tables.
+    A database's first page says where each table begins. All indexes are created by the same statements, so tables begin at the same
+    pages, and the first page of a new, empty index suits the copy. Returns None if the index is missing or has no tables.
     """
     if not (folder / FILE).is_file():
         return None
@@ -347,7 +349,7 @@ def _check_closed(folder: Path) -> None:
     except apsw.BusyError:
         raise StoreFailed(f"a process has the store in {folder} open: stop the service first") from None
     except apsw.Error:
-        pass  # damaged
+        pass  # the database is damaged, which does not matter here
 
 
 def _take_place(new: Path, folder: Path) -> None:

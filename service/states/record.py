@@ -42,7 +42,9 @@ class StateRecord:
 
 
 class NameChange(NamedTuple):
-    """A change that points a name to another state. `version` is the version that the name must have now; 0: it must be new, None: any."""
+    """A change that points a name to another state. `version` is the version that the name must have now; 0: the name must be
+    new; None: any version.
+    """
 
     name: str
     version: int | None = None
@@ -79,7 +81,7 @@ class Quota(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """The amount that a tenant stores: the number of states, and the bytes of its blobs and documents (`size`)."""
+    """What a tenant stores: the number of its states, and the bytes of its blobs and documents (`size`)."""
 
     states: int = 0
     size: int = 0
@@ -120,8 +122,8 @@ class Ancestor(NamedTuple):
 
 
 class StateReference(NamedTuple):
-    """A state to continue. `exact`: only with the arithmetic that made the state, so that the bits are the same. `position`: the number of
-    tokens that were fed to the state."""
+    """A state to continue. `exact`: continue it only with the arithmetic that made the state, so that the bits are the same. `position`:
+    the number of tokens that were fed to the state."""
 
     tenant: str
     id: str

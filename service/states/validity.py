@@ -29,7 +29,7 @@ def check_position(position: int, decoder: contract.Decoder, *, least: int = 0) 
 
 
 def check_form(spec: contract.StateTensor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Raise InvalidRequest if a state tensor, without the batch axis, has another shape or dtype than the manifest's."""
+    """Raise InvalidRequest if a state tensor, given without the batch axis B, has another shape or dtype than in the manifest."""
     if shape != spec.shape:
         raise InvalidRequest(f"the state is not of this model: {spec.name} has the shape {shape}, not {spec.shape}; {AGAIN}")
     if dtype != np.dtype(spec.dtype):

@@ -1,4 +1,4 @@
-"""Logs in JSON, one object per line, in one file of bounded size that the command prints."""
+"""Logs in JSON, one object per line. On one machine all replicas write to one file of bounded size, and the command prints its lines."""
 
 import logging
 import logging.handlers

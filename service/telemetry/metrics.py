@@ -22,7 +22,8 @@ _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # The reasons why the prefix cache had no state for a prompt.
 Miss = Literal["disabled", "short", "new", "boundary", "evicted", "tenant", "salt", "model", "numerics"]
-# About half of vLLM's buckets, with finer buckets below, because a small decoder on a CPU takes about a millisecond per token.
+# About half of vLLM's buckets, and additional finer buckets for short times, because a small decoder on a CPU takes about a millisecond
+# per token.
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
 _BETWEEN_TOKENS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _REQUEST_S = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 30, 60, 120, 300, 960)
@@ -202,7 +203,8 @@ class GeneratorMetrics:
         self._finished = {reason: metrics.finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
 
     def looked_up(self, tokens: int, found: int, miss: Miss | None) -> None:
-        """Count a prompt that was looked up in the prefix cache, which had the state after its first `found` tokens."""
+        """Count a prompt of `tokens` tokens that was looked up in the prefix cache. The cache had the state after the first `found` of
+        them. `miss` is the reason if nothing was found, else None."""
         self._looked_up.inc(tokens)
         self._found.inc(found)
         if miss is not None:

@@ -5,7 +5,8 @@ not delay the models. An encoding has the child span `queue`, and `batch` for ev
 contains the runtime call `run`. A decoder run has `generate`, which contains `queue`, `prefill` and `decode` and the event `first token`.
 
 The W3C traceparent of the request's span is passed through the service and between its processes as a string, or None if the request is
-not sampled. OpenTelemetry's `OTEL_TRACES_SAMPLER` selects requests: by default all, unless the caller's traceparent decides.
+not sampled. OpenTelemetry's `OTEL_TRACES_SAMPLER` selects requests: by default, a request with a traceparent is sampled if
+its caller's trace is sampled, and every other request is sampled.
 """
 
 import os
