@@ -1,6 +1,7 @@
 """States that requests continue and keep: the engine and a real store together, compared with runs of the whole text."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from service.generation import prefill, sequence
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.sampling.grammar import Grammars
+from service.generation.saved import keeper
 from service.generation.saved.keeper import StateKeeper
 from service.generation.session import OnnxStepSession, StepSession
 from service.generation.snapshot import Snapshot, State
@@ -132,6 +134,39 @@ async def test_no_token_before_a_state_is_fed_again(steps: FakeSteps, tokenizer:
         calls = len(steps.calls)
         await kept.run(3, 4, start=state, max_tokens=2)
     assert fed(steps, calls) == 2 + 2
+
+
+async def test_the_states_that_were_used_last_stay_in_memory(steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    blob = SqliteEngine.blob
+
+    def noted(self: SqliteEngine, tenant: str, state: str) -> bytes:
+        read.append(state)
+        return blob(self, tenant, state)
+
+    monkeypatch.setattr(SqliteEngine, "blob", noted)
+    async with keeping(steps, tokenizer, hot_bytes=2 * (steps.decoder.state_bytes + 4 * VOCAB_SIZE)) as kept:
+        (_, first), (_, second) = [await kept.run(5, max_tokens=2), await kept.run(6, max_tokens=2)]
+        await kept.keeper.load(StateReference("t", first))
+        _, third = await kept.run(7, max_tokens=2)
+        for state in (first, third, second):
+            await kept.keeper.load(StateReference("t", state))
+    assert read == [second]
+
+
+async def test_there_is_room_for_a_checkpoint_while_few_are_being_written(steps: FakeSteps, tokenizer: Path) -> None:
+    state = State(tensors=tuple(steps.states(1).read(0)), position=1, logits=np.zeros(VOCAB_SIZE, np.float32), fingerprint="fake")
+    async with keeping(steps, tokenizer) as kept:
+        opened, room = threading.Event(), []
+        kept.store.submit(lambda _: opened.wait(PATIENCE_S))
+        for _ in range(keeper._MOST_WRITING):
+            room.append(kept.keeper.has_room)
+            kept.keeper.checkpoint(ask(5, tenant="t", checkpoint=new_state_id()), state, None, (5,))
+        full = kept.keeper.has_room
+        opened.set()
+        assert (all(room), full) == (True, False)
+        await kept.store.call(lambda _: None)
+        assert kept.keeper.has_room
 
 
 async def test_a_prefill_only_request_gives_a_state_and_no_token(steps: FakeSteps, tokenizer: Path) -> None:

@@ -1,5 +1,6 @@
 """States after long prompts, which engines find in the store of each other: what is found, for whom, and within which bounds."""
 
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
-from service.generation.saved import shared_prefixes
+from service.generation.saved import prefixes, shared_prefixes
 from service.generation.saved.packing import Packing
 from service.generation.saved.prefix_cache import Salt
 from service.generation.saved.shared_prefixes import SharedPrefixes
@@ -218,6 +219,41 @@ async def test_states_whose_time_is_over_leave_the_index(store: Store, monkeypat
     assert (await shared.find(SALT, (1, *PROMPT), 51, 0)).state is not None
 
 
+def add(engine: GroupingEngine, shared: SharedPrefixes, tokens: tuple[int, ...], state: State) -> None:
+    """Write `state` under the hash of `tokens`, which need not be those that were fed to it."""
+    ((length, content),) = shared_prefixes.hashes(tokens, [len(tokens)])
+    now = time.time()
+    entry = shared_prefixes._Entry(content, shared_prefixes._salt(SALT), shared._model, shared._numerics, length, 0, now, 0.0)
+    body = packing().seal(entry.id, state, 0.0)
+    shared._add(engine, TENANT, entry._replace(size=len(body)), body)
+
+
+async def test_a_state_of_other_tokens_is_not_continued_even_if_its_hash_is_equal(store: Store) -> None:
+    shared = SharedPrefixes(store, packing(), 2**20, LEAST)
+    for last, found in ((9, False), (1, True)):
+        state = packing().whole(made(51), None, (*PROMPT, last))
+        await store.call(lambda engine, state=state: add(engine, shared, (*PROMPT, 1), state))  # type: ignore[misc]
+        assert ((await shared.find(SALT, (*PROMPT, 1), 51, 0)).state is not None) == found
+
+
+async def test_few_states_are_written_at_once(store: Store) -> None:
+    shared, opened = SharedPrefixes(store, packing(), 2**20, LEAST), threading.Event()
+    store.submit(lambda _: opened.wait(PATIENCE_S))
+    begun = [shared.put(SALT, (first, *PROMPT), made(51), None) for first in range(shared_prefixes._MOST_WRITING + 1)]
+    opened.set()
+    assert begun == [True] * shared_prefixes._MOST_WRITING + [False]
+    assert len(await states(store)) == shared_prefixes._MOST_WRITING
+    assert shared.put(SALT, (9, *PROMPT), made(51), None)
+
+
+async def test_prompts_that_are_too_long_are_not_looked_for(store: Store, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "_MOST_TOKENS", 40)
+    async with process(store, tokenizer) as here, process(store, tokenizer) as there:
+        await here.cached(asked(*PROMPT[:40], max_tokens=1))
+        assert await there.cached(asked(*PROMPT[:41], max_tokens=1)) == 0
+        assert await there.cached(asked(*PROMPT[:40], max_tokens=1)) == 40
+
+
 class Contended(SqliteEngine):
     """A store without transactions, in which another process writes the index between the read and the write."""
 
@@ -241,19 +277,7 @@ async def test_two_processes_that_write_the_index_at_once_both_are_in_it() -> No
     shared, other = (SharedPrefixes(store, packing(), 2**20, LEAST) for _ in range(2))
 
     def meanwhile(engine: GroupingEngine) -> None:
-        state = packing().whole(made(51), None, (1, *PROMPT))
-        entry = shared_prefixes._Entry(
-            dict(shared_prefixes.hashes((1, *PROMPT), [51]))[51],
-            shared_prefixes._salt(SALT),
-            other._model,
-            other._numerics,
-            51,
-            0,
-            time.time(),
-            0.0,
-        )
-        body = packing().seal(entry.id, state, 0.0)
-        other._add(engine, TENANT, entry._replace(size=len(body)), body)
+        add(engine, other, (1, *PROMPT), packing().whole(made(51), None, (1, *PROMPT)))
 
     engine.meanwhile = meanwhile
     shared.put(SALT, (0, *PROMPT), made(51), None)

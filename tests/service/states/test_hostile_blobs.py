@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from export import contract
 from service.errors import InvalidRequest
 from service.states.blob import MOST_BYTES, Blob, check_header, header_end, pack, read_header
+from service.states.validity import check_numbers
 from tests.service.states.test_blob import DECODER, GOOD, NAMES, OURS, PACKED, STEADY, VOCAB_SIZE, opened
 
 END = header_end(PACKED)
@@ -142,6 +144,7 @@ CASES: dict[str, tuple[Callable[[], bytes], str]] = {
     "z of 0": (lambda: with_tensor(2, 0 * Z), "state_1_z has numbers that are not above 0"),
     "z below 0": (lambda: with_tensor(2, -Z), "state_1_z has numbers that are not above 0"),
     "a NaN logit": (lambda: with_numbers(logits=GOOD.logits * np.float32(np.nan)), "logits has numbers that are not finite"),
+    "one NaN logit": (lambda: with_numbers(logits=np.append(GOOD.logits[:-1], np.float32(np.nan))), "logits has numbers that are not"),
     "an infinite logit": (lambda: with_numbers(logits=np.full_like(GOOD.logits, np.inf)), "logits has numbers that are not finite"),
     "no logit": (lambda: with_numbers(logits=np.full_like(GOOD.logits, -np.inf)), "logits has numbers that are not finite"),
     "an id of 13": (lambda: with_numbers(recent=(13,)), "recent tokens from 13 to 13, and this model's vocabulary has 13"),
@@ -158,6 +161,13 @@ def test_other_bytes_are_refused_with_the_reason(made: Callable[[], bytes], word
     with pytest.raises(InvalidRequest, match=words) as refusal:
         opened(made())
     assert "again" in refusal.value.message  # the next step
+
+
+@pytest.mark.parametrize(("count", "valid"), [(0, False), (1, True), (1.5, False), (4, True), (5, False)])
+def test_a_state_counts_at_most_the_tokens_before_its_position(count: float, valid: bool) -> None:
+    spec = contract.StateTensor(name="state_0_n", shape=(1,), holds="count")
+    with contextlib.nullcontext() if valid else pytest.raises(InvalidRequest, match="counts other tokens than its position, 4"):
+        check_numbers(spec, np.array([count], np.float32), 4)
 
 
 def test_a_file_cut_anywhere_is_refused() -> None:
