@@ -17,7 +17,7 @@ from loadtest.load.knee import Knee, knee
 from loadtest.load.plan import WARM_UP, LoadPlan, Shape
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-_LEAST = 0.001  # a process with fewer fixed cores and with fewer core-ms per request than this is left out of the tables
+_LEAST = 0.001  # the tables leave out a process that uses fewer cores at rest than this, and fewer milliseconds of a core per request
 _PICTURES = {
     "embed-14": ("latency-by-rate.png", "Short texts: latency against rate, with the knee"),
     "soak": ("processes.png", "Soak: resident memory, descriptors and threads over time"),

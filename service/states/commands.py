@@ -51,7 +51,8 @@ def backup(
     location: Annotated[str, typer.Option("--states", help="The store: a directory.")],
     to: Annotated[Path, typer.Option(help="The directory of the copy; that of an earlier backup gets what is new.")],
 ) -> None:
-    """Copy a store in a directory, as it is at one moment. The service may be running. `--set states=` accepts the copy as a store."""
+    """Copy a directory of states to another directory, as it is at one moment, while the service may be running. `--set states=DIRECTORY`
+    serves the copy."""
     from service.settings import load
     from service.states.backup import backup as copied
     from service.terminal import console, errors_printed, progress_bar

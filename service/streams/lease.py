@@ -236,7 +236,8 @@ class Leases:
         self._renewing: asyncio.Task[None] | None = None
 
     def begin(self, start: RunStart, choices: int, *, runs_s: float) -> Lease:
-        """Return the lease of a new run, and submit the write of the run. `runs_s`: the longest duration of its stream, in seconds."""
+        """Return the lease of a new run with so many choices, and begin to write the run's document to the store. `runs_s`: the longest
+        duration of its stream, in seconds."""
         lease = Lease(self, start, Progress(tokens=[[] for _ in range(choices)], ended=[False] * choices), runs_s=runs_s)
         self._add(lease)
         lease.begin()

@@ -25,7 +25,9 @@ class Received(NamedTuple):
 
 
 class LeasedRuns:
-    """Runs whose tokens are noted in a lease, which stores them. Implements `PieceSource` of `service/http/sse.py`."""
+    """Runs whose tokens are added to the progress of their lease, which writes it to the store. Implements `PieceSource` of
+    `service/http/sse.py`.
+    """
 
     def __init__(self, runs: Runs, lease: Lease) -> None:
         self._runs, self._lease = runs, lease

@@ -186,9 +186,10 @@ class _Group:
         self.opened = 0  # unbounded repetitions in the current branch
         self.most = 0  # largest number of unbounded repetitions in any branch
         self.failing = 0  # unbounded repetitions before a part that may not match (see MOST_FAILING)
-        self._others = 0  # number of ways in which the earlier branches, before a `|`, can match at one position
-        self._ways = 1  # number of ways of this branch without its last part
-        self._last = 1  # number of ways of the branch's last part
+        # In how many ways these can match at one position:
+        self._others = 0  # the earlier branches, before a `|`
+        self._ways = 1  # the parts of this branch that are complete, without the newest part, after which a quantifier may follow
+        self._last = 1  # the newest part
 
     @property
     def ways(self) -> int:
