@@ -195,7 +195,7 @@ async def test_what_a_silent_generator_had_not_accepted_is_asked_of_another() ->
 
 async def test_texts_of_a_silent_generator_go_on_in_another_one() -> None:
     async with generating() as (engine, pool, model, _):
-        model.engine.hold(after=2)
+        model.engine.hold(after=4)  # enough for a token of each run, fed alone or together, and too few for the end of one
         served = SimpleNamespace(name="wordy", engine=engine)
         of_one = Call("a", 0.0, session="a")
         whole, streamed = [await Runs.submit(served, [REQUEST], of_one, n=1, prompt_field="prompt", stream=False) for _ in range(2)]  # type: ignore[arg-type]
