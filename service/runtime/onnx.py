@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -78,6 +79,8 @@ def open_graph(
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
+    if provider == CPU:
+        _share_memory(options)
     asked = [(provider, cuda_options(gpu_memory_gib) if provider == CUDA else {})]
     if provider == CUDA:
         ort.preload_dlls()  # loads the libraries of onnxruntime-gpu[cuda,cudnn], because the dynamic loader does not find them
@@ -94,6 +97,25 @@ def open_graph(
     if provider not in (got := session.get_providers()):
         raise _no_provider(graph, provider, f"the session has only {', '.join(got)}")
     return session
+
+
+def _share_memory(options: "ort.SessionOptions") -> None:
+    """Let a CPU session take the memory of its runs from the one arena of this process.
+
+    An arena keeps the memory of its largest run, so a process with an arena for each of its sessions would keep that many times as much.
+    Weights that the runtime has packed are kept outside the arena, which grows to powers of two.
+    """
+    _make_arena()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+
+
+@cache
+def _make_arena() -> None:
+    import onnxruntime as ort
+
+    arena = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(arena, ort.OrtArenaCfg({"arena_extend_strategy": 0}))  # 0: to powers of two
 
 
 def in_a_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+import psutil
 import pytest
 from onnx import TensorProto, helper
 
@@ -100,6 +101,17 @@ def test_a_session_serves_several_threads_at_once(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(ask, range(200))) == [number * (number % 7 + 1) for number in range(200)]
+
+
+def test_sessions_keep_the_memory_of_one_run_and_not_of_one_each(tmp_path: Path) -> None:
+    one, *others = (session(tmp_path / str(number))._one_thread for number in range(9))
+    text = np.ones((1, 2**22), np.int64)  # 32 MiB, and as much for the product
+    feed = {contract.INPUT_IDS: text, contract.ATTENTION_MASK: text}
+    one.run(None, feed)
+    before = psutil.Process().memory_info().rss
+    for other in others:
+        other.run(None, feed)
+    assert psutil.Process().memory_info().rss - before < 2 * text.nbytes
 
 
 def test_a_session_says_where_it_runs(tmp_path: Path) -> None:
