@@ -72,10 +72,11 @@ def prepare(settings: Settings) -> None:
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": 0,
         # The `attnserve` command drains replicas itself, so Ray need not wait.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": 0,
-        # With few replicas, Serve's controller can check only twice a second, which saves CPU time. A start takes several checks.
-        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 0.5,
+        # With few replicas, Serve's controller can check only five times a second, which saves CPU time. A start waits for two checks.
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 0.2,
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
         "RAY_enable_metrics_collection": 0,
+        "RAY_enable_pipe_based_agent_to_parent_health_check": 1,  # see `without_agents` in service/deployment/ray_private.py
         # Ray would kill replicas when the machine's memory is 95 % full, even if another program uses it. The cgroup limits memory instead,
         # and a replica that the kernel kills is replaced.
         "RAY_memory_monitor_refresh_ms": 0,

@@ -20,16 +20,17 @@ def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int
     """Start a private Ray on loopback, with its files in the directory `run`. Returns the process ids of the raylet and of the GCS.
 
     `ray.init` has no parameters for the following. First, an address on loopback: it replaces 127.0.0.1 by the machine's address, as `ray
-    start` does, which opens every port to the network. Second, a free port for the agent. Third, a start without log monitor, autoscaler
-    and API server, each of which is a Python process that Ray starts even if usage statistics and dashboard are off. This relies
-    on `ray/_private/worker.py` (init), `parameter.py`, `node.py` (start_head_processes) and `services.py` (start_api_server).
+    start` does, which opens every port to the network. Second, a start without log monitor, autoscaler, API server and agents, each of
+    which is a Python process that Ray starts even if usage statistics and dashboard are off. This relies on `ray/_private/worker.py`
+    (init), `parameter.py`, `node.py` (start_head_processes) and `services.py` (start_api_server, start_raylet).
     """
     from ray._private import parameter, services
 
-    make_parameters, start_api_server = parameter.RayParams, services.start_api_server
-    ours = {"node_ip_address": "127.0.0.1", "no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
+    make_parameters, start_api_server, start_process = parameter.RayParams, services.start_api_server, services.start_ray_process
+    ours = {"node_ip_address": "127.0.0.1", "no_monitor": True, "include_log_monitor": False}
     parameter.RayParams = lambda **given: make_parameters(**{**given, **ours})  # type: ignore[misc, assignment]
     services.start_api_server = lambda *_, **__: (None, None)
+    services.start_ray_process = lambda command, *rest, **named: start_process(without_agents(command), *rest, **named)
     try:
         ray.init(
             num_cpus=cpus,
@@ -42,8 +43,28 @@ def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int
         )
     finally:
         parameter.RayParams, services.start_api_server = make_parameters, start_api_server  # type: ignore[misc]
+        services.start_ray_process = start_process
     started: Any = ray._private.worker._global_node.all_processes  # type: ignore[attr-defined]
     return {kind: started[kind][0].process.pid for kind in ("raylet", "gcs_server")}
+
+
+def without_agents(command: list[str]) -> list[str]:
+    """Return the raylet's command, without its two agents. Any other command is returned as it is.
+
+    The agents install runtime environments and send metrics, neither of which is used on one machine. But the raylet insists on two
+    commands, ends when one of them ends, and waits until they have told their ports. It gets `cat`, which reads the pipe from the raylet
+    until the raylet has ended (RAY_enable_pipe_based_agent_to_parent_health_check), and ports at which nobody listens. The shell drops
+    the arguments that the raylet adds.
+    """
+    kept = [word for word in command if not word.startswith(_AGENTS)]
+    if len(kept) == len(command):
+        return command
+    return [*kept, *(agent + 'sh -c "exec cat"' for agent in _AGENTS), *(f"--{port}={_NOBODY}" for port in _AGENT_PORTS)]
+
+
+_AGENTS = ("--dashboard_agent_command=", "--runtime_env_agent_command=")
+_AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+_NOBODY = 1  # a port that only a privileged process can open
 
 
 def stop_printing_errors() -> None:

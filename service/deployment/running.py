@@ -101,8 +101,7 @@ class Service:
         """Kill every process at once and remove the run directory."""
         self._watch.cease()
         self._front.kill()
-        # Kill Ray's agents too, because they would notice the end of Ray only after a minute. Repeat, because a process that is starting
-        # may start other processes.
+        # Repeat, because a process that is starting may start other processes.
         while processes := psutil.Process().children(recursive=True):
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
@@ -111,7 +110,7 @@ class Service:
         shutil.rmtree(self._run.parent, ignore_errors=True)
 
     def _start_ray(self) -> None:
-        """Start a private Ray on loopback, without dashboard, log monitor and autoscaler, each of which would be a Python process."""
+        """Start a private Ray on loopback, without the Python processes that are not needed (see `start_ray`)."""
         from service.deployment import ray_private
 
         # Ray starts one worker in advance for each CPU that it is given, so it is given few. `service/runtime/budget.py` divides the

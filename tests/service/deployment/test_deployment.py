@@ -156,10 +156,15 @@ def test_signal_during_start_takes_everything_down(tiny: Path, before: set[str],
     assert left(before) == set()
 
 
+def test_ray_starts_no_process_that_is_not_needed(service: LiveService) -> None:
+    names = sorted(process.name() for process in service.family() if "python" not in process.name())
+    workers = ["ray::ServeController", "ray::ServeReplica:attnserve:attnserve"]
+    assert [name for name in names if name != "ray::IDLE"] == sorted(["cat", "cat", "gcs_server", "haproxy", "raylet", *workers])
+
+
 def test_killed_outright_its_processes_end_too(tiny: Path, before: set[str]) -> None:
     with live([tiny]) as service:
-        # Ray's two agents look for their parent only about once a minute.
-        family = [process for process in service.family() if not process.name().endswith("Agent")]
+        family = service.family()
         directories = {path for process in family for path in re.findall(r"/tmp/attnserve-\w+", " ".join(process.cmdline()))}
         service.stop(signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=60)

@@ -80,3 +80,19 @@ def test_calls_between_replicas_are_taken_on_loopback_alone(monkeypatch: pytest.
 def test_serve_still_writes_the_address_that_is_replaced() -> None:
     calls = [line.strip() for line in inspect.getsource(of_serve()).splitlines() if "add_port_to_grpc_server(" in line]
     assert calls == ['self._internal_grpc_port = add_port_to_grpc_server(self._server, "[::]:0")']
+
+
+def test_the_raylet_gets_no_agents() -> None:
+    agents = ["--dashboard_agent_command=python agent.py --head", "--runtime_env_agent_command=python main.py"]
+    command = ray_private.without_agents(["raylet", *agents, "--head"])
+    assert [word for word in command if "python" in word] == []
+    assert {"raylet", "--head", '--dashboard_agent_command=sh -c "exec cat"', "--runtime_env_agent_port=1"} <= set(command)
+    assert ray_private.without_agents(["gcs_server", "--head"]) == ["gcs_server", "--head"]
+
+
+def test_ray_still_starts_agents_by_the_words_that_are_replaced() -> None:
+    from ray._private import services
+
+    source = inspect.getsource(services.start_raylet)
+    assert [word for word in ray_private._AGENTS if word not in source] == []
+    assert "process_info = start_ray_process(\n        command,\n" in source
