@@ -104,6 +104,7 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)
+        catalog.release.request()  # the memory that only loading and the tests of the bundles needed
         log.info("ready", extra={"models": list(catalog.models)})
     except Exception as error:
         catalog.failure = f"{CANNOT_START}: {error}"
