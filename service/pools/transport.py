@@ -36,6 +36,7 @@ _ARRAY = 1  # MessagePack's type of an array, see `_packed_array`
 _DTYPES = tuple(map(np.dtype, ("<f4", "<f2", "<i4", "<i8", "u1", "?")))
 _SECRET_BYTES = 32
 _SECRET_S = 5.0  # seconds in which a new connection must send the secret
+_MOST_CONNECTIONS = 1_024  # of all gateways, those that have not sent the secret yet included
 _CONNECT_S = 10.0
 
 
@@ -159,8 +160,11 @@ class _Served(_Side):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._connections.add(self)
         self._late = asyncio.get_running_loop().call_later(_SECRET_S, self.close)
+        if len(self._connections) >= _MOST_CONNECTIONS:
+            self.close()
+            return
+        self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         if not self._admitted:

@@ -204,6 +204,16 @@ async def test_nothing_is_called_without_the_secret(folder: Path | None, sent: b
         writer.close()
 
 
+async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_MOST_CONNECTIONS", 2)
+    async with listening(tmp_path) as (_, _, (path, _, _)):
+        opened = [await asyncio.open_unix_connection(path) for _ in range(3)]
+        assert await asyncio.wait_for(opened[2][0].read(), PATIENCE_S) == b""
+        assert not any(reader.at_eof() for reader, _ in opened[:2])
+        for _, writer in opened:
+            writer.close()
+
+
 async def test_a_secret_in_two_parts_is_enough_and_bytes_that_are_no_message_end_the_connection(tmp_path: Path) -> None:
     async with listening(tmp_path) as (_, _, (path, _, secret)):
         reader, writer = await asyncio.open_unix_connection(path)
