@@ -69,7 +69,7 @@ async def listening(folder: Path | None) -> AsyncIterator[tuple[Host, Listener, 
         yield host, listener, address
     finally:
         host.go.set()
-        await listener.finish()
+        await asyncio.wait_for(listener.finish(), PATIENCE_S)
 
 
 @pytest.fixture(params=["unix", "tcp"])
