@@ -50,7 +50,7 @@ test: $(VENV)/.test $(VENV)/.npm  ## All tests: about 25 minutes on two cores
 	$(BIN)/pytest -m alone
 
 # One thread for each torch: two processes of two threads each would wait for each other.
-quick: $(VENV)/.test  ## The quick tests, which need no service, cluster or export: about 3 minutes on two cores
+quick: $(VENV)/.test  ## The quick tests, which need no service, Redis, cluster or export: under 2 minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "$(QUICK)" tests/docs tests/models tests/service \
 	  --ignore tests/models/training --ignore tests/models/distillation --ignore tests/service/deployment
 

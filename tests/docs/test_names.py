@@ -23,7 +23,7 @@ PROGRAMS = ("attnserve", "make", "python", "pytest")
 
 
 def missing_of(text: str, page: Path) -> str | None:
-    """What of this quotation does not exist, or None."""
+    """What of this quotation, which is no command, does not exist, or None."""
     text = re.sub(r"KIND|NAME(?=\.)|DATE", "*", text)
     if text in FOREIGN or text.startswith(("OTEL_", "RAY_")) or re.split(r"[ =]", text)[0] in FOREIGN:
         return None
@@ -33,7 +33,7 @@ def missing_of(text: str, page: Path) -> str | None:
     if assigned := re.fullmatch(r"([A-Za-z_]\w*)=.*", text):
         return missing_of(assigned[1], page)
     if " " in text:
-        return None if text.split()[0].removeprefix(".venv/bin/") not in PROGRAMS else missing_of_command(text)
+        return None
     if re.fullmatch(r"/[\w./{}*-]*", text):
         return None if route_like(text) or f'"{text}"' in names.source() or text.startswith(SYSTEM) else text
     if text.startswith(PREFIX):
@@ -52,6 +52,10 @@ def missing_of(text: str, page: Path) -> str | None:
         name = text.removesuffix("()").removesuffix("_total")  # Prometheus' ending of counters, and Ray's beginning of ours
         return None if {name, name.removeprefix("ray_"), name.removeprefix("ray_vllm_")} & names.words() else text
     return None if text in names.source() or all(word in names.words() for word in re.findall(r"[A-Za-z_]\w{2,}", text)) else text
+
+
+def is_command(text: str) -> bool:
+    return " " in text and text.split(maxsplit=1)[0].removeprefix(".venv/bin/") in PROGRAMS
 
 
 def route_like(path: str) -> bool:
@@ -119,8 +123,9 @@ def test_what_a_page_names_exists(page: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages(), ids=title)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
-    """Also of those blocks that are not executed."""
-    lines = [command.text for block in blocks(page) if block.language == "console" for command in commands(block)]
+    """In its text and its blocks, also of those that are not executed."""
+    lines = [text for text in quoted(page) if page in READ and is_command(text)]
+    lines += [command.text for block in blocks(page) if block.language == "console" for command in commands(block)]
     missing = [found for line in lines if (found := missing_of_command(line.replace("\\\n", " ").replace("\n", " ; ")))]
     assert missing == []
 
@@ -189,6 +194,7 @@ def test_the_makefile_and_pyproject_name_the_same_torch() -> None:
     assert set(re.findall(r"torch==([\d.]+)", (ROOT / "pyproject.toml").read_text())) == {installed}
 
 
+@pytest.mark.slow
 def test_every_description_of_the_product_names_what_it_serves() -> None:
     """In the package, the command, the OpenAPI document, the chart and the README: embeddings, rerank scores and text."""
     import yaml
@@ -222,19 +228,30 @@ def test_a_page_stays_short(page: str, lines: int) -> None:
         ("Settings.nothing", True),
         ("NothingLikeIt", True),
         ("/v1/nothing", True),
-        ("make nothing", True),
-        ("attnserve nothing", True),
-        ("attnserve serve --nothing", True),
-        ("python -m loadtest.nothing", True),
         ("service/settings.py", False),
         ("Settings.host", False),
         ("/v1/embeddings", False),
-        ("make bundles/digits/manifest.json", False),
-        ("attnserve serve --lean", False),
     ],
 )
 def test_what_does_not_exist_is_found(text: str, wrong: bool) -> None:
     assert (missing_of(text, ROOT / "README.md") is not None) == wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("make nothing", True),
+        ("attnserve nothing", True),
+        ("attnserve serve --nothing", True),
+        ("python -m loadtest.nothing", True),
+        ("make bundles/digits/manifest.json", False),
+        ("attnserve serve --lean", False),
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(text: str, wrong: bool) -> None:
+    assert is_command(text)
+    assert (missing_of_command(text) is not None) == wrong
 
 
 def test_prose_is_without_blocks() -> None:

@@ -77,7 +77,7 @@ def error(ours: Tensor, reference: Tensor) -> float:
 
 
 @every_decoder
-@pytest.mark.parametrize("N", [1, 2, 65])
+@pytest.mark.parametrize("N", [1, 2, pytest.param(65, marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_a_prompt_whole_in_chunks_and_token_by_token(config: DecoderConfig, N: int) -> None:
     decoder, tokens = make(config), random_tokens(2, N)

@@ -95,7 +95,10 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "folder", "redis_server", "redis_cluster"])
+IN_REDIS = [pytest.param(name, marks=pytest.mark.slow) for name in ("redis_server", "redis_cluster")]
+
+
+@pytest.fixture(params=["memory", "folder", *IN_REDIS])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Callable[[], GroupingEngine]]:
     """Opens the store; again, where it outlives its process."""
     made: list[GroupingEngine] = []

@@ -11,12 +11,12 @@ from service.errors import DocumentMoved
 from service.states.record import Document, Quota
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
-from tests.service.states.conftest import Clock
+from tests.service.states.conftest import IN_REDIS, Clock
 from tests.service.states.sequences import contents, step
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("opened", ["redis_server", "redis_cluster"], indirect=True)
+@pytest.mark.parametrize("opened", IN_REDIS, indirect=True)
 def test_engines_agree_on_every_call(engine: GroupingEngine, clock: Clock, seed: int) -> None:
     model, clock.now = SqliteEngine(None, clock=clock), 0.0
     chances, made = [random.Random(seed), random.Random(seed)], ([], [])
@@ -35,7 +35,7 @@ def test_engines_agree_on_every_call(engine: GroupingEngine, clock: Clock, seed:
     model.close()
 
 
-@pytest.mark.parametrize("opened", ["folder", "redis_server"], indirect=True)
+@pytest.mark.parametrize("opened", ["folder", IN_REDIS[0]], indirect=True)
 def test_one_of_many_writers_wins_each_version(opened: Callable[[], GroupingEngine]) -> None:
     quota, wins = Quota(states=1, size=10**6), []
 

@@ -76,6 +76,7 @@ def test_a_crash_at_any_write_leaves_each_call_done_or_not_begun(vfs: RecordingV
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [apsw.FullError, apsw.IOError], ids=["no space", "i/o error"])
 def test_a_failing_disk_fails_one_call_and_harms_nothing(vfs: RecordingVfs, tmp_path: Path, error: type[Exception]) -> None:
     for number in range(1, 300, 11):

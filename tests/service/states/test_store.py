@@ -16,7 +16,7 @@ from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.telemetry.metrics import Metrics
 from service.telemetry.state_store_metrics import StateStoreMetrics
-from tests.service.states.conftest import PASSWORD, Clock, RedisServer
+from tests.service.states.conftest import IN_REDIS, PASSWORD, Clock, RedisServer
 
 QUOTA = Quota(states=10, size=10**6)
 
@@ -153,7 +153,7 @@ def test_what_a_store_does_is_counted_without_tenants(engine: CountingEngine) ->
     assert "acme" not in metrics.exposition().decode()
 
 
-@pytest.mark.parametrize("opened", ["memory", "redis_server"], indirect=True)
+@pytest.mark.parametrize("opened", ["memory", IN_REDIS[0]], indirect=True)
 def test_engines_count_what_ended(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
     engine, quota = opened(), Quota(states=3, size=10**6)
     states = [engine.put(record(at, expires=None if at else clock.now + 5), b"%d" % at, quota=quota) for at in range(4)]
@@ -167,6 +167,7 @@ def test_engines_count_what_ended(opened: Callable[[], GroupingEngine], clock: C
     assert engine.totals() == Usage(1, 5, 0)
 
 
+@pytest.mark.slow
 def test_the_store_of_a_url_is_redis(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreFailed, match="Authentication required"):
         open_engine(redis_server.url)

@@ -166,6 +166,7 @@ async def test_a_first_write_that_fails_late_is_made_up_for(
     await written(store)
     assert not lease.lost
     await stream.leave()
+    model_of(http).steps.open()  # the engine cannot stop while its thread is held
     async with gateway(tokenizer, store) as other:
         assert texts(await rest_of(other, stream.events)) == texts(whole)
     assert (await counted(http))["store_failed"] >= 1

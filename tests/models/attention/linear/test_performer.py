@@ -55,6 +55,7 @@ def kernel_errors(*, kernel: str = "positive", rows: str = "orthogonal", n_draws
     return stacked.mean(0), stacked.square().mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ["orthogonal", "iid"])
 @pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
 def test_the_kernel_is_estimated_without_bias(kernel: str, rows: str) -> None:
@@ -62,6 +63,7 @@ def test_the_kernel_is_estimated_without_bias(kernel: str, rows: str) -> None:
     assert (mean.abs() <= 5 * (mean_square / 2000).sqrt()).all()
 
 
+@pytest.mark.slow
 def test_orthogonal_rows_and_two_signs_err_less() -> None:
     (_, orthogonal), (_, iid), (_, hyperbolic) = (
         kernel_errors(),

@@ -118,11 +118,14 @@ async def test_a_response_that_another_process_goes_on_with_is_cancelled_at_once
     zombie = live_of(responses, made["id"])
     await paused(responses, zombie)
     await responses.running.sweep()
+    owner = live_of(responses, made["id"])
     responses.running._lives["", made["id"]] = zombie
     async with asyncio.timeout(PATIENCE_S):
         cancelled = (await responses.ask("POST", f"/{made['id']}/cancel")).json()
     assert cancelled["status"] == "cancelled"
     await so(lambda: zombie.lost)
+    responses.engine.release()  # the owner notices at its next token, and the service waits for it when it stops
+    await so(lambda: owner.ended and owner.lost)
 
 
 async def test_a_deleted_response_is_not_generated_on(responses: Responses) -> None:
