@@ -15,11 +15,14 @@ from onnxscript import FLOAT
 from onnxscript import opset20 as op
 from torch import Tensor, nn
 
-from export.graphs.gated_delta import gated_delta_layer, rows_at
+from export.graphs.compact import rows_at
+from export.graphs.gated_delta import gated_delta_layer
+from export.graphs.linear_attention import linear_layer
 from export.graphs.packed_encoder import OPERATORS
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.short_convolution import ShortConvolution
+from models.attention.linear.causal_linear import CausalLinearAttention
 from models.attention.linear.codebook import Codebook
 from models.attention.linear.hedgehog import HedgehogMap
 from models.attention.recurrent.gated_delta import GatedDeltaNet
@@ -38,7 +41,7 @@ def with_operators(model: nn.Module, *, whole_layers: bool = False) -> Iterator[
     `whole_layers` also replaces whole layers by fewer operators, from which no attention matrix can be read.
     """
     kinds: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
-        *(((GatedDeltaNet, "advance", gated_delta_layer),) if whole_layers else ()),
+        *(((GatedDeltaNet, "advance", gated_delta_layer), (CausalLinearAttention, "advance", linear_layer)) if whole_layers else ()),
         (Decoder, "take", lambda decoder: rows_at),
         (CausalLayer, "recurrence", lambda layer: linear_attention),
         (ShortConvolution, "convolve", lambda convolution: causal_convolution),

@@ -5,12 +5,11 @@ torch's exporter writes. All have the same bits for every cut of a prompt and ev
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from export.graphs.packed_encoder import OPERATORS
+from export.graphs.compact import joined, operator, rows_at
 from models.attention.layers.causal import State
 from models.attention.recurrent.gated_delta import GatedDeltaNet
 
@@ -22,9 +21,11 @@ def gated_delta_layer(layer: GatedDeltaNet) -> Callable[..., tuple[Tensor, State
     H, H_k, D_k, widths = layer.n_heads, layer.n_key_heads, layer.d_head, layer.widths
     projections = [layer.to_q, layer.to_k, layer.to_v, layer.to_gate, layer.to_decay, layer.to_beta]
     sizes = [sum(widths), layer.to_gate.out_features, H, H]
-    weight, bias = _joined(projections)
+    weight, bias = joined(projections)
     decay_scale = -layer.A_log.detach().float().exp()
     taps = layer.convolution.weight.detach().float()[:, 0].T.contiguous()  # (K, D_c)
+    norm_scale, norm_eps = layer.norm.weight.detach().float(), layer.norm.eps
+    assert norm_eps is not None
     unit_scale = torch.full((D_k,), D_k**-0.5)
 
     def advance(x: Tensor, mask: Tensor | None, state: State, rotation: object) -> tuple[Tensor, State]:
@@ -38,8 +39,8 @@ def gated_delta_layer(layer: GatedDeltaNet) -> Callable[..., tuple[Tensor, State
         q, k, v = mixed.split(widths, dim=-1)
         # An RMS norm with these weights divides a head by its length: by sqrt(its sum of squares + the epsilon of `unit`).
         q, k = (_for_every_head(_normed(each, unit_scale, _UNIT_EPS / D_k), H, H_k) for each in (q, k))
-        decay, beta = _operator("LinearAttentionGate", [a, layer.dt_bias.float(), decay_scale, b], [(B, N, H), (B, N, H)])
-        o, S = _operator(
+        decay, beta = operator("LinearAttentionGate", [a, layer.dt_bias.float(), decay_scale, b], [(B, N, H), (B, N, H)])
+        o, S = operator(
             "LinearAttention",
             [q, k, v, state["S"], decay * tokens, beta * tokens],  # padding neither decays the state nor writes to it
             [(B, N, widths[2]), state["S"].shape],
@@ -48,19 +49,10 @@ def gated_delta_layer(layer: GatedDeltaNet) -> Callable[..., tuple[Tensor, State
             scale=D_k**-0.5,
             update_rule="gated_delta",
         )
-        y = _normed(o, layer.norm.weight.detach().float(), layer.norm.eps) * nn.functional.silu(gate)
+        y = _normed(o, norm_scale, norm_eps) * nn.functional.silu(gate)
         return layer.to_out(y.to(x.dtype)), {"S": S, "conv": rows_at(window, mask.sum(1, keepdim=True) + torch.arange(past.shape[1]))}
 
     return advance
-
-
-def _joined(projections: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Return one weight and bias for the concatenated outputs of linear layers."""
-    weight = torch.cat([each.weight.detach() for each in projections])
-    if all(each.bias is None for each in projections):
-        return weight, None
-    biases = [each.weight.new_zeros(each.out_features) if each.bias is None else each.bias.detach() for each in projections]
-    return weight, torch.cat(biases)
 
 
 def convolve(window: Tensor, taps: Tensor) -> Tensor:
@@ -79,7 +71,7 @@ def convolve(window: Tensor, taps: Tensor) -> Tensor:
 def _normed(x: Tensor, scale: Tensor, eps: float) -> Tensor:
     """Compute the RMS norm of each head of x (B, N, H D), with weights `scale` (D,)."""
     heads = {"num_branches": x.shape[-1] // len(scale), "epsilon": eps}
-    (y,) = _operator("BranchwiseRMSNorm", [x, scale], [x.shape], **heads)
+    (y,) = operator("BranchwiseRMSNorm", [x, scale], [x.shape], **heads)
     return y
 
 
@@ -89,18 +81,3 @@ def _for_every_head(x: Tensor, H: int, H_k: int) -> Tensor:
         return x
     heads = x.unflatten(-1, (H_k, 1, -1))
     return heads.expand(-1, -1, -1, H // H_k, -1).flatten(2)
-
-
-def rows_at(x: Tensor, places: Tensor) -> Tensor:
-    """Return x[b, places[b]] for every row b: x (B, N, D), places (B, M) -> (B, M, D)."""
-    shape = (*places.shape, x.shape[2])
-    return torch.onnx.ops.symbolic("GatherND", [x, places.unsqueeze(-1)], attrs={"batch_dims": 1}, dtype=x.dtype, shape=shape, version=13)
-
-
-def _operator(name: str, inputs: list[Any], shapes: list[Any], **attributes: Any) -> tuple[Tensor, ...]:
-    """Compute an operator of ONNX Runtime, in float32, with outputs of these shapes."""
-    return tuple(
-        torch.onnx.ops.symbolic_multi_out(
-            f"{OPERATORS}::{name}", inputs, attrs=attributes, dtypes=(torch.float32,) * len(shapes), shapes=shapes, version=1
-        )
-    )

@@ -102,10 +102,10 @@ def test_the_operators_are_those_that_are_exact(exported: Exported) -> None:
     assert not {"Elu", "Log", "Softplus", "Conv", "Scan", "Loop"} & set(operators)
 
 
-def test_a_gated_delta_layer_moves_whole_tokens_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layer", ["gated_delta", "causal_linear"])
+def test_a_layer_moves_whole_tokens_only(layer: str, tmp_path: Path) -> None:
     """To transpose tokens, or to gather a state number by number, took a third of a decode step."""
-    decoder = random_decoder(layers="gated_delta", n_layers=1, positions="none")
-    trace(decoder, tmp_path / "traced.onnx")
+    trace(random_decoder(layers=layer, n_layers=1, positions="none"), tmp_path / "traced.onnx")
     operators = Counter(node.op_type for node in onnx.load(optimise(tmp_path / "traced.onnx", tmp_path / "optimised")).graph.node)
     assert not {"Transpose", "GatherElements", "Expand"} & set(operators)
     assert operators["MatMul"] == 1 + 1 + 3 + 1  # into the heads, out of them, feed-forward, logits
