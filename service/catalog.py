@@ -177,6 +177,7 @@ class Catalog:
                 max_queue_tokens=settings.max_queue_tokens,
                 max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
                 run_cost_tokens=rate.run_cost_tokens,
+                spread_tokens=rate.spread_tokens,
                 tokens_per_s=rate.tokens_per_s * concurrent_runs,
                 bulk_delay_s=settings.bulk_delay_s,
                 concurrent_runs=concurrent_runs,

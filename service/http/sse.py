@@ -24,7 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from service.call import Call
 from service.errors import ServiceError
 from service.http.answers import PIECE_BYTES, in_slices, pieces, whole
-from service.http.edge import ClientGone, ended_with
+from service.http.interrupts import ClientGone, Interruptible
 from service.runtime.timer import ResettableTimer
 from service.settings import Settings
 
@@ -139,7 +139,7 @@ class EventStream(Response):
         self._priming, self._owner = priming, owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ended_with(ClientGone()) as interrupt:
+        with Interruptible(ClientGone) as interrupt:
             timer, owner = ResettableTimer(interrupt), self._owner
             if owner is not None:
                 owner.on_loss = interrupt

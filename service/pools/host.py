@@ -15,6 +15,7 @@ from service.pools import messages, wire
 from service.pools.messages import plain
 from service.pools.replicas import Key
 
+METHODS = ("describe", "heartbeat", "encode", "encode_by_row", "generate", "attention")  # what gateways may call
 _PROBE_S = 0.5
 
 
