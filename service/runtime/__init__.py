@@ -2,5 +2,6 @@
 
 Read in this order: `onnx.py` (calls of ONNX Runtime), `budget.py` (the CPUs that this process may use), `side_by_side.py` (concurrent
 calls), `engine_protocol.py` (the methods of an engine), `lanes.py` and `fairness.py` (the order of work), `offered.py` (the load),
-`moving_average.py`, `price.py` (the expected time of a call), `memory.py` (returns freed memory to the system), `timer.py`.
+`moving_average.py`, `price.py` (the expected time of a call), `memory.py` (returns freed memory to the system), `pacing.py`
+(how often streams send messages), `timer.py`.
 """
