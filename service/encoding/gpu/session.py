@@ -32,7 +32,9 @@ def open_session(
         if chosen != CUDA:
             return served("cpu")
         graph, longest = bundle / gpu.graph.file, manifest.limits.max_tokens
-        return PackedSession(graph, gpu, max_tokens=longest, gpu_memory_gib=gpu_memory_gib, others=partial(served, "cuda"))
+        session = PackedSession(graph, gpu, max_tokens=longest, gpu_memory_gib=gpu_memory_gib, others=partial(served, "cuda"))
+        session.warm_up()
+        return session
 
     return with_provider(provider, manifest.name, opened)
 
@@ -59,7 +61,7 @@ class PackedSession:
         self.provider = provider
         self.buckets = buckets(max_tokens, most_tokens=most_tokens)
         self.outputs = tuple(tensor.name for tensor in gpu.graph.outputs)
-        self._session = open_graph(graph, threads=0, provider=provider, gpu_memory_gib=gpu_memory_gib, promised=gpu.graph, whole=True)
+        self.session = open_graph(graph, threads=0, provider=provider, gpu_memory_gib=gpu_memory_gib, promised=gpu.graph, whole=True)
         self._bound: list[BoundGraph | None] = [None] * len(self.buckets)
         assert gpu.pooling is not None
         self._pooling = gpu.pooling
@@ -102,5 +104,5 @@ class PackedSession:
             graph, bucket = self._gpu.graph, self.buckets[at]
             inputs, outputs = ({tensor.name: bucket.field(tensor) for tensor in side} for side in (graph.inputs, graph.outputs))
             device = DEVICES[self.provider]
-            found = self._bound[at] = BoundGraph(self._session, device, inputs=inputs, outputs=outputs, graph_id=at + 1)
+            found = self._bound[at] = BoundGraph(self.session, device, inputs=inputs, outputs=outputs, graph_id=at + 1)
         return found

@@ -41,7 +41,7 @@ class SamplingSession:
         self.rows = np.zeros(slots, ROW)
         self.positions = np.zeros(slots, np.int64)  # number of tokens that each row's state has seen
         self._gpu, self._decoder, self._device = gpu, decoder, DEVICES[provider]
-        self._session = open_graph(graph, threads=0, provider=provider, gpu_memory_gib=gpu_memory_gib, promised=gpu.graph, whole=True)
+        self.session = open_graph(graph, threads=0, provider=provider, gpu_memory_gib=gpu_memory_gib, promised=gpu.graph, whole=True)
         copies, room = RowCopies(decoder, provider), _power_of_two(slots)
         self.states = tuple(DeviceStates(decoder, room, copies, self._device) for _ in range(2))
         self._now = 0  # which of the two has the rows' current states
@@ -82,7 +82,7 @@ class SamplingSession:
             fields = {tensor.name: _field(tensor, rows) for tensor in (*self._gpu.graph.inputs, *self._gpu.graph.outputs)}
             states = self._decoder.states
             found = self._bound[rows, self._now] = BoundGraph(
-                self._session,
+                self.session,
                 self._device,
                 inputs={tensor.name: fields[tensor.name] for tensor in self._gpu.graph.inputs if not tensor.name.startswith("state_")},
                 outputs={contract.DRAWN: fields[contract.DRAWN]},

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from export import contract
-from export.bundle import export_bundle
 from export.gpu.sampling_step import CANDIDATES, Draw
 from service.generation.gpu.sampling import SamplingSession
 from service.generation.sampling.drawing import draw, draw_truncated
@@ -15,20 +14,9 @@ from service.generation.sampling.random import uniform
 from service.generation.sampling.truncation import Truncation
 from service.generation.session import OnnxStepSession
 from service.runtime.onnx import CPU
-from tests.conftest import Once
-from tests.decoders import tiny_decoder
 
 R = 400  # rows of a draw
 VOCABULARIES = (7, 256, 1500)  # less and more than CANDIDATES, multiples of 64 and not
-
-
-@pytest.fixture(scope="session")
-def gpu_decoder(once: Once) -> Path:
-    def made(out: Path) -> None:
-        checkpoint = tiny_decoder(out.with_name("gpu-decoder-checkpoint"), d_model=32, n_layers=2, layers="gated_delta", positions="none")
-        export_bundle(checkpoint, out, name="tiny-gpu-decoder", gpu=True)
-
-    return once("tiny-gpu-decoder", made)
 
 
 def opened(bundle: Path, slots: int = 5) -> SamplingSession:

@@ -8,24 +8,14 @@ import numpy as np
 import pytest
 
 from export import contract
-from export.bundle import export_bundle
 from export.gpu.cpu_twin import write_cpu_twin
 from service.encoding.gpu.packing import LEAST_TOKENS
 from service.encoding.gpu.session import PackedSession, open_session
 from service.runtime.assignment import assigned, elsewhere
 from service.runtime.onnx import CPU, CUDA, OnnxSession, SettingsConflict, open_graph
-from tests.checkpoints import MAX_TOKENS, VOCABULARY, tiny_encoder
-from tests.conftest import Once
+from tests.checkpoints import MAX_TOKENS, VOCABULARY
 
 FP16 = 5e-3  # largest error of a number of a vector of length 1
-
-
-@pytest.fixture(scope="session")
-def gpu_bundle(once: Once) -> Path:
-    def made(out: Path) -> None:
-        export_bundle(tiny_encoder(out.with_name("gpu-checkpoint"), pooling="cls"), out, name="tiny-gpu", precision="fp16", gpu=True)
-
-    return once("tiny-gpu-encoder", made)
 
 
 @pytest.fixture
