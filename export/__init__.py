@@ -7,6 +7,7 @@ Read in this order:
 - `checks/`: comparisons of a graph with torch, and the golden examples that a bundle contains.
 - `graphs/`: torch models as ONNX graphs.
 - `int8/`: int8 graphs of encoders and decoders.
+- `gpu/`: graphs for GPUs, as a second graph of a bundle.
 - `kinds/`: the exporters of encoders, decoders and encoder-decoders.
 - `maps/`: attention maps, as a second graph of a bundle and as heatmaps.
 - `folder.py`: the directory of a bundle while it is written.

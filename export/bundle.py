@@ -39,6 +39,7 @@ def export_bundle(
     min_cosine: float = 0.99,
     held_out: Path | None = None,
     maps: bool = False,
+    gpu: bool = False,
     progress: Progress = lambda step, fraction: None,
 ) -> contract.Manifest:
     """Write the bundle `out`, replacing a bundle that exists there, and return its manifest.
@@ -46,12 +47,13 @@ def export_bundle(
     `name` is the name that clients send as `model`; None means the name of the directory `out`. `min_cosine` is a limit for int8
     encoders: the cosine between the graph's output and that of the fp32 torch model must reach it for every golden text. A decoder's bits
     per byte are measured on the text `held_out`, or on built-in passages if it is None. `maps` adds a second graph, which returns attention
-    matrices. `progress` is called with a step's name at its beginning, and in long steps also with the fraction done (0 to 1).
+    matrices, and `gpu` adds a graph for GPUs. `progress` is called with a step's name at its beginning, and in long steps also with the
+    fraction done (0 to 1).
 
     Raises CheckpointError for an invalid checkpoint, CorpusError if `held_out` is a folder but not a data folder
     (`models/training/corpus.py`), and ExportError for all other errors. After an error `out` is unchanged.
     """
-    options = Options(precision, attention, min_cosine, held_out, maps)
+    options = Options(precision, attention, min_cosine, held_out, maps, gpu)
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):
         name = checked_name(name or out.resolve().name)
         if maps and precision != "fp32":
@@ -86,7 +88,11 @@ def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch
     if model is not None:
         progress("maps", None)
         graph_of_maps = add_attention_graph(model, folder, scratch, max_tokens=exporter.max_tokens, vocab_size=exporter.vocab_size)
-    manifest = _manifest(exporter, name, folder, parity, graph_of_maps)
+    gpu_graph = None
+    if options.gpu:
+        progress("gpu", None)
+        gpu_graph = exporter.gpu_graph(folder / contract.GPU_GRAPH)
+    manifest = _manifest(exporter, name, folder, parity, graph_of_maps, gpu_graph)
     (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
     return manifest
 
@@ -100,7 +106,12 @@ def _checked(exporter: Exporter, graphs: Files, precision: contract.Precision, p
 
 
 def _manifest(
-    exporter: Exporter, name: str, folder: Path, parity: contract.Parity, attention_graph: contract.AttentionGraph | None
+    exporter: Exporter,
+    name: str,
+    folder: Path,
+    parity: contract.Parity,
+    attention_graph: contract.AttentionGraph | None,
+    gpu_graph: contract.GpuGraph | None,
 ) -> contract.Manifest:
     """Return the manifest of the bundle in `folder`, whose other files are already written."""
     how = exporter.optimisation()
@@ -114,6 +125,7 @@ def _manifest(
         limits=contract.Limits(max_tokens=exporter.max_tokens, vocab_size=exporter.vocab_size),
         parity=parity,
         attention_graph=attention_graph,
+        gpu_graph=gpu_graph,
         created=now(),
         tool=tools(),
         **exporter.fields(described),

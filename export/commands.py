@@ -42,6 +42,7 @@ def export(
         typer.Option(help="Decoders: text whose bits per byte are measured; a file, or a folder that `models.training.collect` wrote."),
     ] = None,
     maps: Annotated[bool, typer.Option("--maps", help="Add the graph that `attnserve attention` and /v1/attention use.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Add a graph for GPUs, in fp16; see docs/gpu.md.")] = False,
 ) -> None:
     """Write a checkpoint as a bundle: ONNX graph, tokenizer, manifest, golden vectors, all checked against torch."""
     if (source := checkpoint or config) is None or (checkpoint and config):
@@ -64,6 +65,7 @@ def export(
             min_cosine=min_cosine,
             held_out=held_out,
             maps=maps,
+            gpu=gpu,
             progress=show,
         )
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")

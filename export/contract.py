@@ -6,6 +6,7 @@
       tokenizer.json      the `tokenizers` file of the checkpoint, unchanged
       golden.json         texts with torch's outputs for them
       attention.onnx      optional: a second graph that returns attention matrices, with the same weights
+      gpu.onnx            optional: a second graph for GPUs, with weights of its own
 
 The manifest has the sha256 of every other file. The fingerprint is the hash of these hashes and of the manifest's other fields, so it
 changes if any byte of the bundle changes. `service` imports only this file of `export`, so it imports no library larger than pydantic.
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -52,6 +53,24 @@ POSITIONS = "positions"  # (B,) int64, number of tokens of each row before this 
 WANTED = "wanted"  # (B, M) int64, the positions in this call whose logits are requested
 STEP_LOGITS = "logits"  # (B, M, V) float32
 # The input `state_LAYER_NAME` of each state tensor has the output `new_state_LAYER_NAME`; see `StateTensor`.
+
+# Tensor names of the optional graph for GPUs of an encoder, reranker or classifier. The host packs the tokens of a batch: T is their number
+# with padding at the end, E = B + 1, N the longest text in tokens. All sizes depend on the inputs' shapes only. Attention is the operator
+# PackedMultiHeadAttention, which defines TOKEN_OFFSET and CU_SEQLENS.
+GPU_GRAPH = "gpu.onnx"
+POSITION_IDS = "position_ids"  # (T,) int32, the place of a token in its text; INPUT_IDS and TOKEN_TYPE_IDS are (T,) int32 too
+TEXT_OF_TOKEN = "text_of_token"  # (T,) int32, the text whose vector the token contributes to; -1 = none, e.g. padding
+POOLING_WEIGHT = "pooling_weight"  # (T,) float32, the token's weight in that vector
+TEXTS = "texts"  # (B, 1) int32, the numbers 0 .. B - 1
+TOKEN_OFFSET = "token_offset"  # (B, N) int32, the place of each packed token among B * N padded ones, then the places of padding
+CU_SEQLENS = "cu_seqlens"  # (B + 1,) int32, the number of tokens in all texts before each text, and in all texts
+
+# Tensor names of the optional graph for GPUs of a decoder: a decode step that draws the next token. It has the same states.
+DRAWN = "drawn"  # (B,) int64, the next tokens; -1 where the graph cannot draw
+TEMPERATURE = "temperature"  # (B,) float32, above 0
+TOP_K = "top_k"  # (B,) int64, 0 = no limit
+TOP_P = "top_p"  # (B,) float32, 1 = no limit
+UNIFORM = "uniform"  # (B,) float32, a random number in [0, 1); TOP_K = 1 and UNIFORM = 0 draw the likeliest token
 
 # An encoder-decoder has two graphs. The reader maps INPUT_IDS and ATTENTION_MASK (B, N) to tensors `memory_*` (B, N, ..) and `state_*`
 # (B, ..). The step graph maps PREVIOUS, ATTENTION_MASK, memory and state to logits (B, V), ATTENTION and `new_state_*`.
@@ -143,7 +162,7 @@ class Tensor(ManifestPart):
     """An input or output of a graph. A dynamic axis is given by its letter ("B", "N"), a fixed one by its size."""
 
     name: str = Field(max_length=255)
-    dtype: Literal["int64", "float32"]
+    dtype: Literal["int64", "int32", "float32"]
     shape: tuple[str | Size, ...] = Field(max_length=16)
 
 
@@ -242,6 +261,10 @@ def int64(name: str, *shape: str | int) -> Tensor:
     return Tensor(name=name, dtype="int64", shape=shape)
 
 
+def int32(name: str, *shape: str | int) -> Tensor:
+    return Tensor(name=name, dtype="int32", shape=shape)
+
+
 def float32(name: str, *shape: str | int) -> Tensor:
     return Tensor(name=name, dtype="float32", shape=shape)
 
@@ -261,6 +284,15 @@ def encoder_interface(kind: Kind, width: int, d_model: str | int, *, typed: bool
     return Interface(inputs, vectors)
 
 
+def packed_interface(kind: Kind, width: int, *, typed: bool) -> Interface:
+    """Return the inputs and outputs of the graph for GPUs of an encoder, reranker or classifier; arguments as in `encoder_interface`."""
+    inputs = [int32(name, "T") for name in (INPUT_IDS, POSITION_IDS, TEXT_OF_TOKEN)]
+    inputs += float32(POOLING_WEIGHT, "T"), int32(TEXTS, "B", 1), int32(TOKEN_OFFSET, "B", "N"), int32(CU_SEQLENS, "E")
+    inputs += [int32(TOKEN_TYPE_IDS, "T")] * typed
+    outputs = (LOGITS,) if KINDS[kind].output == LOGITS else (EMBEDDING, POOLED)
+    return Interface(tuple(inputs), tuple(float32(name, "B", width) for name in outputs))
+
+
 def decoder_interface(states: Sequence[StateTensor], vocab_size: int, *, takes_positions: bool) -> Interface:
     numbers = (int64(TOKENS, "B", "N"), int64(LENGTHS, "B"), *[int64(POSITIONS, "B")] * takes_positions, int64(WANTED, "B", "M"))
     before, after = (
@@ -268,6 +300,14 @@ def decoder_interface(states: Sequence[StateTensor], vocab_size: int, *, takes_p
         for names in ([state.name for state in states], [state.output for state in states])
     )
     return Interface((*numbers, *before), (float32(STEP_LOGITS, "B", "M", vocab_size), *after))
+
+
+def sampling_interface(states: Sequence[StateTensor], *, takes_positions: bool) -> Interface:
+    """Return the inputs and outputs of a decoder's graph for GPUs: one token of each row, without the axis N, and how to draw the next."""
+    inputs = (int64(TOKENS, "B"), float32(TEMPERATURE, "B"), int64(TOP_K, "B"), float32(TOP_P, "B"), float32(UNIFORM, "B"))
+    step = decoder_interface(states, 1, takes_positions=takes_positions)
+    kept = tuple(tensor for tensor in step.inputs if tensor.name == POSITIONS or tensor.name.startswith("state_"))
+    return Interface((*inputs, *kept), (int64(DRAWN, "B"), *step.outputs[1:]))
 
 
 def step_interface(remembered: Sequence[Tensor], vocab_size: int) -> Interface:
@@ -318,6 +358,23 @@ class Decoder(ManifestPart):
         return sum(math.prod(state.shape) * sizes[state.dtype] for state in self.states)
 
 
+PoolingByWeights = Literal["cls", "last", "mean", "mean_sqrt_len"]
+POOLING_WEIGHTS: tuple[PoolingByWeights, ...] = get_args(PoolingByWeights)  # poolings that are a weighted sum of token vectors
+
+
+class GpuGraph(ManifestPart):
+    """A second graph, for GPUs, with weights in float16: packed texts for an encoder, reranker or classifier, and a decode step that draws
+    the next tokens for a decoder.
+
+    Its numbers were measured at export on a CPU, with PackedMultiHeadAttention, which no CPU has, computed by other operators.
+    """
+
+    graph: Graph
+    pooling: PoolingByWeights | None = Field(None, description="how the host weights an encoder's tokens; None for a decoder")
+    min_cosine: float = Field(description="lowest cosine between outputs of this graph and of the fp32 torch model, as in `Parity`")
+    largest: float = Field(description="largest absolute value inside the model for the golden texts; float16 ends at 65,504")
+
+
 class AttentionLayer(ManifestPart):
     """One layer of the attention graph."""
 
@@ -361,6 +418,7 @@ class Manifest(ManifestPart):
     decoder: Decoder | None = None
     encoder_decoder: EncoderDecoderFields | None = None
     attention_graph: AttentionGraph | None = None
+    gpu_graph: GpuGraph | None = None
     pooling: str | None = None
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
     width: Size = Field(description="D of an embedding, L of a classifier, D_model of a decoder, V of an encoder-decoder")
@@ -391,12 +449,14 @@ class Manifest(ManifestPart):
     def _absent(self) -> dict[str, Any]:
         """Return the names of optional fields that are None, for pydantic's argument `exclude`. The fingerprint does not include them, so
         a new optional field does not change the fingerprint of older bundles."""
-        absent: dict[str, Any] = {name: True for name in ("decoder", "encoder_decoder", "attention_graph") if getattr(self, name) is None}
+        absent: dict[str, Any] = {name: True for name in _OPTIONAL if getattr(self, name) is None}
         if self.decoder is not None:
             absent["decoder"] = {name: True for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
             absent["decoder"]["states"] = {at: {"holds"} for at, state in enumerate(self.decoder.states) if state.holds is None}
         return absent
 
+
+_OPTIONAL = ("decoder", "encoder_decoder", "attention_graph", "gpu_graph")  # fields of a manifest that are left out if they are None
 
 MOST_GOLDEN = 1_000  # largest number of golden texts; limited because every start of a server computes them all
 MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start of a server computes a step for each
@@ -576,6 +636,12 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     for way, wanted in _interface(manifest)._asdict().items():
         if (found := getattr(manifest.graph, way)) != wanted:
             yield f"the graph of this kind has the {way} {_shapes(wanted)}, and graph.{way} are {_shapes(found)}"
+    if manifest.gpu_graph is not None:
+        for way, wanted in _gpu_interface(manifest)._asdict().items():
+            if (found := getattr(manifest.gpu_graph.graph, way)) != wanted:
+                yield f"the graph for GPUs has the {way} {_shapes(wanted)}, and gpu_graph.graph.{way} are {_shapes(found)}"
+        if (manifest.gpu_graph.pooling is None) != (decoder is not None):
+            yield f"kind is {manifest.kind} and gpu_graph.pooling is {manifest.gpu_graph.pooling}"
     labels = manifest.id2label
     if traits.has_labels and (len(labels) != manifest.width or set(labels) != set(range(len(labels)))):
         yield f"width is {manifest.width} and id2label names {len(labels)} labels, where each of 0 to {manifest.width - 1} needs one"
@@ -593,6 +659,7 @@ def _contradictions_of_files(manifest: Manifest) -> Iterator[str]:
     needed = [manifest.graph.file, TOKENIZER, GOLDEN]
     needed += [both.reader.file] if both is not None else []
     needed += [maps.file] if maps is not None else []
+    needed += [manifest.gpu_graph.graph.file] if manifest.gpu_graph is not None else []
     needed += [decoder.chat_template] if decoder is not None and decoder.chat_template is not None else []
     if missing := [name for name in needed if name not in names]:
         yield f"files does not list {missing[0]}, which would be served unchecked"
@@ -627,6 +694,14 @@ def _interface(manifest: Manifest) -> Interface:
         return step_interface(both.reader.outputs, vocab_size)
     d_model = next((tensor.shape[-1] for tensor in graph.outputs[2:] if tensor.shape), "D")
     return encoder_interface(manifest.kind, manifest.width, d_model, typed=any(tensor.name == TOKEN_TYPE_IDS for tensor in graph.inputs))
+
+
+def _gpu_interface(manifest: Manifest) -> Interface:
+    """Return the inputs and outputs that the graph for GPUs must have."""
+    if manifest.decoder is not None:
+        return sampling_interface(manifest.decoder.states, takes_positions=manifest.decoder.takes_positions)
+    typed = any(tensor.name == TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
+    return packed_interface(manifest.kind, manifest.width, typed=typed)
 
 
 def _shapes(tensors: tuple[Tensor, ...]) -> str:

@@ -26,6 +26,7 @@ _mount("bench-generate", "loadtest.bench.generation.command", "Measure text: the
 _mount("load", "loadtest.load.command", "Load a running service with Locust and judge it by pass marks.")
 _mount("bench-split", "loadtest.bench.split", "Measure profile split beside single.")
 _mount("bench-long", "loadtest.bench.long", "Measure an encoder of linear cost beside its teacher on long texts.")
+_mount("bench-gpu", "loadtest.bench.gpu", "Measure encoders and decoders on a GPU, after comparing them with the CPU.")
 _mount("bench-faults", "loadtest.faults.changes", "Update, scale and kill a cluster of three nodes on this machine under load.")
 _mount("bench-states", "loadtest.bench.states", "Measure restoring, forking and storing states beside feeding their prompts again.")
 _mount("bench-streams", "loadtest.faults.streams", "Kill processes while eight clients stream, and compare every stream.")

@@ -22,6 +22,10 @@ LAST_EVENT_HEADER = "last-event-id"
 RUN_HEADER = "x-run-id"
 ITEM_ERRORS_HEADER = "x-item-errors"
 TRUNCATED_HEADER = "x-truncated-inputs"
+IDEMPOTENCY_HEADER = "idempotency-key"
+_OPTIONAL = frozenset(
+    (TIMEOUT_HEADER, LANE_HEADER, MODEL_HEADER, SESSION_HEADER, IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, ITEM_ERRORS_HEADER)
+)
 NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOMENT = re.compile(r"[0-9]{1,15}")
@@ -105,21 +109,19 @@ class Call:
         self.headers[TRUNCATED_HEADER] = f"{len(cut)}; {named}" if cut else "0"
 
 
-def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) -> Call:
-    """Create the Call of a request from its headers. Raises an InvalidRequest that names a header with an invalid value."""
-    started = time.monotonic()
-    return Call(
-        request_id=request_id,
-        started=started,
-        deadline=started + _timeout(headers.get(TIMEOUT_HEADER), timeout_s),
-        lane=_lane(headers.get(LANE_HEADER)),
-        wanted=headers.get(MODEL_HEADER) or None,
-        session=_session(headers.get(SESSION_HEADER)),
-        idempotency_key=headers.get("idempotency-key"),
-        last_event_id=headers.get(LAST_EVENT_HEADER) or None,
-        item_errors=headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true"),
-        ndjson=NDJSON in headers.get("accept", ""),
-    )
+def read_headers(call: Call, headers: Mapping[str, str], timeout_s: float) -> None:
+    """Set the fields of `call` that headers set. Raises an InvalidRequest that names a header with an invalid value."""
+    call.deadline = call.started + timeout_s
+    call.ndjson = NDJSON in headers.get("accept", "")
+    if _OPTIONAL.isdisjoint(headers):  # as in most requests
+        return
+    call.deadline = call.started + _timeout(headers.get(TIMEOUT_HEADER), timeout_s)
+    call.lane = _lane(headers.get(LANE_HEADER))
+    call.wanted = headers.get(MODEL_HEADER) or None
+    call.session = _session(headers.get(SESSION_HEADER))
+    call.idempotency_key = headers.get(IDEMPOTENCY_HEADER)
+    call.last_event_id = headers.get(LAST_EVENT_HEADER) or None
+    call.item_errors = headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true")
 
 
 def expect(call: Call, size_bytes: float, limit: int, shares: ByteShares, what: str) -> None:

@@ -14,6 +14,7 @@ from export import contract
 from service.call import Call, expect
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
+from service.encoding.gpu.session import open_session
 from service.encoding.maps import AttentionMaps, check_maps
 from service.encoding.model import Encoder, Model
 from service.encoding.queue import EncoderLimits
@@ -33,7 +34,7 @@ from service.generation.session import StepSession
 from service.overload.byte_shares import ByteShares
 from service.runtime.budget import CpuBudget, available_cpus, share_out
 from service.runtime.memory import Release
-from service.runtime.onnx import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
+from service.runtime.onnx import CUDA, Array, Session, SettingsConflict, in_a_line
 from service.seq2seq.engine import WritingEngine
 from service.seq2seq.selftest import check_golden as check_writer
 from service.seq2seq.session import OnnxWritingSession
@@ -77,7 +78,7 @@ class Catalog:
         settings: Settings,
         metrics: Metrics | None = None,
         *,
-        open_session: Callable[..., Session] = OnnxSession,
+        open_session: Callable[..., Session] = open_session,
         open_steps: Callable[..., StepSession[Any]] = open_steps,
     ) -> None:
         self.settings = settings
@@ -177,6 +178,7 @@ class Catalog:
                 max_queue_tokens=settings.max_queue_tokens,
                 max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
                 run_cost_tokens=rate.run_cost_tokens,
+                spread_tokens=rate.spread_tokens,
                 tokens_per_s=rate.tokens_per_s * concurrent_runs,
                 bulk_delay_s=settings.bulk_delay_s,
                 concurrent_runs=concurrent_runs,

@@ -13,7 +13,8 @@ from filelock import FileLock
 from export.bundle import export_bundle
 from service.settings import Settings
 from tests.bundles import tiny_classifier_bundle, tiny_reranker_bundle
-from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder_bundle, tiny_image
+from tests.checkpoints import tiny_encoder
+from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder, tiny_decoder_bundle, tiny_image
 from tests.encoder_decoders import tiny_encoder_decoder_bundle
 from tests.service.live import LiveService, live
 
@@ -83,6 +84,27 @@ def constant_states_bundle(once: Once) -> Path:
 def image_bundle(once: Once) -> Path:
     """A causal linear decoder of pixels with random weights: ten digits of 4x3 pixels in four grey levels."""
     return once("tiny-digits", lambda out: tiny_decoder_bundle(out, name="tiny-digits", image=tiny_image(), positions="sinusoidal"))
+
+
+@pytest.fixture(scope="session")
+def gpu_bundle(once: Once) -> Path:
+    """A sentence encoder with a graph for GPUs, both in fp16."""
+
+    def made(out: Path) -> None:
+        export_bundle(tiny_encoder(out.with_name("gpu-checkpoint"), pooling="cls"), out, name="tiny-gpu", precision="fp16", gpu=True)
+
+    return once("tiny-gpu-encoder", made)
+
+
+@pytest.fixture(scope="session")
+def gpu_decoder(once: Once) -> Path:
+    """A gated delta decoder with a graph for GPUs."""
+
+    def made(out: Path) -> None:
+        checkpoint = tiny_decoder(out.with_name("gpu-decoder-checkpoint"), d_model=32, n_layers=2, layers="gated_delta", positions="none")
+        export_bundle(checkpoint, out, name="tiny-gpu-decoder", gpu=True)
+
+    return once("tiny-gpu-decoder", made)
 
 
 @pytest.fixture(scope="session")

@@ -15,23 +15,34 @@ from onnxscript import FLOAT
 from onnxscript import opset20 as op
 from torch import Tensor, nn
 
+from export.graphs.compact import rows_at
+from export.graphs.gated_delta import gated_delta_layer
+from export.graphs.linear_attention import linear_layer
 from export.graphs.packed_encoder import OPERATORS
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.short_convolution import ShortConvolution
+from models.attention.linear.causal_linear import CausalLinearAttention
 from models.attention.linear.codebook import Codebook
 from models.attention.linear.hedgehog import HedgehogMap
+from models.attention.recurrent.gated_delta import GatedDeltaNet
 from models.attention.sparse.causal_longformer import CausalLongformerAttention
 from models.attention.sparse.sliding_window import SlidingWindowAttention
+from models.decoder.model import Decoder
 
 # (whether decay is given, whether beta is given) -> value of the operator's attribute `update_rule`.
 RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}
 
 
 @contextmanager
-def with_operators(model: nn.Module) -> Iterator[None]:
-    """Within the `with` block, replace methods of the model's causal layers by forms for the export, some of which torch cannot run."""
+def with_operators(model: nn.Module, *, whole_layers: bool = False) -> Iterator[None]:
+    """Within the `with` block, replace methods of the decoder or its layers by forms for the export, some of which torch cannot run.
+
+    `whole_layers` also replaces whole layers by fewer operators, from which no attention matrix can be read.
+    """
     kinds: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
+        *(((GatedDeltaNet, "advance", gated_delta_layer), (CausalLinearAttention, "advance", linear_layer)) if whole_layers else ()),
+        (Decoder, "take", lambda decoder: rows_at),
         (CausalLayer, "recurrence", lambda layer: linear_attention),
         (ShortConvolution, "convolve", lambda convolution: causal_convolution),
         (SlidingWindowAttention, "attend", lambda layer: windows),
@@ -80,7 +91,7 @@ def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
     y, _ = torch.onnx.ops.symbolic_multi_out(
         f"{OPERATORS}::CausalConvWithState",
         [x, weight, None, past],
-        attrs={"ndim": 1, "activation": "none"},
+        attrs={"ndim": 1, "channels_last": 1, "activation": "none"},
         dtypes=(x.dtype, x.dtype),
         shapes=(x.shape, past.shape),
         version=1,

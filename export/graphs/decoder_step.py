@@ -52,5 +52,5 @@ def step_graph(decoder: Decoder) -> TorchGraph:
 
 def trace(decoder: Decoder, file: Path) -> None:
     """Write the decoder's step graph, with its weights in a second file. The decoder is unchanged."""
-    with with_operators(decoder):
+    with with_operators(decoder, whole_layers=True):
         step_graph(decoder).export(file, weights_beside=True)

@@ -16,6 +16,10 @@ from export.checks.golden import DecoderExamples, cosines
 from export.checks.golden_texts import PASSAGES
 from export.checks.parity import answers, largest_error, open_graph, scale
 from export.errors import ExportError
+from export.gpu.description import gpu_description, largest_value
+from export.gpu.kernels import check as check_kernels
+from export.gpu.sampling_step import compare_sampling, sampling_step_graph
+from export.gpu.sampling_step import trace as trace_sampling
 from export.graphs.decoder_step import states_of, step_graph, trace
 from export.graphs.onnx_file import REWRITTEN, optimise, save
 from export.graphs.torch_graph import TorchGraph
@@ -38,6 +42,7 @@ BARS = {
     # The real limit is on bits per byte; the tolerance only rejects graphs that are broken.
     "int8": ErrorLimits(1.0, logit_error=0.25),
 }
+LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with weights in fp16, and those of torch, after a golden prompt
 HOW = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
@@ -132,6 +137,17 @@ class DecoderExporter(Exporter):
         half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings)
         trace(half.model, scratch / "fp16" / contract.GRAPH)
         return {contract.GRAPH: scratch / "fp16" / contract.GRAPH}
+
+    def gpu_graph(self, file: Path) -> contract.GpuGraph:
+        half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings).model
+        trace_sampling(half, file)
+        check_kernels(file)
+        graph = sampling_step_graph(half)
+        worst = compare_sampling(answers(open_graph(file), graph.outputs), graph.inputs, self.reference, self.examples.token_ids)
+        if not worst >= LEAST_STATE_COSINE:
+            raise ExportError(f"the lowest cosine of a state of the graph for GPUs is {worst:.6f}, and {LEAST_STATE_COSINE} is needed")
+        largest = largest_value(self.source.model, lambda: self.examples.run(self.reference))
+        return gpu_description(file, graph, min_cosine=worst, largest=largest)
 
     def golden(self) -> contract.DecoderGolden:
         return self.examples.golden(BARS[self.options.precision].logit_error * scale(self.examples.logits))

@@ -13,6 +13,10 @@ from export.checks.golden import EncoderExamples, GoldenTokenizer
 from export.checks.golden_texts import MORE_TEXTS, TEXTS
 from export.checks.parity import FP32_TOLERANCE, Feed, answers, compare, feeds, largest_error, open_graph, scale, shapes_of
 from export.errors import ExportError
+from export.gpu.cpu_twin import write_cpu_twin
+from export.gpu.description import gpu_description, largest_value
+from export.gpu.kernels import check as check_kernels
+from export.gpu.packed_encoder import gpu_encoder_graph, pack_one
 from export.graphs.encoder import encoder_graph, trace
 from export.graphs.onnx_file import REWRITTEN
 from export.graphs.torch_graph import TorchGraph
@@ -120,6 +124,27 @@ class EncoderExporter(Exporter):
         half = load_checkpoint(self.checkpoint, attention=attention, dtype=torch.float16, settings=self.settings)
         trace(half, folder / contract.GRAPH)
         return folder / contract.GRAPH
+
+    def gpu_graph(self, file: Path) -> contract.GpuGraph:
+        half = load_checkpoint(self.checkpoint, attention=self.options.attention, dtype=torch.float16, settings=self.settings)
+        graph = gpu_encoder_graph(half)
+        pooling: contract.PoolingByWeights = getattr(half.model, "pooling")  # noqa: B009  checked by `gpu_encoder_graph`
+        graph.export(file, weights_beside=True)
+        check_kernels(file)
+        write_cpu_twin(file, twin := file.with_name("twin.onnx"))
+        packed, examples = answers(open_graph(twin), graph.outputs), self.examples
+        twin.unlink()
+        rows = examples.run(lambda feed: packed(pack_one(feed, graph.inputs, pooling)))
+        worst, bar = float(examples.cosines(rows).min()), self.bar(self.options.precision)  # a server checks it by the same golden texts
+        if not worst >= bar.min_cosine:
+            raise ExportError(
+                f"the lowest cosine of the graph for GPUs on the golden texts is {worst:.6f}, and {bar.min_cosine} is needed; "
+                "with --precision fp16 less is"
+            )
+        if self.traits.has_labels:
+            largest_error(rows, examples.rows, bar.logit_error, "a logit of the graph for GPUs is")
+        largest = largest_value(self.source.model, lambda: [self.graphs[contract.GRAPH].answer(feed) for feed in examples.feeds])
+        return gpu_description(file, graph, min_cosine=worst, largest=largest, pooling=pooling)
 
     def golden(self) -> contract.Golden:
         bar, examples, bound = self.bar(self.options.precision), self.examples, self.traits.golden_bound

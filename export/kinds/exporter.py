@@ -31,6 +31,7 @@ class Options:
     min_cosine: float = 0.99
     held_out: Path | None = None
     maps: bool = False
+    gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ class Exporter(ABC):
     @abstractmethod
     def golden(self) -> contract.ManifestPart:
         """Return the examples that a server checks at start."""
+
+    def gpu_graph(self, file: Path) -> contract.GpuGraph:
+        """Write the graph for GPUs, in float16, compare it with torch, and return its description."""
+        raise ExportError(f"a model of kind {self.kind} has no graph for GPUs; leave out --gpu")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

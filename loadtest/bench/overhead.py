@@ -5,7 +5,9 @@ runtime calls; the row of the bare runtime shows how little they are.
 """
 
 import json
+import os
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,10 +19,17 @@ from loadtest.bench import runner
 from loadtest.bench.runner import Contestant, Figure, Measurement, Measurements
 from loadtest.common import memory, stacks, texts, wrk
 from loadtest.common.report import Bar, ReportRow
-from loadtest.common.server import MeasuredServer, attnserve
+from loadtest.common.server import MeasuredServer, attnserve, running
 from loadtest.in_process import bare
+from service.deployment.ports import free_port
 
 PROFILES: dict[str, tuple[str, ...]] = {"single": (), "--lean": ("--lean",), "split": ("--profile", "split")}
+# Servers of one process that answer every request with the same vector, for scale.
+_APP = "loadtest.bench.hello:app"
+HELLO = {
+    "uvicorn, nothing computed": ("uvicorn", _APP, "--loop", "uvloop", "--http", "httptools", "--no-access-log", "--port"),
+    "granian, nothing computed": ("granian", "--interface", "asgi", _APP, "--loop", "uvloop", "--no-access-log", "--port"),
+}
 STREAM_TOKENS = 64
 ENCODER, DECODER = "tiny-encoder", "tiny-decoder"
 BARE, PHASES = "bare runtime", "CPU time by phase"
@@ -67,6 +76,7 @@ class Form:
 
 
 SHORT = Form(32)
+HELLO_FORMS = (Form(1), SHORT)
 FORMS = (
     *(replace(SHORT, connections=connections) for connections in (1, 8, 32, 256)),
     Form(32, encoding="base64"),
@@ -87,7 +97,13 @@ class Overhead:
             measured.absent[PHASES] = "py-spy, which samples stacks, is not installed: pip install py-spy"
 
     def contestants(self) -> list[Contestant]:
-        return [
+        hello = [
+            Contestant(
+                server, [Measurement(form.name, partial(self._load, server, form)) for form in HELLO_FORMS], partial(_hello, command)
+            )
+            for server, command in HELLO.items()
+        ]
+        return hello + [
             Contestant(
                 profile,
                 [
@@ -164,8 +180,21 @@ def rows(measured: Measurements) -> list[ReportRow]:
             made.append(runner.compare(measured, f"{form.name}, {profile}", f"{unit}s/s", Figure(form.name, profile)))
             cpu, bar = Figure(form.cpu, profile, "us"), bars.get((profile, form))
             made.append(runner.compare(measured, f"the same, {profile}, CPU time", f"us a {unit}", cpu, bar=bar))
+        for server in HELLO if form in HELLO_FORMS else ():
+            made.append(runner.compare(measured, f"{form.name}, {server}", "requests/s", Figure(form.name, server)))
+            made.append(runner.compare(measured, f"the same, {server}, CPU time", "us a request", Figure(form.cpu, server, "us")))
     phases = (phase for phase, _ in stacks.PHASES if measured.of(phase, PHASES))
     return made + [runner.compare(measured, f"phase: {phase}", "us a text", Figure(phase, PHASES, "us")) for phase in phases]
+
+
+@contextmanager
+def _hello(command: Sequence[str]) -> Iterator[MeasuredServer]:
+    port = free_port()
+    with running(command[0], [sys.executable, "-m", *command, str(port)], dict(os.environ), f"http://127.0.0.1:{port}/") as (
+        process,
+        start_s,
+    ):
+        yield MeasuredServer(name=command[0], pid=process.pid, port=port, path="/v1/embeddings", model="hello", start_s=start_s)
 
 
 def _token_ids(count: int, seed: str) -> list[Any]:

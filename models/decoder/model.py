@@ -100,12 +100,19 @@ class DecoderConfig:
         return self.rotary_width or self.d_head or self.d_model // self.n_heads
 
 
+def take(x: Tensor, places: Tensor) -> Tensor:
+    """Return x[b, places[b]] for every row b: x (B, N, D), places (B, M) -> (B, M, D)."""
+    return x.gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
+
+
 class Decoder(nn.Module):
     """A decoder from tokens to the logits of the next token. States are float32, or float64 if the weights are float64.
 
     Weights are initialised from N(0, 0.02), the projections into the residual stream from N(0, 0.02 / sqrt(2 L)), and biases
     with 0. Parameters that only one kind of layer has are initialised by that layer's `begin`.
     """
+
+    take = staticmethod(take)  # an attribute, so that the export can replace it by an operator of the runtime
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -166,7 +173,7 @@ class Decoder(nn.Module):
             x, state = block(x, mask, state, rotation)
             new_states.append(state)
         if wanted is not None:
-            x = x.gather(1, wanted[:, :, None].expand(-1, -1, x.shape[2]))  # (B, M, D)
+            x = self.take(x, wanted)  # (B, M, D)
         return self.unembedding(self.final_norm(x)), new_states
 
     def _embed(self, tokens: Tensor, t: Tensor) -> tuple[Tensor, Rotation | None]:

@@ -77,7 +77,14 @@ async def _serving(application: "Application", run: Path, catalog: "Catalog") ->
     listener = line.listener()
     line.await_drain(loop, catalog.drain)
     config = uvicorn.Config(
-        application, lifespan="off", access_log=False, log_level=None, log_config=None, timeout_keep_alive=_KEEP_ALIVE_S
+        application,
+        lifespan="off",
+        access_log=False,
+        log_level=None,
+        log_config=None,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        proxy_headers=False,  # HAProxy has a header of its own; without HAProxy, a client could give itself another address
+        server_header=False,
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,17 +1,18 @@
 """Profile `split`: gateways accept requests, and pools of replicas compute. Only gateways handle HTTP; only replicas hold models.
 
-A gateway chooses the replica of each call (`service/pools/replicas.py`), and Serve's router sends the call there (`ray_private.py`). Calls
-are sent by value over gRPC; see `service/pools/` for their content.
+A gateway chooses the replica of each call (`service/pools/replicas.py`), and sends it over a socket (`service/pools/transport.py`). Serve
+starts, checks, replaces and stops the replicas, and its router (`ray_private.py`) names them and carries one call: for a replica's address.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
+import ray
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
@@ -26,11 +27,11 @@ from service.deployment.lifeline import Lifeline
 from service.deployment.ray_metrics import RayMetrics
 from service.deployment.ray_private import REPLICAS, ByName, ReplicaNotFound, keep_calls_on_loopback
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling
-from service.errors import CANNOT_START, NeverFits
+from service.errors import CANNOT_START
 from service.pools.catalog import GatewayCatalog
-from service.pools.host import Host
-from service.pools.limits import MESSAGE_BYTES
+from service.pools.host import METHODS, Host
 from service.pools.replicas import ReplicaLost
+from service.pools.transport import Address, Listener, SocketPool
 from service.runtime.budget import available_cpus, share_out
 from service.settings import Settings, SettingsError, freeze, live, load
 from service.states.opening import check_shared
@@ -39,48 +40,20 @@ from service.telemetry.logs import to_file
 APPLICATION = "attnserve"
 _GATEWAY_CPUS = 1
 _ROUTER = f"{ByName.__module__}.{ByName.__name__}"
-_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
-class HandlePool:
-    """Implements `service.pools.replicas.Pool` by calls to the replicas of a Serve handle."""
+def socket_pool(handle: DeploymentHandle[Any]) -> SocketPool:
+    """Return the replicas of a Serve handle as a pool."""
+    asked: Any = handle.options(method_name="address")  # made at once, because this starts the router that finds the replicas
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._deployment = handle.deployment_name
-        self._unary: Any = handle.options(request_serialization="pickle", response_serialization="pickle")
-        self._streaming: Any = self._unary.options(stream=True)
-
-    def replicas(self) -> tuple[str, ...]:
-        return REPLICAS.get(self._deployment, ())
-
-    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        response = self._unary.options(method_name=method, session_id=replica).remote(*arguments)
+    async def address(replica: str) -> Address:
         try:
-            return await response
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
+            found: Address = await asked.options(session_id=replica).remote()
         except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
-            raise _service_error(error) from None
+            raise ReplicaLost(f"the replica has left: {type(error).__name__}") from None
+        return found
 
-    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        response = self._streaming.options(method_name=method, session_id=replica).remote(*arguments)
-        try:
-            async for message in response:
-                yield message
-        except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
-            raise _service_error(error) from None
-        finally:
-            response.cancel()
-
-
-def _service_error(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
-    """Return the failure of a call as an error of this service."""
-    if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
-        return ReplicaLost("the replica that worked on the request is gone: send the request again")
-    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return NeverFits(f"the request or its answer has more than the {MESSAGE_BYTES} bytes of a message to a replica: send it in parts")
-    return RuntimeError(f"a call to a replica failed: {error}")
+    return SocketPool(lambda: REPLICAS.get(handle.deployment_name, ()), address)
 
 
 @serve.deployment
@@ -94,11 +67,18 @@ class PoolReplica(Host):
             keep_calls_on_loopback()
             Lifeline(Path(log_file).parent, serve.get_replica_context().deployment, os.getpid()).beat(asyncio.get_running_loop())
         super().__init__(Catalog(settings))
+        self._listener = Listener(self, METHODS)
         try:
             await self.start()
+            folder = Path(log_file).parent if log_file else None
+            self._address = await self._listener.start(folder=folder, host="" if folder else str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
         except Exception as error:  # the user who deploys sees only the message, so it must contain the reason
             raise RuntimeError(f"{CANNOT_START}: {error}") from error
         _export(self.catalog)
+
+    async def address(self) -> Address:
+        """Return the address at which this replica takes the calls of gateways, with the secret that they send first."""
+        return self._address
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         self.catalog.reconfigure(user_config)
@@ -107,6 +87,8 @@ class PoolReplica(Host):
         return {LOAD: self.load()}
 
     async def __del__(self) -> None:
+        """Finish the calls of gateways. Serve calls this when it stops the replica, and waits for `graceful_shutdown_timeout_s` at most."""
+        await self._listener.finish()
         await self.catalog.stop()
 
 
@@ -127,7 +109,7 @@ class Gateway(WarmIngress):
 
         def make_catalog(settings: Settings) -> GatewayCatalog:
             catalog = GatewayCatalog(
-                settings, encoders=HandlePool(encoders) if encoders else None, generators=HandlePool(generators) if generators else None
+                settings, encoders=socket_pool(encoders) if encoders else None, generators=socket_pool(generators) if generators else None
             )
             _export(catalog)
             return catalog

@@ -62,6 +62,7 @@ class EncoderEngine:
         self.offered = Offered(metrics.offered.inc)
         self._queue = EncoderQueue(limits, self.offered)
         self._closed = False
+        self._ended = False  # whether a thread has ended
         self._device_lost = False
         self._threads: list[threading.Thread] = []
         self._in_flight: dict[bytes, QueuedInput] = {}  # cache key -> the input that is queued or running; used on the event loop only
@@ -77,7 +78,7 @@ class EncoderEngine:
         """Start the threads. Call it on the event loop that calls `run`."""
         self._loop = asyncio.get_running_loop()
         for number in range(self.limits.concurrent_runs):
-            thread = threading.Thread(target=self._work, name=f"runtime-{number}", daemon=True)
+            thread = threading.Thread(target=self._run_thread, name=f"runtime-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
         self._metrics.ready.set(1)
@@ -97,7 +98,7 @@ class EncoderEngine:
     @property
     def alive(self) -> bool:
         """Return whether no thread has died. True before `start`."""
-        return all(thread.is_alive() for thread in self._threads)
+        return not self._ended
 
     @property
     def stuck_s(self) -> float:
@@ -256,6 +257,12 @@ class EncoderEngine:
                     self._in_flight.setdefault(item.key, again)
 
     # On a runtime thread ---------------------------------------------------------------------------------------------------------------
+
+    def _run_thread(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended = True
 
     def _work(self) -> None:
         assert self._loop is not None

@@ -26,6 +26,7 @@ from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 
 # Requests of up to this many characters are tokenised on the event loop, since a switch to another thread would take longer.
 _INLINE_CHARACTERS = 4_000
+_CUT, _NO_CUT = Cut(side="right"), Cut(side="none")
 _PIECE_CHARACTERS = 100_000  # the inputs of a longer request are tokenised in pieces of about this many characters
 
 
@@ -72,6 +73,7 @@ class Model:
             default_prompt=manifest.default_prompt,
             allow_special_tokens=settings.allow_special_tokens,
         )
+        self._shapes = {tensor.name: tensor.shape for tensor in manifest.graph.outputs}
         self._tokenizers = tokenizers
         self._answers = answer_shares
 
@@ -109,22 +111,22 @@ class Model:
         call.bulk |= lane == Lane.BULK
         self.engine.check(lane, call.client)  # called before tokenising, which would be wasted for a refused request
         encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
-        good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
-        rows: list[RowOrError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
         _raise_first(encoded, call)
-        answer = EncodeAnswer(rows, encoded)
+        places = [at for at, item in enumerate(encoded) if isinstance(item, Encoded)]
+        good = [item for item in encoded if isinstance(item, Encoded)]
+        answer = EncodeAnswer([], encoded)
         call.report(answer.truncated)
-        self._expect(call, request, output, [len(item.ids) for _, item in good])
+        self._expect(call, request, output, [len(item.ids) for item in good])
         call.tokens += answer.n_tokens  # tokens are counted before the run, so that a client that disconnects early is charged too
         task = EncodeTask(
-            inputs=[item for _, item in good],
+            inputs=good,
             output=output,
             lane=lane,
             deadline=call.deadline,
             client=call.client,
             traceparent=call.traceparent,
             spent=call.spent,
-            on_row=on_row and (lambda index, row: on_row(good[index][0], row)),
+            on_row=on_row and (lambda index, row: on_row(places[index], row)),
         )
         try:
             computed = await self.engine.run(task)
@@ -132,8 +134,8 @@ class Model:
             call.tokens -= answer.n_tokens
             raise
         _raise_first(computed, call)
-        for (at, _), row in zip(good, computed, strict=True):
-            rows[at] = row
+        rows = iter(computed)
+        answer.rows = [item if isinstance(item, ServiceError) else next(rows) for item in encoded]
         if on_row:  # only after the run, because a refused request must get an error status before the first line of a stream is sent
             for at, item in enumerate(encoded):
                 if isinstance(item, ServiceError):
@@ -142,7 +144,7 @@ class Model:
 
     def _expect(self, call: Call, request: EncodeRequest, output: str, lengths: Sequence[int]) -> None:
         """Reserve memory for the answer to inputs of these lengths (in tokens)."""
-        shape = next((tensor.shape for tensor in self.manifest.graph.outputs if tensor.name == output), ())
+        shape = self._shapes.get(output, ())
         width = request.row_width or (shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1)
         rows, each = len(lengths), "inputs"
         if len(shape) > 2:
@@ -153,7 +155,7 @@ class Model:
     def default_cut(self, truncate: bool | None = None) -> Cut:
         """Return the truncation for a request whose `truncate` is true, false or absent (None)."""
         wanted = self.settings.auto_truncate if truncate is None else truncate
-        return Cut(side="right" if wanted else "none")
+        return _CUT if wanted else _NO_CUT
 
     def check_size(self, size: int) -> None:
         """Raise EmptyInput or BatchTooLarge if a request may not have `size` inputs."""

@@ -27,11 +27,12 @@ _SMALL = 1 / 8  # a new client's small request waits for at most this many queue
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderLimits:
-    """The limits of one engine, in tokens or seconds. `tokens_per_s` and `run_cost_tokens` are measured at start."""
+    """The limits of one engine, in tokens or seconds. Those without a setting are measured at start."""
 
     max_queue_tokens: int = 524_288
     max_batch_tokens: int = 512
     run_cost_tokens: float = 16.0
+    spread_tokens: int = 0  # a run of fewer tokens is not spread over several cores
     tokens_per_s: float = 5_000.0
     bulk_delay_s: float = 2.0
     concurrent_runs: int = 1
@@ -41,18 +42,17 @@ class EncoderLimits:
 
 @dataclass(frozen=True)
 class Draw:
-    """A batch for one runtime call, and the inputs that were dropped when it was taken. `alone` is True if no other call runs and the queue
-    is empty, `leaves_some` if inputs are left in the queue.
+    """A batch of `tokens` tokens for one runtime call, and the inputs that were dropped when it was taken.
+
+    `leaves_some` is True if inputs are left in the queue. `alone` is True if the call may use all cores: nothing is left, no other call
+    runs, and the call is not too short.
     """
 
     batch: list[QueuedInput]
     dropped: list[QueuedInput]
+    tokens: int
     alone: bool
     leaves_some: bool
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(item.ids) for item in self.batch)
 
 
 class EncoderQueue(BatchingQueue):
@@ -104,16 +104,17 @@ class EncoderQueue(BatchingQueue):
             self.max_batch_tokens = int(self._limits.max_batch_tokens * _SHORT_RUN)
             self.max_unstarted_s = _UNSTARTED_QUEUES * self.short_queue_s
         batch, dropped = self.take(now)
-        draw = Draw(batch, dropped, alone=not self.running and not len(self), leaves_some=len(self) > 0)
+        tokens, left = sum(len(item.ids) for item in batch), len(self) > 0
+        alone = not self.running and not left and tokens >= self._limits.spread_tokens
         if batch:
-            tokens, lane = draw.tokens, batch[0].lane
+            lane = batch[0].lane
             self.running += 1
             self.running_tokens += tokens
             self._bounds[lane].arrivals.started(tokens / self.tokens_per_s)
             if lane == Lane.BULK:
                 self._bulk_token_s = averaged(self._bulk_token_s, (now - self._bulk_drawn) / tokens)
                 self._bulk_drawn = now
-        return draw
+        return Draw(batch, dropped, tokens, alone, left)
 
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
         """Record that the run of this batch took `seconds`. The measured rate changes only if `answered` is True, because a failed run may

@@ -16,7 +16,7 @@ RowOrError = Array | ServiceError
 OnRow = Callable[[int, RowOrError], None]  # called with an input's index and row, as soon as the row is computed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EncodeRequest:
     """A client's inputs, and the output to compute for them. `Model.answer` runs it with the deadline, client and lane of a `Call`.
 
@@ -54,22 +54,19 @@ class EncodeTask:
         return sum(len(each.ids) for each in self.inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class EncodeAnswer:
     """The rows of one request, in the order of the request's inputs. A row can be an error only if `call.item_errors` is set."""
 
     rows: list[RowOrError]
     encoded: list[Encoded | ServiceError]
+    n_tokens: int = field(init=False)  # tokens of all inputs, cached inputs included
+    truncated: list[Cutting] = field(init=False)
 
-    @property
-    def n_tokens(self) -> int:
-        """Return the number of tokens of all inputs, cached inputs included."""
-        return sum(len(item.ids) for item in self.encoded if isinstance(item, Encoded))
-
-    @property
-    def truncated(self) -> list[Cutting]:
-        return [
-            Cutting(at, item.n_tokens, len(item.ids))
-            for at, item in enumerate(self.encoded)
-            if isinstance(item, Encoded) and item.truncated
-        ]
+    def __post_init__(self) -> None:
+        self.n_tokens, self.truncated = 0, []
+        for at, item in enumerate(self.encoded):
+            if isinstance(item, Encoded):
+                self.n_tokens += len(item.ids)
+                if item.truncated:
+                    self.truncated.append(Cutting(at, item.n_tokens, len(item.ids)))

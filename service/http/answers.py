@@ -171,6 +171,18 @@ def json_answer(content: Any, headers: Mapping[str, str], status: int = 200) -> 
     return PiecesResponse(chain((begin, more), made), headers, status)
 
 
+class WholeJson(Response):
+    """A JSON response that is sent whole. It is made several times as fast as one of Starlette's."""
+
+    def __init__(self, body: bytes, headers: Mapping[str, str], status: int = 200) -> None:
+        self.status_code, self.body, self.background = status, body, None
+        self.raw_headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/json"),
+            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()),
+        ]
+
+
 class PiecesResponse(Response):
     """A JSON response whose pieces are serialised while the client reads the response."""
 

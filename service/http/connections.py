@@ -17,6 +17,8 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from service.http.interrupts import WHOLE
+
 _HEAD_S = 10.0
 _HEAD_BYTES = 65_536
 _SWEEP_S = 1.0
@@ -84,6 +86,10 @@ class Connection(HttpToolsProtocol):
         self._head_since = None
         self._head_bytes = 0
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.scope[WHOLE] = True  # type: ignore[literal-required]
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:

@@ -5,14 +5,14 @@ import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.responses import Response
 
-from service.call import CONNECTION_HEADER, Call, from_headers, waited_s
+from service.call import CONNECTION_HEADER, Call, read_headers, waited_s
 from service.catalog import Catalog
 from service.errors import (
     BodyTooLarge,
@@ -27,6 +27,7 @@ from service.errors import (
 )
 from service.http.content_encoding import ACCEPTED, inflate
 from service.http.dialect import Dialect, dialect_of
+from service.http.interrupts import WHOLE, ClientGone, EndedAt, Leaving
 from service.http.keys import Keys
 from service.http.routing import CALL, CATALOG, JsonRoute, address
 from service.overload.refusals import ReadDelay, RefusalDelay
@@ -55,11 +56,6 @@ _MOST_DIGITS = 18  # limit on the digits of a content-length: `int` raises anoth
 _LARGE_BODY, _PIECE = 262_144, 65_536  # an answer above the first size, in bytes, is sent in pieces of the second
 _TURN_BYTES = 32_768  # each iteration of the event loop parses at most one body that is larger than this
 _LEAST_DELAY_S = 0.05  # a refusal whose delay would be shorter is sent at once
-_UNWATCHED_S = 0.1  # seconds after which the edge begins to watch for a disconnect of the client
-
-
-class ClientGone(Exception):
-    """Raised if the client closed the connection before it received its answer."""
 
 
 class Edge:
@@ -91,26 +87,24 @@ class Edge:
         if (tracer := self.catalog.tracer) is not None and not scope["path"].startswith(_OPEN):  # probes are not traced
             span = tracer.request(scope["method"], _shown_path(scope), headers, call.started)
             span.mark(call)
-        answer = _TrackedSend(send, request_id, span)
+        answer = _TrackedSend(send, call, span)
         self.catalog.active += 1
         try:
             # Read the URL first: this may change the path, and the path's dialect determines the format of errors about headers.
             named, by_path = address(scope) if scope["query_string"] or scope["path"].startswith("/models/") else (None, False)
-            call = answer.call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
+            read_headers(call, headers, self.catalog.settings.request_timeout_s)
             if named is not None:
                 call.wanted, call.by_path = named, by_path
-            if span is not None:
-                span.mark(call)
             self._admit(scope, headers, call)
             if scope["method"] in _WITH_BODY:
                 self._read_delay.check(call.started, waited_s(headers))
-            body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
+            body = await self._body(scope, headers, receive, call) if scope["method"] in _WITH_BODY else b""
             if headers.get("content-encoding", "identity") != "identity":
                 body = await self._inflated(headers["content-encoding"], body, call)
             if len(body) > _TURN_BYTES:
                 async with self._reading:  # one body per iteration of the event loop, so that several bodies together do not block it
                     await asyncio.sleep(0)
-            with leaving_with(receive):
+            with Leaving(receive):
                 if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
                     scope["route"] = route
                     response = await route.answer(body, call, self.catalog)
@@ -163,35 +157,41 @@ class Edge:
             return f"{address}:{port}", address
         return connection, connection.rpartition(":")[0]
 
-    async def _body(self, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
+    async def _body(self, scope: Scope, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
         """Read and return the whole body, within the limits on bytes and time."""
         limit = self.catalog.settings.max_body_bytes
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
             raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send less in one request")
+        if scope.get(WHOLE):  # then `receive` does not wait
+            return self._taken(await receive(), call)
         chunks: list[bytes] = []
-        late = DeadlineExceeded("the request's deadline passed before its body was there")
-        with ended_at(call.deadline, late), self._uploads.begin(self.catalog.settings) as upload:
+        late = partial(DeadlineExceeded, "the request's deadline passed before its body was there")
+        with EndedAt(call.deadline, late), self._uploads.begin(self.catalog.settings) as upload:
             while True:
                 message = await receive()
-                chunk = message.get("body", b"")
-                size = len(chunk)
-                if call.body_bytes + size > limit:
-                    raise BodyTooLarge(f"the body has more than {limit} bytes: send less in one request")
-                self.catalog.body_shares.take(call.host, size, call.body_bytes)
-                call.body_bytes += size
-                chunks.append(chunk)
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
+                chunks.append(self._taken(message, call))
                 if not message.get("more_body"):
                     break
-                upload.came(size)
+                upload.came(len(chunks[-1]))
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _taken(self, message: Message, call: Call) -> bytes:
+        """Return the part of the body in `message`, and reserve memory for it."""
+        chunk: bytes = message.get("body", b"")
+        size, limit = len(chunk), self.catalog.settings.max_body_bytes
+        if call.body_bytes + size > limit:
+            raise BodyTooLarge(f"the body has more than {limit} bytes: send less in one request")
+        self.catalog.body_shares.take(call.host, size, call.body_bytes)
+        call.body_bytes += size
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return chunk
 
     async def _inflated(self, coding: str, body: bytes, call: Call) -> bytes:
         """Return the decompressed body. The limits of an uncompressed body apply to it."""
         limit, pieces, size = self.catalog.settings.max_body_bytes, [], 0
-        with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was inflated")):
+        with EndedAt(call.deadline, partial(DeadlineExceeded, "the request's deadline passed before its body was inflated")):
             async for piece in inflate(coding, body):
                 size += len(piece)
                 if size > limit:
@@ -233,72 +233,16 @@ class Edge:
             )
 
 
-@contextmanager
-def ended_with(error: Exception) -> Iterator[Callable[[], None]]:
-    """Return a context manager that gives a function. If the function is called, it cancels the `with` block, which then raises `error`."""
-    working = asyncio.current_task()
-    assert working is not None
-    interrupted = False
-
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        working.cancel()
-
-    try:
-        yield interrupt
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
-        working.uncancel()
-        raise error from None
-
-
-@contextmanager
-def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
-    """Return a context manager whose `with` block is cancelled when the deadline passes, and then raises `error`. It is cheaper than
-    `asyncio.timeout` if the block ends in time."""
-    with ended_with(error) as interrupt:
-        timer = asyncio.get_running_loop().call_later(max(deadline - time.monotonic(), 0), interrupt)
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-
-@contextmanager
-def leaving_with(receive: Receive) -> Iterator[None]:
-    """Return a context manager whose `with` block is cancelled when the client disconnects, and then raises ClientGone. Watching for a
-    disconnect costs a task, so it begins only after `_UNWATCHED_S` seconds."""
-    watch: asyncio.Task[None] | None = None
-    with ended_with(ClientGone()) as interrupt:
-
-        async def until_gone() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            interrupt()
-
-        def begin() -> None:
-            nonlocal watch
-            watch = asyncio.create_task(until_gone())
-
-        timer = asyncio.get_running_loop().call_later(_UNWATCHED_S, begin)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            if watch is not None:
-                watch.cancel()
-
-
 class _TrackedSend:
     """An ASGI `send` that adds headers (request id, trace id, the tenant's limits) to the answer, and records the answer's status."""
 
-    def __init__(self, send: Send, request_id: str, span: "RequestSpan | None") -> None:
+    __slots__ = ("_call", "_ids", "_send", "status")
+
+    def __init__(self, send: Send, call: Call, span: "RequestSpan | None") -> None:
         self.status: int | None = None
-        self.call: Call | None = None
+        self._call = call
         self._send = send
-        self._ids = [(b"x-request-id", request_id.encode("latin-1"))]
+        self._ids = [(b"x-request-id", call.request_id.encode("latin-1"))]
         if span is not None:
             self._ids.append((b"traceresponse", span.traceparent.encode()))
 
@@ -306,8 +250,8 @@ class _TrackedSend:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
-            if self.call is not None and (tenant := self.call.tenant) is not None:
-                tenant.charge(self.call)  # a whole answer's tokens are known by now; a stream's are charged at its end
+            if (tenant := self._call.tenant) is not None:
+                tenant.charge(self._call)  # a whole answer's tokens are known by now; a stream's are charged at its end
                 message["headers"] += tenant.headers()
         body = message.get("body", b"")
         if len(body) <= _LARGE_BODY:

@@ -22,7 +22,7 @@ from starlette.types import Message, Scope, Send
 from service.call import Call
 from service.catalog import Catalog
 from service.errors import BodyTooLarge, EmptyInput, InvalidRequest, MalformedBody
-from service.http.answers import json_answer, whole
+from service.http.answers import WholeJson, json_answer, whole
 from service.http.fields import NOT_SUPPORTED, UNKNOWN
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -225,7 +225,7 @@ def json_response(content: Any, call: Call, status: int = 200) -> Response:
     `call.answer_bytes` is set, is sent in pieces."""
     if call.answer_bytes:
         return json_answer(content, call.headers, status)
-    return Response(whole(content), status, call.headers, "application/json")
+    return WholeJson(whole(content), call.headers, status)
 
 
 def _sentence(error: ValidationError) -> InvalidRequest:

@@ -7,6 +7,8 @@ the last event of the stream, in the dialect's format. Therefore a client can di
 The events of a stream that can be continued have ids (`service/streams/`). OpenAI's client parses the data of every event, also of one
 that has only an id. Therefore the first id and the comments have no empty line of their own: they become part of the next event.
 
+When many streams are open, each sends larger messages less often (`service/runtime/pacing.py`).
+
 A slow client delays only its own stream. Its unread pieces are joined into one, so memory is bounded by the length of the
 completion. A client that reads nothing for `stream_stall_s` is treated as disconnected. The generation is cancelled when the
 stream ends.
@@ -24,7 +26,8 @@ from starlette.types import Message, Receive, Scope, Send
 from service.call import Call
 from service.errors import ServiceError
 from service.http.answers import PIECE_BYTES, in_slices, pieces, whole
-from service.http.edge import ClientGone, ended_with
+from service.http.interrupts import ClientGone, Interruptible
+from service.runtime.pacing import Pace
 from service.runtime.timer import ResettableTimer
 from service.settings import Settings
 
@@ -34,6 +37,8 @@ PING = b": ping\n"
 RETRY = b"retry: 1000\n"  # tells clients how many milliseconds after a lost connection to connect again
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+_PACE = Pace()  # of all streams of this process
 
 Piece = TypeVar("Piece")
 Taken = TypeVar("Taken", covariant=True)
@@ -139,7 +144,7 @@ class EventStream(Response):
         self._priming, self._owner = priming, owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with ended_with(ClientGone()) as interrupt:
+        with _PACE.stream(), Interruptible(ClientGone) as interrupt:
             timer, owner = ResettableTimer(interrupt), self._owner
             if owner is not None:
                 owner.on_loss = interrupt
@@ -172,7 +177,8 @@ class EventStream(Response):
             async for chunk in _joined_chunks(events):
                 yield chunk
             while not self._source.done:
-                pieces = await self._source.take(self._settings.stream_heartbeat_s, self._settings.stream_interval_s)
+                interval_s = _PACE.interval_s(self._settings.stream_interval_s)
+                pieces = await self._source.take(self._settings.stream_heartbeat_s, interval_s)
                 async for chunk in _joined_chunks(self._script.pieces(pieces) if pieces else PING):
                     yield chunk
             async for chunk in _joined_chunks(self._script.closing()):

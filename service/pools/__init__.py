@@ -2,5 +2,5 @@
 
 Read in this order: `wire.py` and `messages.py` (the values that are sent), `limits.py` (their maximum size), `replicas.py` (which
 replica is called, and whether it responds), `client.py` (the engines of a gateway's models), `catalog.py` (these models), `host.py`
-(the replica's side). `service/deployment/split.py` connects both sides through Ray.
+(the replica's side), `transport.py` (sockets between both). `service/deployment/split.py` finds the replicas through Ray.
 """

@@ -14,7 +14,9 @@ from service.generation.runs import Runs
 from service.pools import messages, wire
 from service.pools.messages import plain
 from service.pools.replicas import Key
+from service.runtime.pacing import Pace
 
+METHODS = ("describe", "heartbeat", "encode", "encode_by_row", "generate", "attention")  # what gateways may call
 _PROBE_S = 0.5
 
 
@@ -23,6 +25,7 @@ class Host:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
+        self._pace = Pace()
         self._probing: dict[str, asyncio.Task[bool]] = {}
 
     async def start(self) -> None:
@@ -106,37 +109,38 @@ class Host:
         """Generate texts. Yields messages of `messages.py` as plain tuples.
 
         If `waits` is False and no slot is free, the request is rejected with Overloaded, because another replica may have a free slot. The
-        first deltas are sent at once. Later deltas are sent together every `stream_interval_s` seconds, because every message has a fixed
-        cost.
+        first deltas are sent at once. Later deltas are sent together every `stream_interval_s` seconds or, if many calls are open, less
+        often, because every message has a fixed cost.
         """
         runs: Runs | None = None
-        try:
-            asked = wire.unpack_requests(requests)
-            model = self._generator(key)
-            if not waits and model.engine.full:
-                raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
-            runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt", stream=False)
-            yield plain(messages.Accepted(model.engine.numerics))
-            untold = {at for at, request in enumerate(asked) if request.prompt_logprobs is not None}
-            while not runs.done:
-                taken = await runs.take(interval_s=self.catalog.settings.stream_interval_s)
-                for at in [at for at in untold if len(runs.runs[at].prompt_logprobs) == len(asked[at].prompt)]:
-                    untold.remove(at)
-                    for part in messages.prompt_parts(at, runs.runs[at].prompt_logprobs):
-                        yield plain(part)
-                for at, delta in taken:
-                    run = runs.runs[at]
-                    if run.attention is not None and delta.finish_reason is not None:
-                        for weights in messages.attention_parts(at, run.attention):
-                            yield plain(weights)
-                for deltas in messages.in_deltas([messages.RunDelta.of(at, delta, runs.runs[at].usage) for at, delta in taken]):
-                    yield plain(deltas)
-            yield plain(messages.Ended())
-        except ServiceError as error:
-            yield plain(messages.Failed(wire.pack_error(error)))
-        finally:
-            if runs is not None:
-                runs.close()
+        with self._pace.stream():
+            try:
+                asked = wire.unpack_requests(requests)
+                model = self._generator(key)
+                if not waits and model.engine.full:
+                    raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
+                runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt", stream=False)
+                yield plain(messages.Accepted(model.engine.numerics))
+                untold = {at for at, request in enumerate(asked) if request.prompt_logprobs is not None}
+                while not runs.done:
+                    taken = await runs.take(interval_s=self._pace.interval_s(self.catalog.settings.stream_interval_s))
+                    for at in [at for at in untold if len(runs.runs[at].prompt_logprobs) == len(asked[at].prompt)]:
+                        untold.remove(at)
+                        for part in messages.prompt_parts(at, runs.runs[at].prompt_logprobs):
+                            yield plain(part)
+                    for at, delta in taken:
+                        run = runs.runs[at]
+                        if run.attention is not None and delta.finish_reason is not None:
+                            for weights in messages.attention_parts(at, run.attention):
+                                yield plain(weights)
+                    for deltas in messages.in_deltas([messages.RunDelta.of(at, delta, runs.runs[at].usage) for at, delta in taken]):
+                        yield plain(deltas)
+                yield plain(messages.Ended())
+            except ServiceError as error:
+                yield plain(messages.Failed(wire.pack_error(error)))
+            finally:
+                if runs is not None:
+                    runs.close()
 
     async def attention(self, key: Key, ids: list[int], layers: list[int], left_s: float) -> AsyncIterator[tuple[Any, ...]]:
         """Yield ("piece", layer, shape, numbers) for the attention weights of each layer, shape (H, N, N), or ("refused", error)."""

@@ -15,7 +15,7 @@ from service.pools.limits import PART_BYTES
 from service.pools.wire import Piece, Pieces, pieces_of
 from service.telemetry.usage import Usage
 
-_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # most entries in a message; a pickled entry takes less than 64 bytes
+_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # most entries in a message; a packed entry takes less than 64 bytes
 
 PlainLogprob = tuple[Any, ...]  # the fields of a TokenLogprob
 

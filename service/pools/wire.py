@@ -1,7 +1,7 @@
 """The values sent between a gateway and an engine in another process: tuples, strings, numbers, bytes and numpy arrays only.
 
-Ray pickles the values within its cluster, so they contain no objects of this project's classes, and an error is sent as its fields. Times
-of `time.monotonic()` have no meaning in another process, so a deadline is sent as the remaining seconds.
+`transport.py` writes the values as MessagePack, and an error is sent as its fields. Times of `time.monotonic()` have no meaning in another
+process, so a deadline is sent as the remaining seconds.
 """
 
 import inspect

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from export import contract
 from service.errors import AttnserveError
+from service.runtime.assignment import RECORD, elsewhere
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -64,13 +65,16 @@ def open_graph(
     provider: str = CPU,
     gpu_memory_gib: float | None = None,
     promised: contract.Graph | None = None,
+    whole: bool = False,
 ) -> "ort.InferenceSession":
     """Return a session of a graph, given as a file or as bytes. Its threads spin during a call, but not after it, so that HTTP can use the
     cores.
 
+    `whole` means that the provider must compute every node of the graph. On CUDA, the session then records CUDA graphs.
+
     Raises BundleError if the file is no graph, or if its tensors differ from `promised`, the graph's entry in the manifest. Raises
-    SettingsConflict if `provider` is not available. (If a CUDA driver, device or library is missing, ONNX Runtime itself would use the
-    CPU without an error.)
+    SettingsConflict if `provider` is not available, or not for the whole graph. (If a CUDA driver, device or library is missing, ONNX
+    Runtime itself would use the CPU without an error.)
     """
     import onnxruntime as ort
 
@@ -81,7 +85,9 @@ def open_graph(
     options.log_severity_level = 3
     if provider == CPU:
         _share_memory(options)
-    asked = [(provider, cuda_options(gpu_memory_gib) if provider == CUDA else {})]
+    asked = [(provider, cuda_options(gpu_memory_gib, cuda_graphs=whole) if provider == CUDA else {})]
+    if whole:
+        options.add_session_config_entry(RECORD, "1")
     if provider == CUDA:
         ort.preload_dlls()  # loads the libraries of onnxruntime-gpu[cuda,cudnn], because the dynamic loader does not find them
     try:
@@ -96,6 +102,8 @@ def open_graph(
         _check_interface(session, promised, str(graph))
     if provider not in (got := session.get_providers()):
         raise _no_provider(graph, provider, f"the session has only {', '.join(got)}")
+    if whole and (others := elsewhere(session, provider)):
+        raise _no_provider(graph, provider, f"it has no kernel for {', '.join(others)}")
     return session
 
 
@@ -141,17 +149,21 @@ def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, 
                 )
 
 
-_TYPES = {"tensor(int64)": "int64", "tensor(float)": "float32"}
+_TYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(float)": "float32"}
 
 
-def cuda_options(memory_gib: float | None) -> dict[str, str]:
-    """Return the options of the CUDA provider. `memory_gib` limits one session's weights and activations; None means no limit."""
+def cuda_options(memory_gib: float | None, *, cuda_graphs: bool = False) -> dict[str, str]:
+    """Return the options of the CUDA provider. `memory_gib` limits one session's weights and activations; None means no limit.
+    `cuda_graphs` records the kernels of a run, to launch them all at once in later runs.
+    """
     options = {
         # With the default, the arena doubles each time it grows, and so reserves unused memory that other processes may need.
         "arena_extend_strategy": "kSameAsRequested",
         # TF32 is off, because the golden vectors of an fp32 bundle are checked to fp32's precision. Export in fp16 to use tensor cores.
         "use_tf32": "0",
     }
+    if cuda_graphs:
+        options["enable_cuda_graph"] = "1"
     if memory_gib is not None:
         options["gpu_mem_limit"] = str(int(memory_gib * 2**30))
     return options

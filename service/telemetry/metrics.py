@@ -7,9 +7,9 @@ Metrics of encoders are named as in text-embeddings-inference (`te_*`) and those
 from functools import cache, partial
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
-from service.telemetry.histogram import BulkHistogram
+from service.telemetry.histogram import Histogram, Series
 from service.telemetry.usage import Usage
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a second series to each counter, with the start time of the process
@@ -88,18 +88,12 @@ class Metrics:
         self.damaged_blobs = counter("attnserve_state_damaged_blobs", "Stored bytes of states that were found damaged, and set apart")
         self.store_seconds = histogram(
             "attnserve_state_store_seconds", "Seconds of one group of calls of the store, until it is durable", buckets=_STEP_S
-        )
+        ).labels()
         self.store_queue = gauge("attnserve_state_store_queue", "Calls that wait for the store")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
         self.finished = counter("vllm:request_success", "Runs that ended: stop, length, abort or error", [*named, "finished_reason"])
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to first token", named, buckets=_FIRST_TOKEN_S)
-        self.between_tokens = BulkHistogram(
-            "vllm:inter_token_latency_seconds",
-            "Between two tokens of a run",
-            "model_name",
-            buckets=_BETWEEN_TOKENS_S,
-            registry=self.registry,
-        )
+        self.between_tokens = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a run", named, buckets=_BETWEEN_TOKENS_S)
         self.run_time = histogram("vllm:e2e_request_latency_seconds", "From arrival to last token", named, buckets=_REQUEST_S)
         self.run_queueing = histogram("vllm:request_queue_time_seconds", "From arrival to a slot", named, buckets=_REQUEST_S)
         # Cached by route and model, because `labels` takes longer than counting.
@@ -136,7 +130,7 @@ class Metrics:
             self.tenant_tokens.remove(name, kind)
         self.tenant.cache_clear()
 
-    def _answers(self, route: str, model: str, bulk: bool) -> tuple[Gauge, Histogram | None]:
+    def _answers(self, route: str, model: str, bulk: bool) -> tuple[Gauge, Series | None]:
         lane = "bulk" if bulk else "interactive"
         return self.successes.labels(route, model), self.duration.labels(route, model, lane) if model else None
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, ServiceError, TokenizationFailed
 from service.tokenization.tokenizer_file import open_tokenizer, panicked, token_ids
+from service.tokenization.words import words_of
 
 Side = Literal["left", "right", "none"]
 Text = str
@@ -73,6 +74,7 @@ class TextEncoder:
         self.default_prompt = prompts.get(default_prompt or "", "")
         self._pair_types = pair_types
         self._single, self._pair = self._layout(pair=False), self._layout(pair=True)
+        self._words = words_of(self.tokenizer)
 
     def prompt(self, name: str | None, text: str | None = None) -> str:
         """Return the prompt that is put before every input: `text`, else the checkpoint's prompt of this name, else the default prompt."""
@@ -115,15 +117,20 @@ class TextEncoder:
         if isinstance(item, str):
             if not item:
                 raise EmptyInput(f"input {index} cannot be empty", param="input")
-            (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # `_fast` computes no offsets
+            text = prompt + item
+            if self._words is not None and (ids := self._words.ids(text)) is not None:
+                return self._cut_to(limit, item, index, side, ids, [0] * len(ids) if self._pair_types else None)
+            (encoding,) = self.tokenizer.encode_batch_fast([text])  # `_fast` computes no offsets
         else:
             if not item[0] and not item[1]:
                 raise EmptyInput(f"input {index} cannot be empty", param="input")
             (encoding,) = self.tokenizer.encode_batch_fast([item])
-        n_tokens = len(encoding)
+        return self._cut_to(limit, item, index, side, encoding.ids, encoding.type_ids if self._pair_types else None)
+
+    def _cut_to(self, limit: int, item: Text | Pair, index: int, side: Side, ids: list[int], type_ids: list[int] | None) -> Encoded:
+        n_tokens = len(ids)
         if not n_tokens:  # true for white space if the tokenizer adds no special tokens
             raise EmptyInput(f"input {index} has no tokens", param="input")
-        ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
         if n_tokens > limit:
             self._check_side(n_tokens, limit, side, index)
             n_first = None if isinstance(item, str) else len(token_ids(self.tokenizer, item[0], add_special_tokens=False))

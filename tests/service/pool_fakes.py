@@ -2,8 +2,6 @@
 
 import asyncio
 import copy
-import io
-import pickle
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from service.encoding.engine import EncoderEngine
 from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolGenerator
 from service.pools.host import Host
+from service.pools.transport import pack, unpacker
 from service.settings import Settings
 from tests.service import fakes
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
@@ -41,15 +40,11 @@ class Loopback:
             await messages.aclose()
 
 
-class _Foreign(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        assert module.split(".", maxsplit=1)[0] not in ("service", "export", "tests"), f"{module}.{name} has crossed"
-        return super().find_class(module, name)
-
-
 def crossed(value: Any) -> Any:
     """The value, as it arrives elsewhere."""
-    return _Foreign(io.BytesIO(pickle.dumps(value))).load()
+    reader = unpacker()
+    reader.feed(pack(value))
+    return reader.unpack()
 
 
 Pool = TypeVar("Pool", bound=Loopback)

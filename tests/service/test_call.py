@@ -4,14 +4,16 @@ import time
 
 import pytest
 
-from service.call import Call, from_headers
+from service.call import Call, read_headers
 from service.errors import InvalidRequest
 from service.runtime.lanes import Lane
 from service.tokenization.texts import Cutting
 
 
 def call(**headers: str) -> Call:
-    return from_headers({name.replace("_", "-"): value for name, value in headers.items()}, "id", 300.0)
+    made = Call("id", time.monotonic())
+    read_headers(made, {name.replace("_", "-"): value for name, value in headers.items()}, 300.0)
+    return made
 
 
 def left_s(made: Call) -> float:

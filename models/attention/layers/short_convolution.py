@@ -11,23 +11,23 @@ from torch import Tensor, nn
 
 
 def convolve(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """Compute the convolution without the SiLU: x (B, D_c, N), weight (D_c, 1, K) -> (B, D_c, N). past (B, D_c, K - 1): inputs before x."""
-    return F.conv1d(torch.cat([past, x], dim=-1), weight, groups=weight.shape[0])
+    """Compute the convolution without the SiLU: x (B, N, D_c), weight (D_c, 1, K) -> (B, N, D_c). past (B, K - 1, D_c): inputs before x."""
+    return F.conv1d(torch.cat([past, x], dim=1).mT, weight, groups=weight.shape[0]).mT
 
 
 def last_inputs(x: Tensor, past: Tensor, lengths: Tensor) -> Tensor:
-    """Return the last K - 1 inputs of each row, (B, D_c, K - 1). The inputs of row b are `past`, then the first lengths[b] columns of x.
+    """Return the last K - 1 inputs of each row, (B, K - 1, D_c). The inputs of row b are `past`, then the first lengths[b] tokens of x.
 
-    x (B, D_c, N), past (B, D_c, K - 1), lengths (B,). The inputs are copied and not computed, so a row of length 0 gets its `past` back bit
+    x (B, N, D_c), past (B, K - 1, D_c), lengths (B,). The inputs are copied and not computed, so a row of length 0 gets its `past` back bit
     for bit.
     """
-    window = torch.cat([past, x], dim=-1)  # (B, D_c, K - 1 + N)
-    columns = lengths[:, None] + torch.arange(past.shape[-1], device=x.device)  # (B, K - 1)
-    return window.gather(-1, columns[:, None, :].expand(-1, x.shape[1], -1))
+    window = torch.cat([past, x], dim=1)  # (B, K - 1 + N, D_c)
+    places = lengths[:, None] + torch.arange(past.shape[1], device=x.device)  # (B, K - 1)
+    return window.gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
 
 
 class ShortConvolution(nn.Module):
-    """The convolution of D_c channels, with the SiLU. Its state (B, D_c, K - 1) is float32, or float64 if x is."""
+    """The convolution of D_c channels, with the SiLU. Its state (B, K - 1, D_c) is float32, or float64 if x is."""
 
     convolve = staticmethod(convolve)  # an attribute, so that the export can replace it by an operator of the runtime
 
@@ -40,15 +40,15 @@ class ShortConvolution(nn.Module):
 
     @property
     def state_shape(self) -> tuple[int, int]:
-        """Shape of the state of one sequence, (D_c, K - 1)."""
-        return (self.weight.shape[0], self.weight.shape[2] - 1)
+        """Shape of the state of one sequence, (K - 1, D_c)."""
+        return (self.weight.shape[2] - 1, self.weight.shape[0])
 
     def forward(self, x: Tensor, mask: Tensor | None, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs (B, N, D_c) and the new past (B, D_c, K - 1) of x (B, N, D_c), whose earlier inputs are `past`.
+        """Return the outputs (B, N, D_c) and the new past (B, K - 1, D_c) of x (B, N, D_c), whose earlier inputs are `past`.
 
         mask bool (B, N): True at tokens, which are at the left of each row.
         """
-        x_BDN = x.transpose(1, 2).to(past.dtype)
+        exact = x.to(past.dtype)
         lengths = x.new_full(x.shape[:1], x.shape[1], dtype=torch.int64) if mask is None else mask.sum(1)
-        y = F.silu(self.convolve(x_BDN, self.weight.to(past.dtype), past)).transpose(1, 2)
-        return y.to(x.dtype), last_inputs(x_BDN, past, lengths)
+        y = F.silu(self.convolve(exact, self.weight.to(past.dtype), past))
+        return y.to(x.dtype), last_inputs(exact, past, lengths)

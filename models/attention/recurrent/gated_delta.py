@@ -25,7 +25,7 @@ from models.parts.positions import Rotation
 class GatedDeltaNet(CausalLayer):
     """Gated delta rule with H heads of values and H_k heads of q and k. Each group of H / H_k value heads shares one q and k.
 
-    Its state is S (H, D_k, D_v) and conv (D_c, K - 1), the last inputs of the convolution over the channels of q, k and v, where
+    Its state is S (H, D_k, D_v) and conv (K - 1, D_c), the last inputs of the convolution over the channels of q, k and v, where
     D_c = H_k D_k + H_k D_k + H D_v. The convolution encodes the order of nearby tokens, so the layer needs no rotation and ignores it.
 
     d_head is D_k, d_value is D_v (None: D_k), n_key_heads is H_k (None: H), kernel is K.

@@ -46,7 +46,7 @@ def test_the_manifest_says_what_the_decoder_is(bundle: Path) -> None:
     decoder = manifest.decoder
     assert decoder is not None
     assert (manifest.kind, manifest.precision, manifest.source.attention) == ("decoder", "fp32", "gated_delta")
-    assert [(state.name, state.shape) for state in decoder.states] == [("state_0_S", (2, 8, 8)), ("state_0_conv", (48, 3))]
+    assert [(state.name, state.shape) for state in decoder.states] == [("state_0_S", (2, 8, 8)), ("state_0_conv", (3, 48))]
     assert decoder.state_bytes == 4 * (2 * 8 * 8 + 48 * 3)
     assert decoder.exact
     assert decoder.eos_token_ids == (10,)

@@ -43,7 +43,14 @@ def test_cpu_time_is_divided_by_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     (rate,), (cpu,) = measured.of(form.name, "single"), measured.of(form.cpu, "single")
     assert rate["per_s"] == 5 * 32
     assert 150_000 < cpu["us"] * 10 * 32 < 1_000_000
-    assert len(overhead.rows(measured)) == 2 + 2 * len(FORMS) * len(overhead.PROFILES)
+    hello = 2 * len(overhead.HELLO_FORMS) * len(overhead.HELLO)
+    assert len(overhead.rows(measured)) == 2 + 2 * len(FORMS) * len(overhead.PROFILES) + hello
+
+
+@pytest.mark.parametrize("command", overhead.HELLO.values(), ids=lambda command: command[0])
+def test_the_servers_for_scale_answer_as_ours_does(command: Sequence[str]) -> None:
+    with overhead._hello(command) as server:
+        assert [len(vector) for vector in server.embed(["a text"])] == [384]
 
 
 def test_a_sample_belongs_to_the_innermost_frame_that_has_a_phase() -> None:
@@ -61,6 +68,6 @@ def test_a_sample_belongs_to_the_innermost_frame_that_has_a_phase() -> None:
 def test_without_py_spy_only_the_phases_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "binary", lambda: None)
     measured = Measurements()
-    steps = Overhead(Path(), Path(), 0.1, measured).contestants()[0].steps
+    (steps,) = (each.steps for each in Overhead(Path(), Path(), 0.1, measured).contestants() if each.name == "single")
     assert [step.label for step in steps] == [overhead.BARE, *(form.name for form in FORMS)]
     assert "pip install py-spy" in measured.absent[overhead.PHASES]

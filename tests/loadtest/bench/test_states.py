@@ -56,7 +56,7 @@ def test_every_row_has_a_figure(service: LiveService, decoder_bundle: Path, tmp_
 
 
 def test_the_cache_of_the_twin_has_keys_and_values_of_every_head_and_layer() -> None:
-    layer = contract.StateTensor(name="state_0_S", shape=(6, 32, 32)), contract.StateTensor(name="state_0_conv", shape=(576, 3))
+    layer = contract.StateTensor(name="state_0_S", shape=(6, 32, 32)), contract.StateTensor(name="state_0_conv", shape=(3, 576))
     manifest = SimpleNamespace(decoder=SimpleNamespace(states=4 * layer))
     assert states.cache_bytes(cast(Any, manifest), 100) == 100 * 4 * 2 * 192 * 4  # tokens, layers, keys and values, width, bytes
 

@@ -60,8 +60,11 @@ def test_every_kind_of_client_gets_the_answers_it_deserves(from_encoder: list[Sa
 
 
 def test_arrivals_of_an_open_loop_are_as_many_as_the_rate_says(from_encoder: list[Sample]):
-    """60 a second for 3 seconds, within 5 standard deviations of a Poisson count and the second in which a stage settles."""
-    assert 180 - 5 * 180**0.5 - 60 < len(from_encoder) < 180 + 5 * 180**0.5 + 60
+    """60 a second for 3 seconds or, on a busy machine, for longer: within 5 standard deviations of a Poisson count and the second in which
+    a stage settles."""
+    moments = [sample.due_s for sample in from_encoder]
+    expected = 60 * max(max(moments) - min(moments), 3)
+    assert expected - 5 * expected**0.5 - 60 < len(from_encoder) < expected + 5 * expected**0.5 + 60
 
 
 def test_a_stream_is_timed_to_its_first_token_and_between_tokens(streams: list[Sample]):

@@ -159,6 +159,17 @@ def make(**limits: float) -> EncoderQueue:
     return EncoderQueue(EncoderLimits(**{"tokens_per_s": 1000.0, "max_batch_tokens": 100, **limits}))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("lengths", "alone"), [([29], False), ([30], True), ([15, 15], True), ([100, 1], False)])
+def test_only_a_long_run_is_spread_over_the_cores_and_only_if_nothing_waits(lengths: list[int], alone: bool) -> None:
+    queue = make(spread_tokens=30)
+    for length in lengths:
+        queue.enter(items(1, length=length), Lane.INTERACTIVE, 0, math.inf)
+    draw = queue.draw(0)
+    assert (draw.alone, draw.leaves_some) == (alone, sum(lengths) > 100)
+    queue.enter(items(1, length=50), Lane.INTERACTIVE, 0, math.inf)
+    assert not queue.draw(0).alone, "the first run has not ended"
+
+
 def test_the_wait_is_that_of_the_lane() -> None:
     queue = make()
     queue.enter(items(1, Lane.BULK, length=5000), Lane.BULK, 0, math.inf)

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from export import contract
 from service.catalog import Catalog
+from service.encoding.selftest import measure_rate
 from service.settings import Settings
 from tests.bundles import tiny_encoder_bundle
 from tests.service.test_hostile_bundles import nothing, rewritten
@@ -34,6 +37,31 @@ def refusal(bundle: Path) -> str:
         Catalog(Settings(bundles=(bundle,), threads=1)).load()
     assert "\n" not in str(refused.value)
     return str(refused.value)
+
+
+class Clocked:
+    """A session whose calls take `call_s`, and `token_s` more for each token, by a clock of its own."""
+
+    provider = "CPUExecutionProvider"
+
+    def __init__(self, call_s: float, token_s: float) -> None:
+        self.now, self._call_s, self._token_s = 0.0, call_s, token_s
+
+    def run(self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: object, *, alone: bool = True) -> dict[str, Any]:
+        assert not alone
+        self.now += self._call_s + self._token_s * sum(map(len, ids))
+        return {}
+
+
+@pytest.mark.parametrize(("call_s", "token_s", "tokens"), [(2e-4, 1e-4, 8), (0.0, 2e-4, 5), (2e-3, 1e-4, 0), (1e-5, 1e-6, 990)])
+def test_a_run_is_spread_over_the_cores_if_one_core_takes_a_millisecond(
+    call_s: float, token_s: float, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Clocked(call_s, token_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: session.now)
+    rate = measure_rate(session, "o", 128)  # type: ignore[arg-type]
+    assert rate.tokens_per_s == pytest.approx(1 / token_s)
+    assert abs(rate.spread_tokens - tokens) <= 1
 
 
 def spoil(graph: Path, output: str) -> None:

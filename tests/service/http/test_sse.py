@@ -216,6 +216,32 @@ _SCOPE = {
 }
 
 
+async def test_with_many_streams_each_sends_less_often() -> None:
+    """A stream alone keeps the interval of the settings; beside 39 others it waits 4 ms for each of them all."""
+
+    class Timed(Pieces):
+        intervals: list[float]
+
+        async def take(self, timeout_s: float, interval_s: float) -> Sequence[Any]:
+            self.intervals.append(interval_s)
+            return await super().take(timeout_s, interval_s)
+
+    Timed.intervals = []
+    await play(Timed("a", "b", "last"))
+    assert Timed.intervals == [0.03] * 3
+    sources = [Timed("a") for _ in range(40)]
+    playing = [asyncio.create_task(play(source)) for source in sources]
+    await until(lambda: len(Timed.intervals) == 3 + 2 * len(sources))  # all are open, and wait for their second piece
+    Timed.intervals = []
+    for source in sources:
+        source.pieces.put_nowait("b")
+    await until(lambda: len(Timed.intervals) == len(sources))
+    assert Timed.intervals == [40 * 0.004] * len(sources)
+    for source in sources:
+        source.pieces.put_nowait("last")
+    await asyncio.gather(*playing)
+
+
 async def test_what_comes_between_the_first_token_and_the_end_leaves_together() -> None:
     model = FakeGenerator("fake")
     async with client(generator_app(model, stream_interval_s=10)) as http:

@@ -1,7 +1,6 @@
 """What crosses arrives as it was, and is plain."""
 
 import math
-import pickle
 import time
 from typing import Any
 
@@ -15,6 +14,7 @@ from service.pools import messages, wire
 from service.pools.limits import MESSAGE_BYTES
 from service.pools.messages import Receiver
 from service.pools.replicas import ReplicaLost
+from service.pools.transport import pack
 from service.runtime.lanes import Lane
 from service.seq2seq.request import WritingRequest
 from service.telemetry.usage import Usage
@@ -96,7 +96,7 @@ def test_deltas_arrive_in_the_run_that_waits_for_them() -> None:
 
 
 def size_of(message: Any) -> int:
-    return len(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+    return len(pack(message))
 
 
 def test_no_message_is_larger_than_a_process_takes() -> None:

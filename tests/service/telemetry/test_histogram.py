@@ -4,14 +4,14 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from service.telemetry.histogram import BulkHistogram
+from service.telemetry.histogram import Histogram
 
 
 def test_it_is_exposed_as_the_one_it_stands_for() -> None:
     values = [0.0005, 0.001, 0.0011, 0.5, 2, 2.5, 100]
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     buckets = (0.001, 0.5, 2)
-    histogram = BulkHistogram("gap_seconds", "Between two", "model", buckets=buckets, registry=ours)
+    histogram = Histogram("gap_seconds", "Between two", ["model"], buckets=buckets, registry=ours)
     reference = prometheus_client.Histogram("gap_seconds", "Between two", ["model"], buckets=buckets, registry=theirs)
     for times, value in enumerate(values):
         histogram.labels("a").observe(value, times)
@@ -22,6 +22,6 @@ def test_it_is_exposed_as_the_one_it_stands_for() -> None:
 
 def test_a_name_is_taken_once() -> None:
     registry = CollectorRegistry()
-    BulkHistogram("gap_seconds", "Between two", "model", buckets=(1,), registry=registry)
+    Histogram("gap_seconds", "Between two", ["model"], buckets=(1,), registry=registry)
     with pytest.raises(ValueError, match="gap_seconds"):
         prometheus_client.Histogram("gap_seconds", "Between two", ["model"], buckets=(1,), registry=registry)

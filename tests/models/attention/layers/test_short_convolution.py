@@ -21,7 +21,7 @@ def inputs(B: int, N: int) -> torch.Tensor:
 
 
 def none(B: int) -> torch.Tensor:
-    return torch.zeros(B, D_C, K - 1, dtype=torch.float64)
+    return torch.zeros(B, K - 1, D_C, dtype=torch.float64)
 
 
 @torch.no_grad()
@@ -50,16 +50,16 @@ def test_in_pieces_it_is_the_same(pieces: tuple[int, ...]) -> None:
 
 @torch.no_grad()
 def test_rows_of_unequal_lengths_keep_their_own_last_inputs() -> None:
-    convolution, x, past = make(), inputs(4, 6), inputs(4, K - 1).mT
+    convolution, x, past = make(), inputs(4, 6), inputs(4, K - 1)
     _, after = convolution(x, lengths_mask(6, 4, 1, 0), past)
-    assert torch.equal(after[0], x[0, 3:6].mT)
-    assert torch.equal(after[1], x[1, 1:4].mT)
-    assert torch.equal(after[2], torch.cat([past[2, :, 1:], x[2, :1].mT], dim=1))
+    assert torch.equal(after[0], x[0, 3:6])
+    assert torch.equal(after[1], x[1, 1:4])
+    assert torch.equal(after[2], torch.cat([past[2, 1:], x[2, :1]]))
     assert torch.equal(after[3], past[3])
 
 
 def test_inputs_are_picked_in_their_order() -> None:
-    past, x = torch.tensor([[[-2.0, -1.0, 0.0]]]), torch.tensor([[[1.0, 2.0]]])
+    past, x = torch.tensor([[[-2.0], [-1.0], [0.0]]]), torch.tensor([[[1.0], [2.0]]])
     for length, expected in enumerate([[-2, -1, 0], [-1, 0, 1], [0, 1, 2]]):
         assert last_inputs(x, past, torch.tensor([length])).flatten().tolist() == expected
 

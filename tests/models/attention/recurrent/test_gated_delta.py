@@ -74,9 +74,9 @@ def test_the_convolution_remembers_the_last_tokens_of_each_row_and_no_padding() 
     layer, x = make(), tokens(3, 8)
     _, before = layer(x[:, :3])
     _, state = layer(x[:, 3:], lengths_mask(5, 1, 0), before)
-    inputs = torch.cat([layer.to_q(x), layer.to_k(x), layer.to_v(x)], dim=-1).mT  # (B, D_c, N)
+    inputs = torch.cat([layer.to_q(x), layer.to_k(x), layer.to_v(x)], dim=-1)  # (B, N, D_c)
     for row, end in enumerate((8, 4, 3)):
-        assert torch.allclose(state["conv"][row], inputs[row, :, end - (K - 1) : end], rtol=0, atol=EXACT)
+        assert torch.allclose(state["conv"][row], inputs[row, end - (K - 1) : end], rtol=0, atol=EXACT)
     for name in ("S", "conv"):
         assert torch.equal(state[name][2], before[name][2])
 

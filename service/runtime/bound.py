@@ -1,0 +1,93 @@
+"""A graph whose inputs and outputs are at fixed addresses of a device, so that CUDA can record its kernels once and replay them.
+
+ONNX Runtime records a CUDA graph at the first run with a new number of the run option `gpu_graph_id`, and later runs with this number only
+launch it. The code works with the device of any ONNX Runtime provider, so tests run it on a CPU.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+GRAPH_ID = "gpu_graph_id"
+_ALIGNED = 256  # each input begins at a multiple of this number of bytes, as CUDA's own allocations do
+
+
+class Field(NamedTuple):
+    """The element type and shape of an input or output."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+class Placed(NamedTuple):
+    """An input or output in device memory that the caller owns."""
+
+    field: Field
+    address: int
+
+
+class BoundGraph:
+    """A session's graph with fixed memory. The inputs of the host are in one block, so that one copy takes them to the device.
+
+    Write into `arrays`, then call the object. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        session: "ort.InferenceSession",
+        device: str,
+        *,
+        inputs: Mapping[str, Field],
+        outputs: Mapping[str, Field],
+        kept_inputs: Mapping[str, Placed] | None = None,
+        kept_outputs: Mapping[str, Placed] | None = None,
+        graph_id: int,
+    ) -> None:
+        """`kept_inputs` and `kept_outputs` stay on the device, in memory that must outlive this object. `graph_id` names the CUDA graph; it
+        must differ from those of the session's other bound graphs.
+        """
+        import onnxruntime as ort
+
+        self._session, self._device = session, device
+        places, size = {}, 0
+        for name, field in inputs.items():
+            places[name] = size
+            size += -(-field.nbytes // _ALIGNED) * _ALIGNED
+        self._block = np.zeros(size, np.uint8)
+        self.arrays: dict[str, NDArray[Any]] = {
+            name: self._block[places[name] : places[name] + field.nbytes].view(field.dtype).reshape(field.shape)
+            for name, field in inputs.items()
+        }
+        self._on_device = ort.OrtValue.ortvalue_from_shape_and_type((size,), np.uint8, device, 0)
+        self._outputs = {
+            name: ort.OrtValue.ortvalue_from_shape_and_type(field.shape, np.dtype(field.dtype).type, device, 0)
+            for name, field in outputs.items()
+        }
+        block = self._on_device.data_ptr()
+        ins = {name: Placed(field, block + places[name]) for name, field in inputs.items()} | dict(kept_inputs or {})
+        outs = {name: Placed(field, self._outputs[name].data_ptr()) for name, field in outputs.items()} | dict(kept_outputs or {})
+        self._binding = session.io_binding()
+        for name, (field, address) in ins.items():
+            self._binding.bind_input(name, device, 0, np.dtype(field.dtype).type, field.shape, address)
+        for name, (field, address) in outs.items():
+            self._binding.bind_output(name, device, 0, np.dtype(field.dtype).type, field.shape, address)
+        self.addresses = {name: placed.address for name, placed in (ins | outs).items()}
+        self._options = ort.RunOptions()
+        if device != "cpu":
+            self._options.add_run_config_entry(GRAPH_ID, str(graph_id))
+
+    def __call__(self, wanted: Iterable[str]) -> dict[str, NDArray[Any]]:
+        """Copy the inputs to the device, run the graph, and return copies of the wanted outputs."""
+        self._on_device.update_inplace(self._block)
+        self._session.run_with_iobinding(self._binding, self._options)
+        found = {name: self._outputs[name].numpy() for name in wanted}
+        return {name: array.copy() for name, array in found.items()} if self._device == "cpu" else found  # on a CPU, `numpy` makes a view

@@ -1,0 +1,28 @@
+"""How often a stream sends messages. Each has a fixed cost, so when many streams are open, each sends larger ones less often."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+STREAM_S: Final = 0.004  # seconds between the messages of two streams: a message costs some 0.3 ms of a core, its client's part included
+LONGEST_S: Final = 0.25  # longest interval that many streams cause
+
+
+class Pace:
+    """The pace of the streams of one process. Used on its event loop."""
+
+    def __init__(self) -> None:
+        self._streams = 0
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a stream as open within the `with` block."""
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
+    def interval_s(self, least_s: float) -> float:
+        """Return the least seconds between two messages of a stream: `least_s`, or longer if many streams are open. 0 remains 0."""
+        return max(least_s, min(self._streams * STREAM_S, LONGEST_S)) if least_s else 0.0
