@@ -33,7 +33,7 @@ def decoder_config(settings: JsonSettings) -> DecoderConfig:
         "kernel": text.need("linear_conv_kernel_dim"),
         "norm_eps": norm_eps,
     }
-    full = {"n_key_heads": text.need("num_key_value_heads"), "norm_eps": norm_eps}
+    full = {"n_kv_heads": text.need("num_key_value_heads"), "norm_eps": norm_eps}
     options = {"gated_delta": linear, "gated_softmax": full}
     d_head = text.get("head_dim", 256)
     rope = _rope(text)
