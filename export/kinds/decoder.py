@@ -72,6 +72,11 @@ class DecoderExporter(Exporter):
         source = self.source
         if source.model.grows:
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
+        if source.config.positions == "rotary" and source.config.rotary.depends_on_length:
+            raise ExportError(
+                f"{source.folder}: the rotary scaling is dynamic, so a token's rotation depends on the length of its text, and a state "
+                "would depend on how a prompt is cut; supported: linear, llama3, yarn, or no scaling"
+            )
         if source.image is not None and self.n_positions is not None:
             longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in source.image.prompts)
             # 1 is subtracted, because the last pixel is generated but never an input.
