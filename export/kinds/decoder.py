@@ -27,6 +27,7 @@ from export.graphs.onnx_file import REWRITTEN, save
 from export.graphs.torch_graph import TorchGraph
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models import LAYERS
+from models.checkpoints.chat import CHAT_TEMPLATE
 from models.checkpoints.decoder import ARCHITECTURE, load_decoder
 from models.checkpoints.families import DECODERS
 from models.checkpoints.published import UNLIMITED
@@ -156,8 +157,8 @@ class DecoderExporter(Exporter):
     def golden(self) -> contract.DecoderGolden:
         return self.examples.golden(BARS[self.options.precision].logit_error * scale(self.examples.logits))
 
-    def copied(self) -> tuple[Path, ...]:
-        return tuple(file for file in (self.source.tokenizer_file, self.source.chat_template) if file is not None)
+    def texts(self) -> dict[str, str]:
+        return {} if self.source.chat_template is None else {CHAT_TEMPLATE: self.source.chat_template}
 
     def optimisation(self) -> str:
         return HOW[self.options.precision]
@@ -173,7 +174,7 @@ class DecoderExporter(Exporter):
                 n_positions=self.n_positions,
                 bos_token_id=source.bos_token_id,
                 eos_token_ids=source.eos_token_ids,
-                chat_template=None if source.chat_template is None else source.chat_template.name,
+                chat_template=None if source.chat_template is None else CHAT_TEMPLATE,
                 exact=self.exact,
                 parameters=sum(parameter.numel() for parameter in source.model.parameters()),
                 bits_per_byte=self.bits[self.options.precision],

@@ -34,10 +34,10 @@ from export.graphs.packed_encoder import OPERATORS, with_children
 from export.graphs.torch_graph import TorchGraph
 from export.kv_cache.session import CachedSession
 from models.attention.layers.causal_softmax import CausalSoftmaxAttention
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads
 from models.checkpoints.decoder import load_decoder
 from models.decoder.model import Decoder
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 
 def export_cached(checkpoint: Path, out: Path) -> Path:
@@ -58,7 +58,7 @@ def export_cached(checkpoint: Path, out: Path) -> Path:
 
 
 class CachedAttention(nn.Module):
-    """`CausalSoftmaxAttention` with a cache (B, H, T, D_k) for T tokens. Each call writes the keys and values of new tokens into it."""
+    """`CausalSoftmaxAttention` with a cache (B, H_k, T, D_k) for T tokens. Each call writes the keys and values of new tokens into it."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -66,23 +66,20 @@ class CachedAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: None, state: dict[str, Tensor], *, rotation: Rotation | None) -> tuple[Tensor, dict[str, Tensor]]:
         layer = self.layer
-        q, k = (split_heads(project(x), layer.n_heads) for project in (layer.to_q, layer.to_k))
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        v = layer.to_v(x)
+        q, k, v = (merge_heads(head) for head in layer.heads(x, rotation))
         o, keys, values = torch.onnx.ops.symbolic_multi_out(
             f"{OPERATORS}::GroupQueryAttention",
-            [merge_heads(q), merge_heads(k), v, state["k"], state["v"], state["last"], state["total"]],
-            attrs={"num_heads": layer.n_heads, "kv_num_heads": layer.n_heads, "scale": layer.d_head**-0.5},
+            [q, k, v, state["k"], state["v"], state["last"], state["total"]],
+            attrs={"num_heads": layer.n_heads, "kv_num_heads": layer.n_kv_heads, "scale": layer.d_head**-0.5},
             dtypes=(x.dtype, x.dtype, x.dtype),
-            shapes=(v.shape, state["k"].shape, state["v"].shape),
+            shapes=(q.shape, state["k"].shape, state["v"].shape),
             version=1,
         )
         return layer.to_out(o), {"k": keys, "v": values}
 
 
 class CachedStep(nn.Module):
-    """Maps tokens (B, N), positions (B,), wanted (B, M), and each layer's caches (B, H, T, D_k) to logits (B, M, V) and new caches."""
+    """Maps tokens (B, N), positions (B,), wanted (B, M), and each layer's caches (B, H_k, T, D_k) to logits (B, M, V) and new caches."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -108,7 +105,7 @@ def cached_graph(decoder: Decoder) -> TorchGraph:
         raise ExportError(
             f"n_positions={longest} learned positions are a limit, but the cache is for texts of any length: train without them"
         )
-    cache = ("B", layers[0].n_heads, "T", layers[0].d_head)
+    cache = ("B", layers[0].n_kv_heads, "T", layers[0].d_head)
     names = [f"state_{number}_{name}" for number in range(len(layers)) for name in ("k", "v")]
     shapes = {contract.TOKENS: ("B", "N"), contract.POSITIONS: ("B",), contract.WANTED: ("B", "M")}
     numbers = (contract.int64(name, *shape) for name, shape in shapes.items())

@@ -18,7 +18,8 @@ from models import LAYERS
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
 from models.parts.feedforward import ACTIVATIONS, FeedForward
 from models.parts.modules import Modules
-from models.parts.positions import Rotation, rotation_at, sinusoids_at
+from models.parts.positions import Rotation, sinusoids_at
+from models.parts.rotary import Rotary, RotaryScaling
 from models.parts.scale_norm import ScaleNorm
 
 DRAWN = ("to_q", "to_k", "to_v")  # a causal layer's projections that the decoder initialises, if the layer has them
@@ -41,12 +42,14 @@ class DecoderConfig:
     n_positions: int | None = None  # N_max, the number of rows of a learned position table; None for other kinds of positions
     rotary_base: float = 10_000.0
     rotary_width: int | None = None  # how many columns of each head are rotated; None: all
+    rotary_scaling: RotaryScaling | None = None  # for texts longer than those of the training
     norm: Literal["rms", "layer", "scale"] = "rms"
     norm_eps: float = 1e-6
     bias: bool = False  # whether projections and feed-forward layers have biases
     gated: bool = True
     activation: str = "silu"
     tied: bool = True  # unembedding and embedding share weights
+    embedding_scale: float = 1.0  # embeddings are multiplied by this
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "d_feedforward"):
@@ -79,6 +82,8 @@ class DecoderConfig:
         if self.positions == "rotary" and self.rotated_width % 2:
             name = "d_head" if self.rotary_width is None else "rotary_width"
             raise ValueError(f"{name}={self.rotated_width} is odd, but a rotation needs pairs of columns; choose an even width")
+        if self.positions == "rotary":
+            self.rotary  # noqa: B018  raises ValueError for a base or a scaling that is invalid
         self._check_layer_options()
 
     def _check_layer_options(self) -> None:
@@ -98,6 +103,11 @@ class DecoderConfig:
     def rotated_width(self) -> int:
         """Number of columns of a head that are rotated by position."""
         return self.rotary_width or self.d_head or self.d_model // self.n_heads
+
+    @property
+    def rotary(self) -> Rotary:
+        """The rotation of q and k, if the positions are rotary."""
+        return Rotary(width=self.rotated_width, base=self.rotary_base, scaling=self.rotary_scaling)
 
 
 def take(x: Tensor, places: Tensor) -> Tensor:
@@ -167,7 +177,7 @@ class Decoder(nn.Module):
             last = int((t if mask is None else t * mask).max())
             if last >= c.n_positions:
                 raise ValueError(f"a token at position {last}, but n_positions={c.n_positions}; cut the text, or build the model for more")
-        x, rotation = self._embed(tokens, t)
+        x, rotation = self._embed(tokens, t, t[:, 0] + (N if lengths is None else lengths))
         new_states = []
         for block, state in zip(self.blocks, states, strict=True):
             x, state = block(x, mask, state, rotation)
@@ -176,12 +186,14 @@ class Decoder(nn.Module):
             x = self.take(x, wanted)  # (B, M, D)
         return self.unembedding(self.final_norm(x)), new_states
 
-    def _embed(self, tokens: Tensor, t: Tensor) -> tuple[Tensor, Rotation | None]:
+    def _embed(self, tokens: Tensor, t: Tensor, lengths: Tensor) -> tuple[Tensor, Rotation | None]:
         """Return the embeddings (B, N, D) of tokens (B, N) at positions t (B, N), and the rotation of q and k, which is None if positions
-        are not rotary.
+        are not rotary. lengths (B,): number of tokens of each row up to the end of this call.
         """
         c = self.config
         x = self.embedding(tokens)
+        if c.embedding_scale != 1.0:
+            x = x * c.embedding_scale
         if c.n_positions is not None:
             assert self.position_embedding is not None
             x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # clamped, because positions of padding may exceed the table
@@ -189,7 +201,7 @@ class Decoder(nn.Module):
             # Embeddings are scaled as in Vaswani et al. 2017, section 3.4. They are initialised from N(0, 0.02), so without the scale they
             # would be far smaller than the sinusoids, which reach 1.
             x = x * c.d_model**0.5 + sinusoids_at(t, c.d_model).to(x.dtype)
-        return x, rotation_at(t, c.rotated_width, base=c.rotary_base, dtype=x.dtype) if c.positions == "rotary" else None
+        return x, c.rotary.at(t, dtype=x.dtype, lengths=lengths) if c.positions == "rotary" else None
 
     def _draw_weights(self) -> None:
         std = 0.02

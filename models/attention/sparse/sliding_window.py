@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
-from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
+from models.attention.layers.causal import State, at_least_float32
+from models.attention.layers.grouped_heads import GroupedHeads
 from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.multi_head import merge_heads
 from models.attention.sparse.windows import attend_to_windows
 from models.parts.positions import Rotation
 
 
-class SlidingWindowAttention(EqualHeadsLayer):
-    """Multi-head attention to a window. Raises ValueError if window < 2, since it would have no past.
+class SlidingWindowAttention(GroupedHeads):
+    """Multi-head attention to a window, with the options of `GroupedHeads`. Raises ValueError if window < 2, since it would have no past.
 
     Its state is k and v of the last window - 1 tokens, the newest last, and n, their number. Keys are stored after rotation, so each
     contains its position. Rows of a batch may have different numbers of past tokens.
@@ -30,24 +31,38 @@ class SlidingWindowAttention(EqualHeadsLayer):
     settles = ("n",)
     attend = staticmethod(attend_to_windows)  # an attribute, so that the export can replace the implementation
 
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = False,
+        window: int = 128,
+        n_kv_heads: int | None = None,
+        out_bias: bool | None = None,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__(
+            d_model, n_heads, d_head=d_head, bias=bias, n_kv_heads=n_kv_heads, out_bias=out_bias, qk_norm=qk_norm, norm_eps=norm_eps
+        )
         if window < 2:
             raise ValueError(f"window={window} must be at least 2 tokens, because a token that attends only to itself needs no attention")
         self.n_kept = window - 1
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        kept = (self.n_heads, self.n_kept, self.d_head)
+        kept = (self.n_kv_heads, self.n_kept, self.d_head)
         return {"k": kept, "v": kept, "n": (1,)}
 
     def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        exact = at_least_float32(x.dtype)
-        q, k, v = self.heads(x, rotation, exact)  # (B, H, N, D_k)
-        k = torch.cat([state["k"], k], dim=2)  # (B, H, window - 1 + N, D_k): slots
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k), and H_k heads of k and v
+        k = torch.cat([state["k"], k], dim=2)  # (B, H_k, window - 1 + N, D_k): slots
         v = torch.cat([state["v"], v], dim=2)
         filled = torch.arange(k.shape[2], device=x.device) >= self.n_kept - state["n"]  # (B, slots)
-        o = self.attend(q, k, v, scale=self.d_head**-0.5, present=filled)  # padding is at the right, where no token attends
+        keys, values = self.for_every_head(k), self.for_every_head(v)
+        o = self.attend(q, keys, values, scale=self.d_head**-0.5, present=filled)  # padding is at the right, where no token attends
         lengths = lengths_of(x, mask)
         new = {
             "k": newest(k, lengths, self.n_kept),

@@ -182,12 +182,12 @@ MECHANISMS = {
     "multi-head, cross": Mechanism("models.attention.layers.cross.CrossAttention", ("d_model", "n_heads", "d_memory", "d_head", "bias")),
     "multi-head, causal": Mechanism(
         "models.attention.layers.causal_softmax.CausalSoftmaxAttention",
-        ("d_model", "n_heads", "d_head", "bias"),
+        ("d_model", "n_heads", "d_head", "bias", "n_kv_heads", "out_bias", "qk_norm", "norm_eps"),
         layers=("causal_softmax",),
     ),
     "multi-head, causal, gated": Mechanism(
         "models.attention.scoring.gated_softmax.GatedSoftmaxAttention",
-        ("d_model", "n_heads", "d_head", "bias", "n_key_heads", "norm_eps"),
+        ("d_model", "n_heads", "d_head", "bias", "n_kv_heads", "norm_eps"),
         layers=("gated_softmax",),
     ),
     "with a cache": Mechanism("models.attention.layers.causal.attend_to_past", ("q", "k", "v", "scale", "mask")),
