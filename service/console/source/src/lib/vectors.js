@@ -97,8 +97,3 @@ export function entropy(weights) {
   return bits;
 }
 
-/** base64 of little-endian float32 -> Float32Array. */
-export function floats(text) {
-  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  return new Float32Array(bytes.buffer);
-}
