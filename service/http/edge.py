@@ -46,7 +46,7 @@ Send = Callable[[Message], Awaitable[None]]
 log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # Paths that begin with one of these need no key. They are probes, and pages for browsers with nothing specific to this installation.
-_OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
+_OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json", "/console/")
 USAGE_PATH = "/v1/usage"
 _OWNED = re.compile(r"/v1/(?:states|responses|conversations|stream)/")  # paths that continue with the id or name of a tenant's data
 INTERNAL_ERROR = "internal error; the log has it under this request's id"

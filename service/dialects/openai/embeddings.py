@@ -1,4 +1,4 @@
-"""The routes `/v1/embeddings` (also `/embeddings`) and `/v1/models` of OpenAI.
+"""The route `/v1/embeddings` (also `/embeddings`) of OpenAI.
 
 Source: the OpenAI API reference (CreateEmbeddingRequest) and openai-python, which requests base64 by default, and retries on
 408, 409, 429 and 5xx after `retry-after-ms`. Additions: `prompt_name` and `prompt`, more encoding formats, `truncated` in the
@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
-from service.catalog import Served
 from service.dialects import accepted
 from service.encoding import vectors
 from service.encoding.model import Model
@@ -79,18 +78,6 @@ class OpenAIErrorResponse(BaseModel):
     error: ErrorDetail
 
 
-class ModelObject(BaseModel):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelList(BaseModel):
-    object: Literal["list"]
-    data: list[ModelObject]
-
-
 _TYPES = {
     401: "authentication_error",
     404: "invalid_request_error",
@@ -145,23 +132,6 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
         "model": model.name,
         **totals(answer),
     }
-
-
-@router.get("/v1/models", response_model=ModelList)
-async def models(catalog: CatalogDep) -> Any:
-    """Return the served models, aliases last."""
-    catalog.find(None)  # raises NotReady while the models are being loaded
-    return {"object": "list", "data": [_model(name, catalog.find(name)) for name in [*catalog.models, *catalog.settings.aliases]]}
-
-
-@router.get("/v1/models/{model:path}", response_model=ModelObject)
-async def model(model: str, catalog: CatalogDep) -> Any:
-    """Return one served model, by name or alias."""
-    return _model(model, catalog.find(model))
-
-
-def _model(name: str, model: Served) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": model.manifest.created_s, "owned_by": "attnserve"}
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:
