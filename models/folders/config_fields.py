@@ -24,6 +24,7 @@ Object = dict[str, Any]
 
 _KINDS: dict[Any, str] = {
     Size: "vocab_size hidden_size num_attention_heads intermediate_size max_position_embeddings dim n_heads hidden_dim n_positions n_embd "
+    "embedding_size "
     "n_inner n_head feed_forward_size attention_head_size head_dim block_size num_landmarks conv_kernel_size in_features out_features "
     "linear_num_value_heads linear_num_key_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim num_key_value_heads "
     "full_attention_interval global_attn_every_n_layers local_attention num_hashes lsh_attn_chunk_length local_attn_chunk_length",

@@ -65,6 +65,26 @@ def test_a_config_is_refused_with_its_key_and_value(tmp_path: Path, values: dict
         load_checkpoint(folder)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "values", "said"),
+    [
+        ("AlbertModel", {"num_hidden_groups": 2}, "num_hidden_groups=2 is not supported"),
+        ("AlbertModel", {"inner_group_num": 3}, "inner_group_num=3 is not supported"),
+        ("AlbertModel", {"embedding_size": 0}, "embedding_size=0 is not accepted"),
+        ("AlbertModel", {"embedding_size": 2**24}, "missing from the weights"),
+        ("ElectraModel", {"embedding_size": "x"}, "embedding_size='x' is not accepted"),
+        ("ElectraModel", {"embedding_size": 2**24}, "missing from the weights"),
+    ],
+)
+def test_a_config_of_another_family_is_refused_with_its_key_and_value(
+    tmp_path: Path, architecture: str, values: dict[str, Any], said: str
+) -> None:
+    folder = tiny_encoder(tmp_path / "encoder")
+    changed(folder / "config.json", architectures=[architecture], **values)
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(folder)
+
+
 def test_what_stands_beside_the_config_is_checked_too(tmp_path: Path) -> None:
     folder = tiny_encoder(tmp_path / "encoder")
     changed(folder / "sentence_bert_config.json", max_seq_length=-5)

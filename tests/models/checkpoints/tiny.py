@@ -20,6 +20,7 @@ BERT = {
     "intermediate_size": 40,
     "max_position_embeddings": 50,
 }
+ALBERT = {**BERT, "num_hidden_layers": 3, "embedding_size": 10}
 DISTILBERT = {"vocab_size": V, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40, "max_position_embeddings": 50}
 MODERNBERT = {
     **BERT,
