@@ -110,6 +110,10 @@ class Exporter(ABC):
         """Return the files of the checkpoint that are copied into the bundle unchanged."""
         return (self.source.tokenizer_file,)
 
+    def written(self) -> Mapping[str, str]:
+        """Return the contents of the text files in the bundle that differ from those of the checkpoint, by name."""
+        return {}
+
     @abstractmethod
     def optimisation(self) -> str:
         """Describe the optimisation of the graphs, for the manifest."""
