@@ -116,6 +116,9 @@ class Encoder(nn.Module):
         if c.n_relative_buckets:
             self.relative_bias = RelativeBias(c.n_positions, c.n_heads, n_buckets=c.n_relative_buckets)
         own = [EncoderBlock(c, layer) for layer in range(1 if c.shared_layers else c.n_layers)]
+        for block in own[1:]:
+            for name in LAYERS[c.attention].shared:
+                setattr(block.attention, name, own[0].attention.get_submodule(name))
         self.blocks: Modules[EncoderBlock] = Modules(own * c.n_layers if c.shared_layers else own)
         self.final_norm = _norm(c) if c.final_norm else nn.Identity()
         self.apply(_draw_weights)

@@ -32,17 +32,18 @@ _KINDS: dict[Any, str] = {
     Count: "type_vocab_size num_labels num_random_blocks lsh_num_chunks_before lsh_num_chunks_after local_num_chunks_before "
     "local_num_chunks_after",
     Annotated[int, Field(strict=True, ge=0, lt=2**63)]: "hash_seed",
+    Annotated[int, Field(strict=True, ge=-1, le=2**16)]: "max_relative_positions position_buckets",
     Limit: "max_seq_length model_max_length max_length",
     TokenId: "pad_token_id",
     TokenId | list[TokenId]: "eos_token_id bos_token_id",
     Real: "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps rope_theta rotary_emb_base global_rope_theta local_rope_theta "
     "partial_rotary_factor",
     Flag: "bias mlp_bias norm_bias attention_bias classifier_bias is_decoder do_lower_case tie_word_embeddings axial_pos_embds normalized "
-    "untrained normalize pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_mean_sqrt_len_tokens "
-    "pooling_mode_weightedmean_tokens pooling_mode_lasttoken",
+    "untrained pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_mean_sqrt_len_tokens "
+    "pooling_mode_weightedmean_tokens pooling_mode_lasttoken normalize relative_attention share_att_key position_biased_input",
     Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling "
-    "classifier_activation pooling problem_type default_prompt_name sbert_ce_default_activation_function",
-    Text | Texts: "pooling_mode",
+    "classifier_activation pooler_hidden_act norm_rel_ebd pooling problem_type default_prompt_name sbert_ce_default_activation_function",
+    Text | Texts: "pooling_mode pos_att_type",
     Annotated[list[Text], Field(min_length=1, max_length=100)]: "architectures",
     Annotated[list[Text], Field(min_length=1, max_length=1024)]: "layer_types attn_layers",
     Texts: "examples",

@@ -1,7 +1,7 @@
 """The families of published checkpoints, one file each, and the table from architecture names to families.
 
 `family.py` describes a family of encoders and `decoder_family.py` a family of decoders. The encoders are `albert.py`, `bert.py`,
-`bigbird.py`, `distilbert.py`, `electra.py`, `longformer.py`, `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`,
+`bigbird.py`, `deberta.py`, `distilbert.py`, `electra.py`, `longformer.py`, `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`,
 `reformer.py`, `roberta.py`. The decoder is `qwen3_5.py`.
 """
 
@@ -10,6 +10,7 @@ from typing import Literal
 from models.checkpoints.families.albert import ALBERT
 from models.checkpoints.families.bert import BERT
 from models.checkpoints.families.bigbird import BIGBIRD
+from models.checkpoints.families.deberta import DEBERTA
 from models.checkpoints.families.decoder_family import DecoderFamily
 from models.checkpoints.families.distilbert import DISTILBERT
 from models.checkpoints.families.electra import ELECTRA
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Family] = {
     "MPNet": MPNET,
     "Albert": ALBERT,
     "Electra": ELECTRA,
+    "DebertaV2": DEBERTA,
     "ModernBert": MODERNBERT,
     "NomicBert": NOMIC,
     "Nystromformer": NYSTROMFORMER,

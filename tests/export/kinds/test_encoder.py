@@ -51,6 +51,27 @@ def test_shared_layers_are_written_once_and_have_a_map_each(tmp_path: Path) -> N
     assert all(abs(got - each.A.numpy()).max() <= SAME for got, each in zip(maps.A, wanted, strict=True))
 
 
+@pytest.mark.export
+async def test_a_reranker_with_disentangled_attention_is_served(tmp_path: Path) -> None:
+    """DeBERTa: of pairs of several lengths in one request, and the scores are those of torch for each pair alone."""
+    settings = {**tiny.DEBERTA, "num_labels": 1, "max_position_embeddings": 64}
+    folder = checkpoint(tmp_path / "deberta", "DebertaV2ForSequenceClassification", settings)
+    manifest = export_bundle(folder, tmp_path / "reranker", maps=True)  # which holds the maps against torch
+    assert (manifest.kind, manifest.source.attention, manifest.limits.max_tokens) == ("reranker", "disentangled", 64)
+    assert manifest.parity.max_abs_error <= SAME
+    catalog = Catalog(Settings(bundles=(tmp_path / "reranker",), threads=1))
+    await asyncio.to_thread(catalog.load)
+    catalog.start()
+    pairs = [("a cat", "the dog"), ("the river in paris", "a stone house"), ("cat", "cat")]
+    answer = await catalog.models["reranker"].answer(EncodeRequest(inputs=list(pairs)), Call("id", time.monotonic()))
+    await catalog.stop()
+    model = load_checkpoint(folder).model
+    for row, pair in zip(answer.rows, pairs, strict=True):
+        ids = torch.tensor([tiny_tokenizer().encode(*pair).ids])
+        with torch.no_grad():
+            assert abs(float(np.array(row)[0]) - float(model(ids, torch.ones_like(ids)))) <= SAME
+
+
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of static embeddings as sentence-transformers writes it."""
