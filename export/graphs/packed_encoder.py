@@ -75,7 +75,8 @@ class PackedEncoder(nn.Module):
         self.embeddings = encoder.embeddings
         self.rotations = encoder.rotations
         self.relative_bias = encoder.relative_bias
-        self.blocks: Modules[EncoderBlock] = Modules(packed(block, separate_projections) for block in encoder.blocks)
+        own = {block: packed(block, separate_projections) for block in encoder.blocks}  # several layers may share a block
+        self.blocks: Modules[EncoderBlock] = Modules(own[block] for block in encoder.blocks)
         self.final_norm = encoder.final_norm
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
