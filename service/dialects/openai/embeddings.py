@@ -5,15 +5,16 @@ Source: the OpenAI API reference (CreateEmbeddingRequest) and openai-python, whi
 answer, NDJSON.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service.dialects import accepted
 from service.encoding import vectors
 from service.encoding.model import Model
-from service.encoding.request import EncodeRequest
+from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import ServiceError
 from service.http.dialect import Dialect
 from service.http.fields import Body
@@ -21,6 +22,8 @@ from service.http.ndjson import stream, totals
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.tokenization.texts import Cut, Cutting, Input, Side
 
+_MODEL_CHARACTERS = 256
+_PLAIN = frozenset(("input", "model", "encoding_format"))
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
@@ -32,7 +35,9 @@ class EmbeddingRequest(Body):
     input: str | Many[str] | Many[TokenId] | Many[str | Many[TokenId]] = Field(
         description="A text, a list of texts, one text as token ids, or a list of texts and token id lists."
     )
-    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first encoder without it.")
+    model: str | None = Field(
+        None, max_length=_MODEL_CHARACTERS, description="Name or alias of a served model; the first encoder without it."
+    )
     encoding_format: vectors.Form = Field("float", description="float, base64 (little-endian float32), int8, uint8, binary, ubinary.")
     dimensions: int | None = Field(
         None, ge=1, le=65_536, strict=True, description="Keep this many dimensions, then bring the vector back to length 1."
@@ -120,18 +125,54 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     def entry(index: int, row: Any) -> dict[str, Any]:
         if isinstance(row, ServiceError):
             return {"object": "embedding", "index": index, "embedding": None, "error": render(row)[1]["error"]}
-        vector = vectors.cut(row, body.dimensions, normalize=body.normalize)
-        return {"object": "embedding", "index": index, "embedding": vectors.FORMS[body.encoding_format](vector)}
+        return _entry(index, vectors.cut(row, body.dimensions, normalize=body.normalize), body.encoding_format)
 
     if call.ndjson:
         return await stream(model, request, call, entry, render)
     answer = await model.answer(request, call)
-    return {
-        "object": "list",
-        "data": [entry(index, row) for index, row in enumerate(answer.rows)],
-        "model": model.name,
-        **totals(answer),
-    }
+    return _answer([entry(index, row) for index, row in enumerate(answer.rows)], model, answer)
+
+
+def _entry(index: int, vector: Any, form: vectors.Form) -> dict[str, Any]:
+    return {"object": "embedding", "index": index, "embedding": vectors.FORMS[form](vector)}
+
+
+def _answer(entries: list[dict[str, Any]], model: Model, answer: EncodeAnswer) -> dict[str, Any]:
+    return {"object": "list", "data": entries, "model": model.name, **totals(answer)}
+
+
+class PlainEmbeddings(NamedTuple):
+    """The content of a body with no other fields than `input`, `model` and `encoding_format`, see `service/http/direct.py`."""
+
+    model: str | None
+    inputs: list[Input]
+    form: vectors.Form
+
+    @classmethod
+    def read(cls, body: bytes) -> "PlainEmbeddings | None":
+        """Return the content of the body, or None if `EmbeddingRequest` must read it: it has other fields, or perhaps an error."""
+        try:
+            asked = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None
+        if type(asked) is not dict or not asked.keys() <= _PLAIN:
+            return None
+        given, model, form = asked.get("input"), asked.get("model"), asked.get("encoding_format", "float")
+        if not (model is None or (type(model) is str and len(model) <= _MODEL_CHARACTERS)) or form not in ("float", "base64"):
+            return None
+        if type(given) is str:
+            return cls(model, [given], form)
+        if type(given) is not list or not given:
+            return None
+        if all(type(item) is str for item in given):
+            return cls(model, given, form)
+        return cls(model, [given], form) if all(type(item) is int and 0 <= item < 2**31 for item in given) else None
+
+    def content(self, model: Model, answer: EncodeAnswer) -> dict[str, Any]:
+        return _answer([_entry(index, row, self.form) for index, row in enumerate(answer.rows)], model, answer)
+
+
+PLAIN_READERS = {f"{prefix}/embeddings": PlainEmbeddings.read for prefix in ("/v1", "")}  # path -> reader of plain bodies
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:
