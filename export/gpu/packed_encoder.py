@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from export import contract
 from export.checks.parity import Feed, Tensors
 from export.errors import ExportError
-from export.graphs.packed_encoder import OPERATORS, with_children
+from export.graphs.compact import OPERATORS
+from export.graphs.packed_encoder import with_children
 from export.graphs.torch_graph import TorchGraph
 from models.attention.layers.softmax import SoftmaxAttention
 from models.checkpoints.published import Checkpoint
