@@ -57,7 +57,7 @@ def tiny_gguf(
     writer.add_head_count_kv(N_KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     if architecture == "qwen3":
-        writer.add_key_length(WIDTH // N_HEADS)
+        writer.add_key_length(128)  # transformers assumes this width, whatever the file says
     writer.add_rope_freq_base(100_000.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -73,7 +73,7 @@ def tiny_gguf(
         add[type(value)](name, value)
     shapes = {"token_embd": (len(BYTE_LEVEL), WIDTH)} | ({} if tied else {"output": (len(BYTE_LEVEL), WIDTH)})
     norms = {"output_norm.weight": WIDTH}
-    d_head = WIDTH // N_HEADS
+    d_head = 128 if architecture == "qwen3" else WIDTH // N_HEADS
     for i in range(2):
         q, kv = N_HEADS * d_head, N_KV_HEADS * d_head
         shapes |= {f"blk.{i}.attn_{part}": (rows, WIDTH) for part, rows in (("q", q), ("k", kv), ("v", kv))}
