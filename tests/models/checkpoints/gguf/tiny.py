@@ -45,7 +45,7 @@ def tiny_gguf(
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, NDArray[np.float32] | None] | None = None,
 ) -> Path:
-    """Write a decoder of two layers whose matrices have this type. `fields` are further values of the metadata, and `tensors` further
+    """Write a decoder of two layers whose matrices have this type. `fields` are further values of the metadata, or None for one that is left out, and `tensors` further
     tensors in F32, or None for one that is left out."""
     random = np.random.default_rng(0)
     writer = GGUFWriter(file, architecture)
@@ -69,6 +69,10 @@ def tiny_gguf(
     writer.add_eot_token_id(1)
     writer.add_chat_template("{% for message in messages %}{{ message['content'] }}<|turn|>{% endfor %}")
     for name, value in (fields or {}).items():
+        for part in writer.kv_data:
+            part.pop(name, None)
+        if value is None:
+            continue
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool, list: writer.add_array}
         add[type(value)](name, value)
     shapes = {"token_embd": (len(BYTE_LEVEL), WIDTH)} | ({} if tied else {"output": (len(BYTE_LEVEL), WIDTH)})
