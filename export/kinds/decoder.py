@@ -11,7 +11,8 @@ import torch
 
 from export import contract
 from export.blocks.blocks import BLOCK, rounded
-from export.blocks.graph import Choice, with_blocks
+from export.blocks.graph import Choice, digest, with_blocks
+from export.blocks.stored import stored_blocks
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import TOLERANCE, Steps, compare, inexact, sizes_within
 from export.checks.golden import DecoderExamples, cosines
@@ -43,6 +44,7 @@ BARS = {
     # The real limit is on bits per byte; the tolerance only rejects graphs that are broken.
     "int8": ErrorLimits(1.0, logit_error=0.25),
     "int4": ErrorLimits(4.0, logit_error=1.0),
+    "as-stored": ErrorLimits(1.0, logit_error=0.25),  # the reference has the same weights; only the activations are rounded
 }
 LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with weights in fp16, and those of torch, after a golden prompt
 HOW = {
@@ -50,6 +52,7 @@ HOW = {
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
     "int8": f"{OPERATORS}; {REWRITTEN}; weights in 8 bits, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
     "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables in 8, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
+    "as-stored": f"{OPERATORS}; {REWRITTEN}; weights in the blocks of the GGUF file; products in 8-bit integers (MatMulNBits)",
 }
 IN_BLOCKS: dict[contract.Precision, Choice] = {"int8": partial(rounded, bits=8), "int4": partial(rounded, bits=4)}
 
@@ -62,6 +65,8 @@ class DecoderExporter(Exporter):
         super().__init__(checkpoint, settings, options)
         if options.attention != "softmax":
             raise ExportError(f"attention={options.attention!r} is for encoders; a decoder keeps the layers that it was trained with")
+        if options.precision == "as-stored" and options.gguf is None:
+            raise ExportError(f"precision='as-stored' keeps the blocks of a GGUF file, and {checkpoint} is none; choose int8 or int4")
         self.source = load_decoder(checkpoint, settings=settings)
         self.n_positions: int | None = self.source.config.n_positions
         self.max_tokens, self.vocab_size = self.n_positions or UNLIMITED, self.source.config.vocab_size
@@ -138,7 +143,11 @@ class DecoderExporter(Exporter):
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)
-        if (choose := IN_BLOCKS.get(self.options.precision)) is not None:
+        choose = IN_BLOCKS.get(self.options.precision)
+        if self.options.precision == "as-stored" and self.options.gguf is not None:
+            stored = stored_blocks(self.options.gguf)
+            choose = lambda weights: stored.get(digest(weights))  # noqa: E731
+        if choose is not None:
             (scratch / "blocks").mkdir()
             save(with_blocks(onnx.load(files[contract.GRAPH]), choose), scratch / "blocks" / contract.GRAPH, weights_beside=True)
             return {contract.GRAPH: scratch / "blocks" / contract.GRAPH}
