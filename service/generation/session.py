@@ -67,9 +67,9 @@ class StepSession(Protocol[S]):
         lengths and positions (B,), B rows of `states`, and wanted (B, M). `wanted` has the indices of the tokens after which logits are
         computed.
 
-        Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `lengths` and `wanted` must not
-        change. The new states are written to `out`, which may not share memory with `states`. `positions[b]` is the number of tokens that
-        were fed to row b before.
+        Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `wanted` must not change;
+        `lengths` may change only if the provider is the CPU. The new states are written to `out`, which may not share memory with `states`.
+        `positions[b]` is the number of tokens that were fed to row b before.
         """
         ...
 
