@@ -17,7 +17,6 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.http.direct import MOST_BYTES
 from service.http.interrupts import WHOLE
 
 _HEAD_S = 10.0
@@ -111,7 +110,7 @@ class Connection(HttpToolsProtocol):
             super().on_body(body)
         else:
             self._held += body
-            if len(self._held) > MOST_BYTES:
+            if len(self._held) > self.app.direct.most_bytes:
                 self._pass_on()
 
     def on_message_complete(self) -> None:

@@ -57,6 +57,8 @@ class Plain(Protocol):
 class Direct:
     """The plain requests of one application."""
 
+    most_bytes = MOST_BYTES
+
     def __init__(self, edge: Edge, readers: Mapping[str, Callable[[bytes], Plain | None]]) -> None:
         """`readers` has, for each path with plain requests, the function that reads a body, or returns None if it is not plain."""
         self.edge = edge
