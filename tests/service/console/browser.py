@@ -1,6 +1,7 @@
 """A page in Debian's chromium that remembers everything it should not have done."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,11 +59,18 @@ class Watched:
     def wait(self, text: str, seconds: float = 20) -> None:
         self.page.get_by_text(text).first.wait_for(timeout=seconds * 1000)
 
+    def until(self, condition: str, seconds: float = 20) -> None:
+        """Wait until a JavaScript expression is true. Playwright's own way needs `eval`, which the content security policy forbids."""
+        end = time.monotonic() + seconds
+        while not self.page.evaluate(condition):
+            assert time.monotonic() < end, condition
+            self.page.wait_for_timeout(20)
+
     def barriers(self) -> list[str]:
         """What axe-core calls serious or critical for people who use a keyboard, a screen reader or other colours."""
         if not self.page.evaluate("typeof axe === 'object'"):
             self.page.evaluate(AXE.read_text(encoding="utf-8"))
-        found: list[dict[str, Any]] = self.page.evaluate("axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)")
+        found: list[dict[str, Any]] = self.page.evaluate("axe.run(document).then((found) => found.violations)")
         serious = [each for each in found if each["impact"] in ("serious", "critical")]
         return [f"{each['id']}: {node['html'][:160]}" for each in serious for node in each["nodes"]]
 

@@ -3,28 +3,30 @@
 The pictures of all pages at two widths are left in out/console/.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
+from playwright.sync_api import Browser
 
 from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_reranker_bundle
+from tests.service.console.browser import AXE, CHROMIUM, NO_CHROMIUM, Watched, chromium, watched
 from tests.service.fakes import fake_app, fake_bundle, serve_in_thread
 from tests.service.http.test_edge import KEY
 from tests.service.live import LiveService, live
 
-pytest.importorskip("playwright", reason="playwright is not here (pip install playwright)")
-
-from tests.service.console.browser import AXE, CHROMIUM, NO_CHROMIUM, Watched, chromium, watched  # noqa: E402
-
 pytestmark = [pytest.mark.service, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 PICTURES = Path(__file__).parents[3] / "out" / "console"
 RESTART_S = 60
+# The address of a text that cannot end early: the model's own end would come after about 250 tokens.
+LONG = urlencode({"max_tokens": 3000, "schema": json.dumps({"type": "string", "minLength": 4000})})
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
+def browser() -> Iterator[Browser]:
     with chromium() as started:
         yield started
 
@@ -43,8 +45,8 @@ def service(
 
 
 @pytest.fixture
-def at(browser: object, service: LiveService) -> Iterator[Watched]:
-    with watched(browser, service.url) as page:  # type: ignore[arg-type]
+def at(browser: Browser, service: LiveService) -> Iterator[Watched]:
+    with watched(browser, service.url) as page:
         yield page
         assert page.elsewhere == []
         assert page.complaints == []
@@ -56,7 +58,7 @@ def at(browser: object, service: LiveService) -> Iterator[Watched]:
 def _overview(at: Watched) -> None:
     at.page.get_by_role("button", name="Use tiny-encoder").click()
     at.wait("curl -s")
-    at.page.wait_for_function("document.querySelector('.tile dd').textContent !== '–/s'")
+    at.until("document.querySelector('.tile dd').textContent !== '–/s'")
 
 
 def _embed(at: Watched) -> None:
@@ -96,7 +98,7 @@ def _chat(at: Watched) -> None:
         at.page.get_by_label("Message", exact=True).fill(said)
         at.press("Send")
         at.page.get_by_role("button", name="Send").wait_for()
-        at.page.wait_for_function(f"document.querySelectorAll('.talk a').length === {1 if said == 'first' else 2}")
+        at.until(f"document.querySelectorAll('.talk a').length === {1 if said == 'first' else 2}")
     at.press("Branch here")
     at.page.get_by_label("Message", exact=True).fill("third")
     at.press("Send")
@@ -112,18 +114,18 @@ def _states(at: Watched) -> None:
     at.press("Read it and keep the state")
     at.wait("a key-value cache")
     at.press("Fork")
-    at.page.wait_for_function("document.querySelectorAll('.node').length >= 2")
+    at.until("document.querySelectorAll('.node').length >= 2")
     at.page.get_by_label("Continue with").fill("x")
     at.page.get_by_label("Tokens", exact=True).fill("5")
     at.press("Continue")
-    at.page.wait_for_function("document.querySelectorAll('.node').length >= 3")
+    at.until("document.querySelectorAll('.node').length >= 3")
     at.wait("continuation")
     at.press("Pin")
     at.wait("pinned")
     with at.page.expect_download() as download:
         at.press("Download")
     at.page.get_by_label("Upload").set_input_files(download.value.path())
-    at.page.wait_for_function("document.querySelectorAll('.node').length >= 4")
+    at.until("document.querySelectorAll('.node').length >= 4")
     at.press("Delete")
     at.wait("Choose a state")
 
@@ -138,8 +140,8 @@ def _attention(at: Watched) -> None:
 
 def _traffic(at: Watched) -> None:
     at.press("Send requests for 10 s")
-    at.page.wait_for_function("parseInt(document.querySelector('[role=status]').textContent) > 20")
-    at.page.wait_for_function("[...document.querySelectorAll('.legend b')].some((each) => parseFloat(each.textContent) > 0)")
+    at.until("parseInt(document.querySelector('[role=status]').textContent) > 20")
+    at.until("[...document.querySelectorAll('.legend b')].some((each) => parseFloat(each.textContent) > 0)")
 
 
 def _sequences(at: Watched) -> None:
@@ -182,9 +184,9 @@ def test_a_page_works_wide_and_narrow_light_and_dark_and_for_everybody(at: Watch
 
 
 def test_a_stream_that_is_dropped_goes_on_and_is_the_undisturbed_text(at: Watched) -> None:
-    at.go("generate?max_tokens=900")
+    at.go(f"generate?{LONG}")
     at.press("Generate")
-    at.page.wait_for_function("document.querySelectorAll('[data-at]').length > 20")
+    at.until("document.querySelectorAll('[data-at]').length > 20")
     at.press("Drop the connection")
     at.wait("Cut once")
     at.wait("the same text, character by character")
@@ -202,9 +204,9 @@ def test_a_view_has_a_link(at: Watched) -> None:
     assert at.page.get_by_label("Query").input_value() == "cat & dog?"
 
 
-def test_a_failure_is_said_in_words_with_the_next_step(browser: object, service: LiveService) -> None:
-    with watched(browser, service.url) as at:  # type: ignore[arg-type]
-        at.go("generate?max_tokens=999999999")
+def test_a_failure_is_said_in_words_with_the_next_step(browser: Browser, service: LiveService) -> None:
+    with watched(browser, service.url) as at:
+        at.go(f"generate?{urlencode({'schema': json.dumps({'type': 3})})}")
         at.press("Generate")
         at.wait("Change the request as the message says")
         at.page.route("**/v1/completions", lambda route: route.abort())
@@ -222,11 +224,11 @@ def test_all_pages_are_reached_by_keyboard(at: Watched) -> None:
     assert {f"#/{name}" for name in PAGES} <= seen
 
 
-def test_a_stream_goes_on_after_its_process_was_killed(browser: object, service: LiveService) -> None:
-    with watched(browser, service.url) as at:  # type: ignore[arg-type]
-        at.go("generate?max_tokens=2000")
+def test_a_stream_goes_on_after_its_process_was_killed(browser: Browser, service: LiveService) -> None:
+    with watched(browser, service.url) as at:
+        at.go(f"generate?{LONG}")
         at.press("Generate")
-        at.page.wait_for_function("document.querySelectorAll('[data-at]').length > 20")
+        at.until("document.querySelectorAll('[data-at]').length > 20")
         at.press("Kill the process")
         at.wait("Killed process")
         at.wait("the same text, character by character", RESTART_S)
@@ -236,9 +238,9 @@ def test_a_stream_goes_on_after_its_process_was_killed(browser: object, service:
 # Keys ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_asked_for_and_kept_in_memory_alone(browser: object, tmp_path: Path) -> None:
+def test_a_key_is_asked_for_and_kept_in_memory_alone(browser: Browser, tmp_path: Path) -> None:
     app = fake_app(fake_bundle(tmp_path / "m", name="mini"), api_keys=(KEY,))
-    with serve_in_thread(app) as url, watched(browser, url) as at:  # type: ignore[arg-type]
+    with serve_in_thread(app) as url, watched(browser, url) as at:
         at.go("overview")
         at.wait("This service needs an API key")
         at.page.get_by_label("Key", exact=True).fill("wrong-key-of-mine")
@@ -254,9 +256,9 @@ def test_a_key_is_asked_for_and_kept_in_memory_alone(browser: object, tmp_path: 
         assert at.elsewhere == []
 
 
-def test_docs_send_the_key_of_the_authorize_button_and_do_not_store_it(browser: object, tmp_path: Path) -> None:
+def test_docs_send_the_key_of_the_authorize_button_and_do_not_store_it(browser: Browser, tmp_path: Path) -> None:
     app = fake_app(fake_bundle(tmp_path / "m", name="mini"), api_keys=(KEY,))
-    with serve_in_thread(app) as url, watched(browser, url) as at:  # type: ignore[arg-type]
+    with serve_in_thread(app) as url, watched(browser, url) as at:
         at.page.goto(f"{url}/docs")
         at.page.get_by_role("button", name="Authorize").first.click()
         at.page.locator(".modal-ux input").fill(KEY)

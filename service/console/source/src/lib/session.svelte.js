@@ -79,32 +79,33 @@ export async function stream(request, onEvent, signal) {
   return state;
 }
 
-/** Asks what the service is and which models it has. */
+/** Asks what the service is and which models it has. Returns whether it told. */
 export async function refresh() {
   try {
     session.about = (await ask({ path: '/' })).content;
     session.models = (await ask({ path: '/v1/models' })).content.data;
     session.ready = true;
     session.problem = null;
-    session.needsKey = session.hasKey;
+    session.hasKey = session.needsKey = Boolean(key);
+    return true;
   } catch (error) {
     if (error.status === 401) {
       session.ready = true;
-      session.models = [];
-      session.problem = session.hasKey ? error : null;
-      if (session.hasKey) forget();
+      session.problem = null;
+      forget();
     } else {
       session.ready = error.status === 503 ? false : session.ready;
       session.problem = error.status === 503 ? null : error;
       setTimeout(refresh, 1500);
     }
+    return false;
   }
 }
 
-export async function useKey(text) {
+/** Returns whether the service takes the key. */
+export function useKey(text) {
   key = text.trim();
-  session.hasKey = Boolean(key);
-  await refresh();
+  return refresh();
 }
 
 export function forget() {
