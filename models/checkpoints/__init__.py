@@ -4,4 +4,5 @@
 into the model. `static.py` reads static embeddings. `own_encoder.py` and `decoder.py` load and save folders in this project's own
 formats, with the functions of `own.py`. `decoder.py` also loads published decoders, whose chat templates and end tokens `chat.py` reads.
 `description.py` builds an encoder from a YAML or JSON file that describes it.
+`gguf/` reads GGUF files as such folders.
 """

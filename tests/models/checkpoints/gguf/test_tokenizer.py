@@ -27,16 +27,8 @@ SENTENCEPIECE: dict[str, Any] = {
     "tokenizer.ggml.unknown_token_id": 0,
 }
 UNUSUAL = [
-    "",
-    " ",
-    "  a",
-    "x\n\n  y\t",
-    "naïve Ünïcode — “quotes”",
-    "漢字かな 한국어 العربية हिन्दी",
-    "👩‍👩‍👧 \u200b\ufeff",
-    "<|end|>a<|turn|> b<think>",
-    "</s><s>the",
-    "I'll we've",
+    *("", " ", "  a", "x\n\n  y\t", "naïve Ünïcode — “quotes”", "漢字かな 한국어 العربية हिन्दी", "👩‍👩‍👧 \u200b\ufeff"),
+    *("<|end|>a<|turn|> b<think>", "</s><s>the", "I'll we've"),
 ]
 
 

@@ -45,8 +45,8 @@ def tiny_gguf(
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, NDArray[np.float32] | None] | None = None,
 ) -> Path:
-    """Write a decoder of two layers whose matrices have this type. `fields` are further values of the metadata, or None for one that is left out, and `tensors` further
-    tensors in F32, or None for one that is left out."""
+    """Write a decoder of two layers whose matrices have this type. `fields` are further values of the metadata, `tensors` further tensors
+    in F32. None leaves a value or a tensor out."""
     random = np.random.default_rng(0)
     writer = GGUFWriter(file, architecture)
     writer.add_context_length(512)
