@@ -1,5 +1,4 @@
-"""Disentangled attention: the score of a pair has a term for the contents of its tokens, and terms for the content of one token and the
-distance to the other.
+"""Disentangled attention: beside the contents of both tokens, a score compares the content of each with their distance.
 
 (a) A_ij = q_i . k_j + q_i . r^k_δ(i,j) + k_j . r^q_δ(i,j),   r^k = R W^K,   r^q = R W^Q;   content to content, to position, and reverse
 (b) o_i = sum_j p_ij v_j,   p_i = softmax_j(A_ij / sqrt(3 D_k));   3 is the number of terms in (a)
