@@ -107,7 +107,7 @@ def serve(
     lean: Annotated[bool | None, _flag("lean", "--lean")] = None,
     access_log: Annotated[bool | None, _flag("access_log", "--access-log")] = None,
     log_level: Annotated[str | None, _flag("log_level")] = None,
-    console_: Annotated[bool | None, _flag("console", "--console/--no-console")] = None,
+    console: Annotated[bool | None, _flag("console", "--console/--no-console")] = None,
     development: Annotated[bool | None, _flag("development", "--development")] = None,
     set_: SetFlag = None,
 ) -> None:
@@ -116,8 +116,6 @@ def serve(
     Each setting can also be the environment variable `ATTNSERVE_NAME` or a key of the YAML file; flags take precedence over both.
     """
     flags: dict[str, Any] = {"aliases": pairs(aliases, "--alias")} if aliases else {}
-    if console_ is not None:
-        flags["console"] = console_
     if cors_origins and len(cors_origins) == 1:
         flags["cors_origins"] = cors_origins[0]  # a single value may itself be a list separated by commas
     settings = _settings({**_given(ctx), **flags, **pairs(set_, "--set")}, config)

@@ -82,8 +82,9 @@ export async function stream(request, onEvent, signal) {
 /** Asks what the service is and which models it has. Returns whether it told. */
 export async function refresh() {
   try {
-    session.about = (await ask({ path: '/' })).content;
-    session.models = (await ask({ path: '/v1/models' })).content.data;
+    const [about, models] = await Promise.all([ask({ path: '/' }), ask({ path: '/v1/models' })]);
+    session.about = about.content;
+    session.models = models.content.data;
     session.ready = true;
     session.problem = null;
     session.hasKey = session.needsKey = Boolean(key);
