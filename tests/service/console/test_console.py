@@ -186,8 +186,7 @@ def test_a_page_works_wide_and_narrow_light_and_dark_and_for_everybody(at: Watch
 def test_a_stream_that_is_dropped_goes_on_and_is_the_undisturbed_text(at: Watched) -> None:
     at.go(f"generate?{LONG}")
     at.press("Generate")
-    at.until("document.querySelectorAll('[data-at]').length > 20")
-    at.press("Drop the connection")
+    at.press_during("Drop the connection", 20)
     at.wait("Cut once")
     at.wait("the same text, character by character")
     assert at.page.locator(".mark").count() == 1
@@ -228,8 +227,7 @@ def test_a_stream_goes_on_after_its_process_was_killed(browser: Browser, service
     with watched(browser, service.url) as at:
         at.go(f"generate?{LONG}")
         at.press("Generate")
-        at.until("document.querySelectorAll('[data-at]').length > 20")
-        at.press("Kill the process")
+        at.press_during("Kill the process", 20)
         at.wait("Killed process")
         at.wait("the same text, character by character", RESTART_S)
         assert at.page.locator(".mark").count() == 1
