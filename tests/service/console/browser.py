@@ -60,7 +60,8 @@ class Watched:
         """Press a button as soon as a stream has brought so many tokens. The page does it by itself: a driver would come too late."""
         self.page.evaluate(
             """async ([name, tokens]) => {
-              const button = () => [...document.querySelectorAll('button')].find((each) => each.textContent.trim() === name && !each.disabled);
+              const named = (each) => each.textContent.trim() === name && !each.disabled;
+              const button = () => [...document.querySelectorAll('button')].find(named);
               const end = performance.now() + 20_000;
               while (document.querySelectorAll('[data-at]').length < tokens || !button()) {
                 if (performance.now() > end) throw new Error(`there is no button ${name}`);
