@@ -33,16 +33,20 @@ PIECES = (64, 7)
 class Steps:
     """A decoder's step graph, or its torch model. Both are called with numpy arrays."""
 
-    def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None) -> None:
-        """`n_positions` is the longest sequence in tokens; None means no limit."""
+    def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None, n_slots: int | None = None) -> None:
+        """`n_positions` is the longest sequence in tokens; None means no limit. `n_slots` is the number of slots of states that have them."""
         self.answer = answer
         self.n_positions = n_positions
+        self.n_slots = n_slots
         self.takes_positions = any(tensor.name == contract.POSITIONS for tensor in inputs)
         self.states = [tensor for tensor in inputs if tensor.name.startswith("state_")]
 
-    def begin(self, rows: int) -> States:
-        """Return the states before the first token, for `rows` sequences."""
-        return {state.name: np.zeros((rows, *map(int, state.shape[1:])), state.dtype) for state in self.states}
+    def begin(self, rows: int, *, cut: bool = False) -> States:
+        """Return the states before the first token, for `rows` sequences. With `cut`, states with slots have as few of them as WHOLE tokens
+        need, else all."""
+        n_slots = contract.SLOT_BLOCK if cut else self.n_slots
+        shapes = {state.name: [n_slots if size == contract.SLOTS else int(size) for size in state.shape[1:]] for state in self.states}
+        return {state.name: np.zeros((rows, *shapes[state.name]), state.dtype) for state in self.states}
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
         """Run tokens (B, N), lengths (B,), positions (B,), states, wanted (B, M) -> logits (B, M, V), new states. `wanted` None: all N."""

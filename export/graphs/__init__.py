@@ -6,7 +6,7 @@
 - `encoder.py`: the graph of an encoder, reranker or classifier.
 - `decoder_operators.py`: ONNX Runtime's operators for recurrences and convolutions.
 - `compact.py`: parts of layers that are exported as few operators.
-- `gated_delta.py`, `linear_attention.py`: such layers.
+- `gated_delta.py`, `linear_attention.py`, `sink_window.py`: such layers.
 - `decoder_step.py`: the graph of a decoder, for prefill and decode.
 - `encoder_decoder.py`: the two graphs of an encoder-decoder.
 - `shared_weights.py`: lets two graphs use one file of weights.
