@@ -32,6 +32,7 @@ class Options:
     held_out: Path | None = None
     maps: bool = False
     gpu: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Running:
         self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
         self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # (batch size, `Slots.flipped`) -> the function that runs the step
+        self._moved = 0  # `Slots.moved` when the functions were made
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -86,6 +87,10 @@ class Running:
         used = len(self.sequences)
         rows = self._batches[used]
         self._slots.check(self.sequences, [sequence.position for sequence in self.sequences])
+        self._slots.reserve(1)
+        if self._moved != self._slots.moved:
+            self._calls.clear()
+            self._moved = self._slots.moved
         call = self._calls.get(key := (rows, self._slots.flipped))
         if call is None:
             bound = self._tokens[:rows], self._ones[:rows], self._slots.positions[:rows], self._zeros[:rows], *self._slots.sets
