@@ -163,8 +163,8 @@ def _fill_from(family: DecoderFamily, decoder: Decoder, tensors: dict[str, Tenso
     Raises CheckpointError if a tensor is missing, is unexpected (neither needed nor listed in `DecoderFamily.unused`) or has another
     shape than in the decoder.
     """
-    beside_vision = any(name.startswith(family.prefix_beside_vision) for name in tensors)
-    prefix = family.prefix_beside_vision if beside_vision else family.prefix
+    other = family.prefix_beside_vision
+    prefix = other if other is not None and any(name.startswith(other) for name in tensors) else family.prefix
     sources = {}
     for source in family.sources(decoder.config):
         inside = source.theirs.startswith(family.prefix)

@@ -51,6 +51,7 @@ class DecoderConfig:
     gated: bool = True
     activation: str = "silu"
     tied: bool = True  # unembedding and embedding share weights
+    embedding_scale: float = 1.0  # embeddings are multiplied by this
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "d_feedforward"):
@@ -193,6 +194,8 @@ class Decoder(nn.Module):
         """
         c = self.config
         x = self.embedding(tokens)
+        if c.embedding_scale != 1.0:
+            x = x * c.embedding_scale
         if c.n_positions is not None:
             assert self.position_embedding is not None
             x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # clamped, because positions of padding may exceed the table

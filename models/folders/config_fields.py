@@ -26,29 +26,30 @@ _KINDS: dict[Any, str] = {
     Size: "vocab_size hidden_size num_attention_heads intermediate_size max_position_embeddings dim n_heads hidden_dim n_positions n_embd "
     "n_inner n_head feed_forward_size attention_head_size head_dim block_size num_landmarks conv_kernel_size in_features out_features "
     "linear_num_value_heads linear_num_key_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim num_key_value_heads "
-    "full_attention_interval global_attn_every_n_layers local_attention num_hashes lsh_attn_chunk_length local_attn_chunk_length",
+    "full_attention_interval global_attn_every_n_layers local_attention num_hashes lsh_attn_chunk_length local_attn_chunk_length "
+    "sliding_window original_max_position_embeddings",
     Layers: "num_hidden_layers n_layers n_layer",
     Count: "type_vocab_size num_labels num_random_blocks lsh_num_chunks_before lsh_num_chunks_after local_num_chunks_before "
-    "local_num_chunks_after",
+    "local_num_chunks_after max_window_layers",
     Annotated[int, Field(strict=True, ge=0, lt=2**63)]: "hash_seed",
     Limit: "max_seq_length model_max_length",
     TokenId: "pad_token_id",
     TokenId | list[TokenId]: "eos_token_id bos_token_id",
     Real: "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps rope_theta rotary_emb_base global_rope_theta local_rope_theta "
-    "partial_rotary_factor",
+    "partial_rotary_factor factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale mscale_all_dim",
     Flag: "bias mlp_bias norm_bias attention_bias classifier_bias is_decoder do_lower_case tie_word_embeddings axial_pos_embds normalized "
     "untrained pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_mean_sqrt_len_tokens "
-    "pooling_mode_weightedmean_tokens pooling_mode_lasttoken",
+    "pooling_mode_weightedmean_tokens pooling_mode_lasttoken use_sliding_window truncate",
     Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling "
-    "classifier_activation pooling problem_type default_prompt_name sbert_ce_default_activation_function",
+    "type rope_type classifier_activation pooling problem_type default_prompt_name sbert_ce_default_activation_function",
     Text | Texts: "pooling_mode",
     Annotated[list[Text], Field(min_length=1, max_length=100)]: "architectures",
     Annotated[list[Text], Field(min_length=1, max_length=1024)]: "layer_types attn_layers",
     Texts: "examples",
     Size | Sizes: "attention_window num_buckets",
     Sizes: "axial_pos_shape axial_pos_embds_dim",
-    Object: "attnserve_encoder attnserve_decoder attnserve_encoder_decoder text_config rope_parameters full_attention sliding_attention "
-    "sentence_transformers image",
+    Object: "attnserve_encoder attnserve_decoder attnserve_encoder_decoder text_config rope_parameters rope_scaling full_attention "
+    "sliding_attention sentence_transformers image",
     dict[Text, Text | None]: "prompts",
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,5}$")], Text]: "id2label",
     dict[Text, Text]: "weight_map",

@@ -2,7 +2,7 @@
 
 `family.py` describes a family of encoders and `decoder_family.py` a family of decoders. The encoders are `bert.py`, `bigbird.py`,
 `distilbert.py`, `longformer.py`, `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`, `reformer.py`, `roberta.py`. The
-decoder is `qwen3_5.py`.
+decoders are `llama.py` (Llama, Mistral, Qwen2, Qwen3, Gemma; `rope.py` reads their rotary settings) and `qwen3_5.py`.
 """
 
 from typing import Literal
@@ -12,6 +12,7 @@ from models.checkpoints.families.bigbird import BIGBIRD
 from models.checkpoints.families.decoder_family import DecoderFamily
 from models.checkpoints.families.distilbert import DISTILBERT
 from models.checkpoints.families.family import Family
+from models.checkpoints.families.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
 from models.checkpoints.families.longformer import LONGFORMER
 from models.checkpoints.families.modernbert import MODERNBERT
 from models.checkpoints.families.mpnet import MPNET
@@ -45,4 +46,12 @@ TASKS: dict[str, Literal["encoder", "classifier", "token_classifier"]] = {
 ARCHITECTURES = {family + task: (FAMILIES[family], TASKS[task]) for family in FAMILIES for task in TASKS}
 
 # Architecture -> family. If the checkpoint also has a vision encoder, only the text decoder is read.
-DECODERS: dict[str, DecoderFamily] = {"Qwen3_5ForCausalLM": QWEN3_5, "Qwen3_5ForConditionalGeneration": QWEN3_5}
+DECODERS: dict[str, DecoderFamily] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+    "GemmaForCausalLM": GEMMA,
+    "Qwen3_5ForCausalLM": QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5,
+}

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from models.checkpoints.families.decoder_family import DecoderFamily, PublishedTensor
+from models.checkpoints.families.decoder_family import DecoderFamily, PublishedTensor, from_zero
 from models.decoder.model import DecoderConfig
 from models.folders.folder import CheckpointError, JsonSettings
 
@@ -83,7 +83,7 @@ def _rope(text: JsonSettings) -> JsonSettings:
 def sources(config: DecoderConfig) -> list[PublishedTensor]:
     found = [
         PublishedTensor("model.embed_tokens.weight", ("embedding.weight",)),
-        PublishedTensor("model.norm.weight", ("final_norm.weight",), _from_zero),
+        PublishedTensor("model.norm.weight", ("final_norm.weight",), from_zero),
     ]
     if not config.tied:
         found.append(PublishedTensor("lm_head.weight", ("unembedding.weight",)))
@@ -95,13 +95,6 @@ def sources(config: DecoderConfig) -> list[PublishedTensor]:
     return found
 
 
-def _from_zero(weight: Tensor) -> Tensor:
-    """Return 1 + weight, because the published norms multiply by 1 + weight and ours by the weight. The sum is computed in float32,
-    since 1 + 0.002 is 1 in bfloat16.
-    """
-    return 1.0 + weight.float()
-
-
 def _gates_last(n_heads: int, weight: Tensor) -> Tensor:
     """Reorder the rows of a weight (H * 2 * D_k, D). In the checkpoint they are q of head 1, gate of head 1, q of head 2, and so on. In
     the result the rows of q of all heads come first, then the rows of the gates of all heads."""
@@ -109,8 +102,8 @@ def _gates_last(n_heads: int, weight: Tensor) -> Tensor:
 
 
 EVERY_BLOCK = (
-    PublishedTensor("input_layernorm.weight", ("layer_norm.weight",), _from_zero),
-    PublishedTensor("post_attention_layernorm.weight", ("feedforward_norm.weight",), _from_zero),
+    PublishedTensor("input_layernorm.weight", ("layer_norm.weight",), from_zero),
+    PublishedTensor("post_attention_layernorm.weight", ("feedforward_norm.weight",), from_zero),
     PublishedTensor("mlp.gate_proj.weight", ("feedforward.gate.weight",)),
     PublishedTensor("mlp.up_proj.weight", ("feedforward.up.weight",)),
     PublishedTensor("mlp.down_proj.weight", ("feedforward.down.weight",)),
@@ -134,8 +127,8 @@ def _full(n_heads: int) -> tuple[PublishedTensor, ...]:
         PublishedTensor("self_attn.q_proj.weight", ("layer.to_q.weight", "layer.to_gate.weight"), partial(_gates_last, n_heads)),
         PublishedTensor("self_attn.k_proj.weight", ("layer.to_k.weight",)),
         PublishedTensor("self_attn.v_proj.weight", ("layer.to_v.weight",)),
-        PublishedTensor("self_attn.q_norm.weight", ("layer.q_norm.weight",), _from_zero),
-        PublishedTensor("self_attn.k_norm.weight", ("layer.k_norm.weight",), _from_zero),
+        PublishedTensor("self_attn.q_norm.weight", ("layer.q_norm.weight",), from_zero),
+        PublishedTensor("self_attn.k_norm.weight", ("layer.k_norm.weight",), from_zero),
         PublishedTensor("self_attn.o_proj.weight", ("layer.to_out.weight",)),
     )
 
