@@ -6,7 +6,8 @@ Read in this order:
 - `errors.py`: the error of an export that failed.
 - `checks/`: comparisons of a graph with torch, and the golden examples that a bundle contains.
 - `graphs/`: torch models as ONNX graphs.
-- `int8/`: int8 graphs of encoders and decoders.
+- `int8/`: int8 graphs of encoders.
+- `blocks/`: weights of decoders in blocks of 4 or 8 bits.
 - `gpu/`: graphs for GPUs, as a second graph of a bundle.
 - `kinds/`: the exporters of encoders, decoders and encoder-decoders.
 - `maps/`: attention maps, as a second graph of a bundle and as heatmaps.

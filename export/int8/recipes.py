@@ -71,7 +71,7 @@ def with_matmuls(model: ModelProto) -> ModelProto:
         nodes.append(helper.make_node("MatMul", [node.input[0], name], [product]))
         if len(node.input) == 3:
             nodes.append(helper.make_node("Add", [product, node.input[2]], [node.output[0]]))
-    return _with_nodes(model, nodes)
+    return with_nodes(model, nodes)
 
 
 def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
@@ -111,7 +111,7 @@ def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127
             helper.make_node("Mul", [f"{y}.product", f"{x}.down"], [y]),
         ]
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
-    return _with_nodes(model, nodes)
+    return with_nodes(model, nodes)
 
 
 def _bytes_of(x: str) -> list[NodeProto]:
@@ -177,7 +177,7 @@ def _products_by_left(model: ModelProto) -> dict[str, list[NodeProto]]:
     return groups
 
 
-def _with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
+def with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
     """Replace the nodes of the model, remove weights that are no longer read, and declare onnxruntime's operator domain."""
     del model.graph.node[:]
     model.graph.node.extend(nodes)

@@ -1,0 +1,69 @@
+"""The blocks of one matrix: 32 weights of a row share a scale, and may share an offset.
+
+w = scale * (q - zero) + offset,   0 <= q < 2^bits,   zero = 2^(bits - 1)
+
+This is the form of onnxruntime's MatMulNBits, which has no offset. The formats of GGUF files have it too (`stored.py`).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+BLOCK = 32  # weights that share a scale; with 128, a row's bits depend on the other rows of its batch (docs/log.md, 2026-11-21)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A matrix (M, K) in blocks along K, which is a multiple of BLOCK."""
+
+    bits: int  # 4 or 8
+    q: Bytes  # (M, K), one weight a byte, also with 4 bits
+    scales: Array  # (M, K / BLOCK)
+    offsets: Array | None = None  # (M, K / BLOCK)
+
+    @property
+    def zero(self) -> int:
+        return 1 << (self.bits - 1)
+
+    @property
+    def packed(self) -> Bytes:
+        """The weights as MatMulNBits reads them: (M, K / BLOCK, BLOCK * bits / 8). With 4 bits, the first of two weights is the low one."""
+        q = self.q.reshape(*self.scales.shape, BLOCK)
+        return q if self.bits == 8 else q[..., 0::2] | q[..., 1::2] << 4
+
+    @property
+    def widened(self) -> "Blocks":
+        """The same weights in 8 bits."""
+        return self if self.bits == 8 else Blocks(8, self.q + np.uint8(128 - self.zero), self.scales, self.offsets)
+
+    def rows(self, order: NDArray[np.intp]) -> "Blocks":
+        """The rows of the matrix in another order."""
+        return Blocks(self.bits, self.q[order], self.scales[order], None if self.offsets is None else self.offsets[order])
+
+    def weights(self) -> Array:
+        """The matrix (M, K) in float32."""
+        centred = self.q.reshape(*self.scales.shape, BLOCK).astype(np.float32) - np.float32(self.zero)
+        w = self.scales[..., None] * centred
+        return (w if self.offsets is None else w + self.offsets[..., None]).reshape(self.q.shape)
+
+
+def rounded(weights: Array, bits: int) -> Blocks | None:
+    """Round a matrix (M, K) to the nearest blocks without offsets. Return None if K is not a multiple of BLOCK.
+
+    The weight of a block that is furthest from zero becomes q = 0, which is exact, as in the format Q4_0 of GGUF files: the range of q has
+    one more value below `zero` than above.
+    """
+    M, K = weights.shape
+    if K % BLOCK:
+        return None
+    w = weights.reshape(M, K // BLOCK, BLOCK)
+    furthest = np.take_along_axis(w, np.abs(w).argmax(axis=2, keepdims=True), axis=2)
+    zero = 1 << (bits - 1)
+    scales = (furthest / np.float32(-zero)).astype(np.float32)
+    up = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+    q = np.clip(np.rint(w * up) + zero, 0, 2 * zero - 1).astype(np.uint8)
+    return Blocks(bits, q.reshape(M, K), scales[..., 0])

@@ -1,0 +1,159 @@
+"""Replaces the constant matrices of a graph by blocks: products become MatMulNBits, and tables are gathered as bytes.
+
+The bits of a row must not depend on the other rows of its batch. MatMulNBits with int8 products (accuracy_level 4) and 8 bits has this
+property. With 4 bits it has another kernel for a single row, whose sums differ in the last bits (docs/log.md, 2026-11-24). So a product
+with 4 bits gets one more row, of zeros, which is removed from its result.
+"""
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from export.blocks.blocks import BLOCK, Array, Blocks
+from export.graphs.packed_encoder import OPERATORS
+from export.int8.recipes import with_nodes
+
+Choice = Callable[[Array], Blocks | None]  # a matrix (M, K) -> its blocks, or None if it stays as it is
+
+INT8_PRODUCTS = 4  # MatMulNBits's `accuracy_level`: activations are rounded to 8 bits, with a scale for each block
+
+
+def with_blocks(model: ModelProto, choose: Choice) -> ModelProto:
+    """Replace constant matrices by the blocks that `choose` returns. Changes `model`.
+
+    These are the right inputs (K, M) of MatMul, for which `choose` receives the transposed matrix (M, K), and the tables (M, K) from which
+    Gather reads rows. A table that is a product's matrix too is stored once, in 8 bits. The matrices of a graph are recognised by their
+    values, because torch's exporter gives most of them new names.
+    """
+    rewriting = _Rewriting(model, choose)
+    return with_nodes(model, [new for node in list(model.graph.node) for new in rewriting.nodes_of(node)])
+
+
+def digest(weights: Array) -> str:
+    """Identify a matrix (M, K) by its values."""
+    return sha256(np.ascontiguousarray(weights, np.float32).tobytes()).hexdigest()
+
+
+class _Rewriting:
+    """The state of one run of `with_blocks`."""
+
+    def __init__(self, model: ModelProto, choose: Choice) -> None:
+        self.model = model
+        self.made: set[str] = set()  # names of the tensors that were added to the graph
+        self.matrices: dict[str, tuple[str, Blocks]] = {}  # name of a matrix in the graph -> beginning of its tensors' names, its blocks
+        floats = {
+            tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
+        }
+        tables = {node.input[0] for node in model.graph.node if _reads_rows(node)} & floats.keys()
+        factors = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"} & floats.keys() - tables
+        chosen: dict[str, tuple[str, Blocks] | None] = {}
+        for name in [*sorted(tables), *sorted(factors)]:
+            weights: Array = numpy_helper.to_array(floats[name])
+            weights = weights if name in tables else weights.T
+            if (key := digest(weights)) not in chosen:
+                blocks = choose(weights)
+                chosen[key] = None if blocks is None else (name, blocks.widened if name in tables else blocks)
+            if (found := chosen[key]) is not None:
+                self.matrices[name] = found
+
+    def nodes_of(self, node: NodeProto) -> list[NodeProto]:
+        """Return the nodes in the place of `node`."""
+        if node.op_type == "MatMul" and node.input[1] in self.matrices:
+            return self._product(node.input[0], *self.matrices[node.input[1]], node.output[0])
+        if _reads_rows(node) and node.input[0] in self.matrices:
+            return self._rows(*self.matrices[node.input[0]], node.input[1], node.output[0])
+        return [node]
+
+    def _product(self, x: str, name: str, blocks: Blocks, y: str) -> list[NodeProto]:
+        """x (.., K) times the matrix (M, K) -> y (.., M)."""
+        M, K = blocks.q.shape
+        weights = [self._constant(f"{name}.q", blocks.packed), self._constant(f"{name}.scales", blocks.scales)]
+        sizes = {"K": K, "N": M, "bits": blocks.bits, "block_size": BLOCK, "accuracy_level": INT8_PRODUCTS}
+        product = y if blocks.offsets is None else f"{y}.product"
+        if blocks.bits == 8:
+            nodes = [_custom("MatMulNBits", [x, *weights], product, **sizes)]
+        else:
+            nodes = [
+                *self._once(f"{x}.flat", lambda: self._with_a_row(x, K)),
+                _custom("MatMulNBits", [f"{x}.flat", *weights], f"{y}.rows", **sizes),
+                _node("Slice", [f"{y}.rows", self._ints("0"), self._ints("-1"), self._ints("0")], f"{y}.cut"),
+                _node("Reshape", [f"{y}.cut", f"{x}.shape"], product),
+            ]
+        if blocks.offsets is None:
+            return nodes
+        # The offset of a block is added to all its weights, so it is multiplied by the sum of the block's activations.
+        sums = np.kron(np.eye(K // BLOCK, dtype=np.float32), np.ones((BLOCK, 1), np.float32))  # (K, K / BLOCK)
+        offsets = self._constant(f"{name}.offsets", blocks.offsets.T)
+        return [
+            *nodes,
+            *self._once(f"{x}.sums", lambda: [_node("MatMul", [x, self._constant(f"sums.{K}", sums)], f"{x}.sums")]),
+            _node("MatMul", [f"{x}.sums", offsets], f"{y}.offsets"),
+            _node("Add", [product, f"{y}.offsets"], y),
+        ]
+
+    def _with_a_row(self, x: str, K: int) -> list[NodeProto]:
+        """x (.., K) -> x.flat (T + 1, K), whose last row is zero, and x.shape, in which a result (T, M) gets the axes of x."""
+        zeros = self._constant(f"zeros.{K}", np.zeros((1, K), np.float32))
+        return [
+            _node("Reshape", [x, self._ints("-1", str(K))], f"{x}.tokens"),
+            _node("Concat", [f"{x}.tokens", zeros], f"{x}.flat", axis=0),
+            _node("Shape", [x], f"{x}.axes", end=-1),
+            _node("Concat", [f"{x}.axes", self._ints("-1")], f"{x}.shape", axis=0),
+        ]
+
+    def _rows(self, name: str, blocks: Blocks, places: str, y: str) -> list[NodeProto]:
+        """Rows of the matrix (M, K) at `places` (..) -> y (.., K)."""
+        tables = {f"{name}.q": blocks.packed, f"{name}.scales": blocks.scales}
+        if blocks.offsets is not None:
+            tables[f"{name}.row_offsets"] = blocks.offsets
+        nodes = [_node("Gather", [self._constant(table, value), places], f"{y}.{table}", axis=0) for table, value in tables.items()]
+        zero = self._constant(f"zero.{blocks.zero}", np.float32(blocks.zero))
+        nodes += [
+            _node("Cast", [f"{y}.{name}.q"], f"{y}.levels", to=TensorProto.FLOAT),
+            _node("Sub", [f"{y}.levels", zero], f"{y}.centred"),
+            _node("Unsqueeze", [f"{y}.{name}.scales", self._ints("-1")], f"{y}.scale"),
+            _node("Mul", [f"{y}.centred", f"{y}.scale"], f"{y}.scaled"),
+        ]
+        if blocks.offsets is not None:
+            nodes += [
+                _node("Unsqueeze", [f"{y}.{name}.row_offsets", self._ints("-1")], f"{y}.offset"),
+                _node("Add", [f"{y}.scaled", f"{y}.offset"], f"{y}.moved"),
+            ]
+        return [
+            *nodes,
+            _node("Shape", [places], f"{y}.row_axes"),
+            _node("Concat", [f"{y}.row_axes", self._ints("-1")], f"{y}.row_shape", axis=0),
+            _node("Reshape", [nodes[-1].output[0], f"{y}.row_shape"], y),
+        ]
+
+    def _constant(self, name: str, value: Any) -> str:
+        """Store a constant of the graph, once, and return its name."""
+        if name not in self.made:
+            self.made.add(name)
+            self.model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def _ints(self, *values: str) -> str:
+        return self._constant(f"ints.{'.'.join(values)}", np.array(values, np.int64))
+
+    def _once(self, name: str, nodes: Callable[[], list[NodeProto]]) -> list[NodeProto]:
+        """Return the nodes that make the tensor `name`, if it is not in the graph yet."""
+        if name in self.made:
+            return []
+        self.made.add(name)
+        return nodes()
+
+
+def _reads_rows(node: NodeProto) -> bool:
+    return node.op_type == "Gather" and not any(attribute.name == "axis" and attribute.i for attribute in node.attribute)
+
+
+def _node(kind: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(kind, inputs, [output], name=output, **attributes)
+
+
+def _custom(kind: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(kind, inputs, [output], name=output, domain=OPERATORS, **attributes)

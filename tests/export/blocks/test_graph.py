@@ -1,0 +1,119 @@
+"""Products and tables of blocks: their values are those of the matrix, and the bits of a row do not depend on the other rows."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from export.blocks.blocks import BLOCK, Blocks, rounded
+from export.blocks.graph import digest, with_blocks
+
+V, K, M = 50, 96, 40
+INT8_ACTIVATIONS = 0.02  # activations are rounded to 8 bits: relative to the largest result
+random = np.random.default_rng(0)
+TABLE = random.standard_normal((V, K)).astype(np.float32)
+NARROW = random.standard_normal((M, K)).astype(np.float32)
+
+
+def graph() -> onnx.ModelProto:
+    """Rows of a table, times a matrix, times the table again: tokens (B, N) -> rows (B, N, K), narrow (B, N, M), logits (B, N, V)."""
+    nodes = [
+        helper.make_node("Gather", ["table", "tokens"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "narrow_matrix"], ["narrow"]),
+        helper.make_node("MatMul", ["rows", "turned"], ["logits"]),
+    ]
+    constants = {"table": TABLE, "narrow_matrix": NARROW.T, "turned": TABLE.T}
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", "N", None]) for n in ("rows", "narrow", "logits")]
+    return helper.make_model(
+        helper.make_graph(
+            nodes,
+            "products",
+            [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["B", "N"])],
+            outputs,
+            [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 23)],
+        ir_version=11,
+    )
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    onnx.checker.check_model(model)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def with_offsets(weights: np.ndarray, bits: int) -> Blocks:
+    """Blocks with an offset each, as in the format Q4_1: the smallest weight is q = 0, the largest the highest q."""
+    w = weights.reshape(len(weights), -1, BLOCK)
+    least, most, levels = w.min(2), w.max(2), 2**bits - 1
+    scales = (most - least) / levels
+    q = np.rint((w - least[..., None]) / scales[..., None]).astype(np.uint8).reshape(weights.shape)
+    return Blocks(bits, q, scales, least + (1 << (bits - 1)) * scales)
+
+
+CHOICES = {
+    "8 bits": lambda weights: rounded(weights, 8),
+    "4 bits": lambda weights: rounded(weights, 4),
+    "8 bits and offsets": lambda weights: with_offsets(weights, 8),
+    "4 bits and offsets": lambda weights: with_offsets(weights, 4),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_products_and_tables_have_the_values_of_the_blocks(name: str) -> None:
+    choose = CHOICES[name]
+    made = session(with_blocks(graph(), choose))
+    tokens = random.integers(0, V, (3, 5))
+    rows, narrow, logits = made.run(None, {"tokens": tokens})
+    table, matrix = choose(TABLE).weights(), choose(NARROW).weights()
+    np.testing.assert_allclose(rows, table[tokens], rtol=1e-6, atol=1e-6)
+    for got, wanted in ((narrow, rows @ matrix.T), (logits, rows @ table.T)):
+        assert np.abs(got - wanted).max() < INT8_ACTIVATIONS * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_row_has_the_same_bits_alone_and_in_every_batch(name: str) -> None:
+    """With 4 bits, MatMulNBits has another kernel for a single row."""
+    made = session(with_blocks(graph(), CHOICES[name]))
+    tokens = random.integers(0, V, (1, 70))
+    whole = made.run(None, {"tokens": tokens})
+    for n in (1, 2, 3, 7, 64):
+        parts = [made.run(None, {"tokens": tokens[:, start : start + n]}) for start in range(0, 70, n)]
+        assert all(
+            np.array_equal(np.concatenate(part, axis=1), all_) for part, all_ in zip(zip(*parts, strict=True), whole, strict=True)
+        ), n
+    beside = made.run(None, {"tokens": tokens.reshape(7, 10)})
+    assert all(np.array_equal(part.reshape(all_.shape), all_) for part, all_ in zip(beside, whole, strict=True))
+
+
+def test_a_table_that_a_product_uses_too_is_stored_once() -> None:
+    """The exporter stores the two as matrices of their own, one turned."""
+    model = with_blocks(graph(), CHOICES["4 bits"])
+    bytes_of = {tensor.name: len(tensor.raw_data) for tensor in model.graph.initializer}
+    assert bytes_of["table.q"] == V * K  # in 8 bits, so that rows can be gathered
+    assert bytes_of["narrow_matrix.q"] == M * K / 2
+    assert sum(bytes_of.values()) < V * K + M * K / 2 + 4 * (V + M) * K / BLOCK + 1024
+
+
+def test_a_matrix_that_is_not_chosen_stays() -> None:
+    kept = digest(NARROW)
+    model = with_blocks(graph(), lambda weights: None if digest(weights) == kept else rounded(weights, 8))
+    assert [node.op_type for node in model.graph.node].count("MatMul") == 1
+    assert "narrow_matrix" in {tensor.name for tensor in model.graph.initializer}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounding_is_to_the_nearest_level(bits: int) -> None:
+    blocks = rounded(NARROW, bits)
+    assert blocks is not None
+    largest = np.abs(blocks.scales).repeat(BLOCK, axis=1)
+    # The highest level is one step short of the lowest one, so a weight opposite to the furthest one may be off by a whole step.
+    assert np.all(np.abs(blocks.weights() - NARROW) <= largest * 1.001)
+    assert np.mean(np.abs(blocks.weights() - NARROW) <= largest * 0.501) > 0.97
+    assert rounded(np.zeros((2, 48), np.float32), bits) is None  # 48 columns are no whole number of blocks
+    zeros = rounded(np.zeros((2, 64), np.float32), bits)
+    assert zeros is not None
+    assert not zeros.weights().any()
