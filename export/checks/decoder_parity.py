@@ -115,14 +115,6 @@ def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | Non
     return _changed("a smaller number of slots", few, run(few, one, 64, cut=True), kept)
 
 
-def _changed(what: str, rows: Sequence[PromptRow], got: "Sequence[Result]", whole: "Sequence[Result]") -> str | None:
-    """Return what the condition `what` changes, or None."""
-    for row, a, b in zip(rows, got, whole, strict=True):
-        if (name := _differing(a, b)) is not None:
-            return f"{what} changes {name} of a prompt of {len(row.tokens)} tokens"
-    return None
-
-
 Result = tuple[Values, States]  # logits of every token (N, V), the state after the last one (1, ...)
 
 
@@ -175,3 +167,11 @@ def _differing(a: Result, b: Result) -> str | None:
     """Return the name of the first tensor that differs, or None."""
     pairs = {contract.STEP_LOGITS: (a[0], b[0])} | {name: (a[1][name], b[1][name]) for name in b[1]}
     return next((name for name, (x, y) in pairs.items() if not np.array_equal(x, y[:, :, : x.shape[2]] if x.ndim == 4 else y)), None)
+
+
+def _changed(what: str, rows: Sequence[PromptRow], got: Sequence[Result], whole: Sequence[Result]) -> str | None:
+    """Return what the condition `what` changes, or None."""
+    for row, a, b in zip(rows, got, whole, strict=True):
+        if (name := _differing(a, b)) is not None:
+            return f"{what} changes {name} of a prompt of {len(row.tokens)} tokens"
+    return None
