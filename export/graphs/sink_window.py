@@ -39,7 +39,7 @@ class CallSlots:
             slots = layer.slots_of(t, mask)[:, :, None].expand(B, N, H_k)
             row, head = torch.arange(B)[:, None, None].expand(B, N, H_k), torch.arange(H_k).expand(B, N, H_k)
             places = torch.stack([row, head, slots], dim=-1)
-            bias = torch.where(layer.seen(t, n_slots), 0.0, torch.finfo(torch.float32).min)
+            bias = torch.where(_seen(layer, t, n_slots), 0.0, torch.finfo(torch.float32).min)
             bias = bias.unsqueeze(2).expand(B, N, rows, n_slots).reshape(B, 1, N * rows, n_slots)
             self._made[key] = places, mask.unsqueeze(-1).float(), bias
             self._t.append(t)
@@ -63,12 +63,10 @@ def sink_window_layer(layer: SinkWindowAttention, shared: CallSlots) -> Callable
         if norms[0] is not None and norms[1] is not None:
             q, k = qk.split([H * D, H_k * D], dim=-1)
             qk = torch.cat([_normed(q, norms[0]), _normed(k, norms[1])], dim=-1)
-        assert rotation is not None
-        assert rotation.t is not None
-        assert rotation.near is not None
-        q_first = _rotated(qk[..., : H * D], rotation.near, H)
-        q, k = _rotated(qk, rotation, H + H_k).split([H * D, H_k * D], dim=-1)
-        places, tokens, seen = shared.of(layer, rotation.t, mask, S, rows)
+        q_first = qk[..., : H * D] if rotation is None else _rotated(qk[..., : H * D], rotation.near or rotation, H)
+        qk = qk if rotation is None else _rotated(qk, rotation, H + H_k)
+        q, k = qk.split([H * D, H_k * D], dim=-1)
+        places, tokens, seen = shared.of(layer, layer.positions(state, rotation, N), mask, S, rows)
         new = {
             name: _one("ScatterND", [state[name], places, (heads * tokens).unflatten(-1, (H_k, D)).to(state[name].dtype)], state[name].shape)
             for name, heads in (("k", k), ("v", v))
@@ -83,6 +81,8 @@ def sink_window_layer(layer: SinkWindowAttention, shared: CallSlots) -> Callable
         if rows > group:
             o = o[:, :, :, :group]
         o = _shaped(o.permute(0, 2, 1, 3, 4), [0, 0, H * D], (B, N, H * D))
+        if layer.counted:
+            new["n"] = state["n"] + mask.sum(1, keepdim=True, dtype=state["n"].dtype)
         return layer.to_out(o.to(x.dtype)), new
 
     def _rows(q: Tensor) -> Tensor:
@@ -94,6 +94,15 @@ def sink_window_layer(layer: SinkWindowAttention, shared: CallSlots) -> Callable
         return _shaped(q.transpose(1, 2), [0, 0, -1, D], (B, H_k, N * rows, D))
 
     return advance
+
+
+def _seen(layer: SinkWindowAttention, t: Tensor, n_slots: Any) -> Tensor:
+    """Return whether a token at position t (B, N) attends to the token in a slot: bool (B, N, n_slots), where slots already have the tokens
+    of this call. A slot that was never written is not seen."""
+    g, t, first = layer.n_first, t.unsqueeze(-1), torch.arange(n_slots) - PADDING  # the position of the first token of each slot
+    age = (t - first) % layer.n_around  # tokens since the newest one, at or before t, that the slot can have
+    recent = (first >= g) & (age < layer.window - g) & (t - age >= g)
+    return recent | ((first >= 0) & (first < g) & (first <= t))
 
 
 def _one(name: str, inputs: list[Tensor], shape: Any, **attributes: Any) -> Tensor:

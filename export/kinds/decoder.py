@@ -78,6 +78,11 @@ class DecoderExporter(Exporter):
         source = self.source
         if source.model.grows:
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
+        if self.n_slots is not None and self.n_slots % contract.SLOT_BLOCK:
+            raise ExportError(
+                f"{source.folder}: {self.n_slots} slots, of window and piece, are no multiple of {contract.SLOT_BLOCK}: choose a window that "
+                "is, such as 512, 1024 or 2048"
+            )
         if source.image is not None and self.n_positions is not None:
             longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in source.image.prompts)
             # 1 is subtracted, because the last pixel is generated but never an input.
@@ -208,10 +213,6 @@ def _windowed(full: Decoder, window: int) -> dict[str, Any]:
         model = windowed(full, window)
     except ValueError as error:
         raise ExportError(f"--window {window}: {error}") from error
-    layer: Any = next(block.layer for block in model.blocks if isinstance(block.layer, SinkWindowAttention))
-    if layer.n_slots % contract.SLOT_BLOCK:
-        least = contract.SLOT_BLOCK
-        raise ExportError(f"--window {window} and {layer.piece} more slots are no multiple of {least}; choose a multiple of {least}")
     return {"model": model, "config": model.config}
 
 

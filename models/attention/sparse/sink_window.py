@@ -27,17 +27,17 @@ PADDING = 1  # number of slots for padding, before all others
 class SinkWindowAttention(GroupedHeads):
     """Multi-head attention to a window and the first tokens, with the options of `GroupedHeads`.
 
-    window is W, n_first is g. piece: number of tokens that one call attends to at once; longer calls are cut into pieces. Raises
-    ValueError unless 1 <= g < W and piece >= 1.
+    window is W, n_first is g. Raises ValueError unless 1 <= g < W and piece >= 1.
 
     Its state is k and v, (H_k, S, D_k) each with S = W + piece slots, and n, the number of tokens. Keys are stored after rotation. With
     `counted` False the state has no n, and every call needs a rotation with positions (`Rotation.t`). A call writes only the slots of its
-    own tokens. So states of the past `piece` tokens need not be kept: their slots are not visible, and will be written again.
+    own tokens. After a call of at most `piece` tokens the slots still have all that its first token sees, so a server may update them in
+    place, and make the call again.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
     cost = Cost("O(N w D)", lambda N, s: 2 * N * s.window * s.D)
-    examples = Examples({"window": 6, "n_first": 2, "piece": 4}, {"window": 128, "n_first": 4}, {"window": 5, "n_first": 1})
+    examples = Examples({"window": 6, "n_first": 2, "piece": 4}, {"window": 128, "n_first": 4, "piece": 128}, {"window": 5, "n_first": 1})
     holds = (("n", "count"),)
     slots = ("k", "v")
 
@@ -70,6 +70,11 @@ class SinkWindowAttention(GroupedHeads):
         return self.window + self.piece
 
     @property
+    def n_around(self) -> int:
+        """The number of slots that are written again and again."""
+        return self.n_slots - PADDING - self.n_first
+
+    @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         kept = (self.n_kv_heads, self.n_slots, self.d_head)
         return {"k": kept, "v": kept} | ({"n": (1,)} if self.counted else {})
@@ -79,18 +84,21 @@ class SinkWindowAttention(GroupedHeads):
         q_first = q
         if rotation is not None:
             q, k, q_first = rotate(q, rotation), rotate(k, rotation), rotate(q, rotation.near or rotation)
-        if mask is not None:
-            k, v = k * mask[:, None, :, None], v * mask[:, None, :, None]
         t = self.positions(state, rotation, x.shape[1])
-        slots, outputs, new = self.slots_of(t, mask), [], dict(state)
-        for begin in range(0, x.shape[1], self.piece):
-            part = slice(begin, begin + self.piece)
-            new |= {name: write(new[name], slots[:, part], tokens[:, :, part]) for name, tokens in (("k", k), ("v", v))}
-            keys, values, seen = self.for_every_head(new["k"]), self.for_every_head(new["v"]), self.seen(t[:, part], self.n_slots)
-            outputs.append(attend_with_first(q[:, :, part], q_first[:, :, part], keys, values, seen=seen, n_first=self.n_first))
+        held = torch.cat([self.held(t[:, :1] - 1), t], dim=1)  # (B, S + N), the positions of all keys
+        keys, values = (
+            self.for_every_head(torch.cat([past, new], dim=2)) for past, new in ((state["k"], k), (state["v"], v))
+        )  # (B, H, S + N, D_k)
+        o = attend_with_first(q, q_first, keys, values, seen=self.seen(t, held), is_first=held < self.n_first)
+        lengths = lengths_of(x, mask)
+        # Of the tokens for one slot, only the newest is written.
+        written = (t < self.n_first) | (t >= t[:, :1] + lengths.long() - self.n_around)
+        written = written if mask is None else written & mask
+        slots, is_written = self.slots_of(t, written), written[:, None, :, None]
+        new = {name: write(state[name], slots, head * is_written) for name, head in (("k", k), ("v", v))}
         if self.counted:
-            new["n"] = state["n"] + lengths_of(x, mask)
-        return self.to_out(merge_heads(torch.cat(outputs, dim=2)).to(x.dtype)), new
+            new["n"] = state["n"] + lengths
+        return self.to_out(merge_heads(o).to(x.dtype)), new
 
     def positions(self, state: State, rotation: Rotation | None, N: int) -> Tensor:
         """Return the positions (B, N) int64 of the tokens of a call: those of the rotation, or the numbers after those that were counted."""
@@ -100,20 +108,23 @@ class SinkWindowAttention(GroupedHeads):
             raise ValueError("counted=False, so the layer needs positions; give a rotation with `t`")
         return state["n"].long() + torch.arange(N, device=state["n"].device)
 
-    def slots_of(self, t: Tensor, mask: Tensor | None) -> Tensor:
+    def slots_of(self, t: Tensor, mask: Tensor) -> Tensor:
         """Return the slots (B, N) of tokens at positions t (B, N). Padding has slot 0."""
         g = self.n_first
-        slots = PADDING + torch.where(t < g, t, g + (t - g) % (self.n_slots - PADDING - g))
-        return slots if mask is None else slots * mask
+        return (PADDING + torch.where(t < g, t, g + (t - g) % self.n_around)) * mask
 
-    def seen(self, t: Tensor, n_slots: int) -> Tensor:
-        """Return whether a token at position t (B, N) attends to the token in a slot: bool (B, N, n_slots). A slot that was never written
-        is not seen."""
-        g, around = self.n_first, self.n_slots - PADDING - self.n_first
-        t, slot = t.unsqueeze(-1), torch.arange(n_slots, device=t.device) - PADDING  # the slot without padding: its first token's position
-        age = (t - slot) % around  # tokens since the newest token at or before t that this slot can have held
-        recent = (slot >= g) & (age < self.window - g) & (t - age >= g)
-        return recent | ((slot >= 0) & (slot < g) & (slot <= t))
+    def held(self, last: Tensor) -> Tensor:
+        """Return the position of the token in each slot after the token at position `last` (B, 1): (B, S), or -1 for an empty slot."""
+        g = self.n_first
+        first = torch.arange(self.n_slots, device=last.device) - PADDING  # the position of the first token of each slot
+        newest = last - (last - first) % self.n_around
+        held = torch.where(first < g, first, newest)
+        return torch.where((held <= last) & (held >= first), held, -1)
+
+    def seen(self, t: Tensor, held: Tensor) -> Tensor:
+        """Return which keys at positions `held` (B, K) a token at position t (B, N) attends to: bool (B, N, K)."""
+        t, held = t.unsqueeze(-1), held.unsqueeze(1)
+        return (held >= 0) & (held <= t) & ((held < self.n_first) | (t - held < self.window - self.n_first))
 
 
 def write(kept: Tensor, slots: Tensor, new: Tensor) -> Tensor:
@@ -122,12 +133,11 @@ def write(kept: Tensor, slots: Tensor, new: Tensor) -> Tensor:
     return kept.scatter(2, at, new)
 
 
-def attend_with_first(q: Tensor, q_first: Tensor, k: Tensor, v: Tensor, *, seen: Tensor, n_first: int) -> Tensor:
-    """Attend to slots, to those of the first tokens with other queries: q, q_first (B, H, N, D_k), k, v (B, H, S, D_k) -> (B, H, N, D_k).
+def attend_with_first(q: Tensor, q_first: Tensor, k: Tensor, v: Tensor, *, seen: Tensor, is_first: Tensor) -> Tensor:
+    """Attend to K keys, to those of the first tokens with other queries: q, q_first (B, H, N, D_k), k, v (B, H, K, D_k) -> (B, H, N, D_k).
 
-    seen (B, N, S) bool: whether a query sees a slot. Every query must see at least one.
+    seen (B, N, K) bool: whether a query sees a key. A query that sees none has the output 0. is_first (B, K) bool: a first token's key.
     """
-    scale, first = q.shape[-1] ** -0.5, PADDING + n_first
-    scores = torch.cat([q_first @ k[:, :, :first].mT, q @ k[:, :, first:].mT], dim=-1) * scale  # (B, H, N, S)
-    p = torch.softmax(scores.masked_fill(~seen.unsqueeze(1), -torch.inf), dim=-1)
-    return p @ v
+    scores = torch.where(is_first[:, None, None], q_first @ k.mT, q @ k.mT) * q.shape[-1] ** -0.5  # (B, H, N, K)
+    p = torch.softmax(scores.masked_fill(~seen.unsqueeze(1), torch.finfo(scores.dtype).min), dim=-1)
+    return (p * seen.any(-1)[:, None, :, None]) @ v

@@ -196,7 +196,7 @@ MECHANISMS = {
     ),
     "window and first tokens": Mechanism(
         "models.attention.sparse.sink_window.attend_with_first",
-        ("q", "q_first", "k", "v", "seen", "n_first"),
+        ("q", "q_first", "k", "v", "seen", "is_first"),
         layers=("sink_window",),
     ),
     "any score, causal": Mechanism("models.attention.layers.causal_scored.CausalScoredAttention", ("d_model", "n_heads", "d_head", "bias")),
