@@ -85,6 +85,8 @@ def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch
             part.rename(folder / part.name.replace(graph.name, file))
     for path in exporter.copied():
         shutil.copyfile(path, folder / path.name)
+    for file, text in exporter.texts().items():
+        (folder / file).write_text(text, encoding="utf-8")
     (folder / contract.GOLDEN).write_text(golden.model_dump_json(), encoding="utf-8")
     graph_of_maps = None
     if model is not None:

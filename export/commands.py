@@ -17,6 +17,7 @@ class Precision(StrEnum):
     fp32 = "fp32"
     fp16 = "fp16"
     int8 = "int8"
+    int4 = "int4"
 
 
 class Runtime(StrEnum):
@@ -32,7 +33,9 @@ def export(
         Path | None, typer.Option(help="Instead of --checkpoint: a file that describes an encoder with any attention; see models/configs.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
-    precision: Annotated[Precision, typer.Option(help="fp16 is for GPUs; int8 of an encoder must reach --min-cosine.")] = Precision.fp32,
+    precision: Annotated[
+        Precision, typer.Option(help="fp16 is for GPUs; int4 for decoders; int8 of an encoder must reach --min-cosine.")
+    ] = Precision.fp32,
     attention: Annotated[
         str, typer.Option(help="softmax keeps the attention of the checkpoint; linear replaces it untrained.")
     ] = "softmax",

@@ -18,12 +18,13 @@ BLOCK = 32  # weights that share a scale; with 128, a row's bits depend on the o
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A matrix (M, K) in blocks along K, which is a multiple of BLOCK."""
+    """A matrix (M, K) in blocks along K. The last block of a row is filled up, so a row has n = ceil(K / BLOCK) blocks."""
 
     bits: int  # 4 or 8
-    q: Bytes  # (M, K), one weight a byte, also with 4 bits
-    scales: Array  # (M, K / BLOCK)
-    offsets: Array | None = None  # (M, K / BLOCK)
+    K: int
+    q: Bytes  # (M, n, BLOCK), one weight a byte, also with 4 bits
+    scales: Array  # (M, n)
+    offsets: Array | None = None  # (M, n)
 
     @property
     def zero(self) -> int:
@@ -31,39 +32,41 @@ class Blocks:
 
     @property
     def packed(self) -> Bytes:
-        """The weights as MatMulNBits reads them: (M, K / BLOCK, BLOCK * bits / 8). With 4 bits, the first of two weights is the low one."""
-        q = self.q.reshape(*self.scales.shape, BLOCK)
-        return q if self.bits == 8 else q[..., 0::2] | q[..., 1::2] << 4
+        """The weights as MatMulNBits reads them: (M, n, BLOCK * bits / 8). With 4 bits, the first of two weights is the low half."""
+        return self.q if self.bits == 8 else self.q[..., 0::2] | self.q[..., 1::2] << 4
 
     @property
     def widened(self) -> "Blocks":
         """The same weights in 8 bits."""
-        return self if self.bits == 8 else Blocks(8, self.q + np.uint8(128 - self.zero), self.scales, self.offsets)
+        return self if self.bits == 8 else Blocks(8, self.K, self.q + np.uint8(128 - self.zero), self.scales, self.offsets)
 
     def rows(self, order: NDArray[np.intp]) -> "Blocks":
         """The rows of the matrix in another order."""
-        return Blocks(self.bits, self.q[order], self.scales[order], None if self.offsets is None else self.offsets[order])
+        return Blocks(self.bits, self.K, self.q[order], self.scales[order], None if self.offsets is None else self.offsets[order])
 
     def weights(self) -> Array:
         """The matrix (M, K) in float32."""
-        centred = self.q.reshape(*self.scales.shape, BLOCK).astype(np.float32) - np.float32(self.zero)
-        w = self.scales[..., None] * centred
-        return (w if self.offsets is None else w + self.offsets[..., None]).reshape(self.q.shape)
+        w = self.scales[..., None] * (self.q.astype(np.float32) - np.float32(self.zero))
+        w = w if self.offsets is None else w + self.offsets[..., None]
+        return w.reshape(len(w), -1)[:, : self.K]
 
 
-def rounded(weights: Array, bits: int) -> Blocks | None:
-    """Round a matrix (M, K) to the nearest blocks without offsets. Return None if K is not a multiple of BLOCK.
+def rounded(weights: Array, bits: int) -> Blocks:
+    """Round a matrix (M, K) to the nearest blocks without offsets.
 
     The weight of a block that is furthest from zero becomes q = 0, which is exact, as in the format Q4_0 of GGUF files: the range of q has
     one more value below `zero` than above.
     """
-    M, K = weights.shape
-    if K % BLOCK:
-        return None
-    w = weights.reshape(M, K // BLOCK, BLOCK)
+    w = in_blocks(weights)
     furthest = np.take_along_axis(w, np.abs(w).argmax(axis=2, keepdims=True), axis=2)
     zero = 1 << (bits - 1)
     scales = (furthest / np.float32(-zero)).astype(np.float32)
     up = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     q = np.clip(np.rint(w * up) + zero, 0, 2 * zero - 1).astype(np.uint8)
-    return Blocks(bits, q.reshape(M, K), scales[..., 0])
+    return Blocks(bits, weights.shape[1], q, scales[..., 0])
+
+
+def in_blocks(weights: Array) -> Array:
+    """Return a matrix (M, K) as (M, n, BLOCK), with zeros after the end of each row."""
+    M, K = weights.shape
+    return np.pad(weights, ((0, 0), (0, -K % BLOCK))).reshape(M, -1, BLOCK)

@@ -69,7 +69,8 @@ class _Rewriting:
 
     def _product(self, x: str, name: str, blocks: Blocks, y: str) -> list[NodeProto]:
         """x (.., K) times the matrix (M, K) -> y (.., M)."""
-        M, K = blocks.q.shape
+        M, n = blocks.scales.shape
+        K = blocks.K
         weights = [self._constant(f"{name}.q", blocks.packed), self._constant(f"{name}.scales", blocks.scales)]
         sizes = {"K": K, "N": M, "bits": blocks.bits, "block_size": BLOCK, "accuracy_level": INT8_PRODUCTS}
         product = y if blocks.offsets is None else f"{y}.product"
@@ -85,7 +86,7 @@ class _Rewriting:
         if blocks.offsets is None:
             return nodes
         # The offset of a block is added to all its weights, so it is multiplied by the sum of the block's activations.
-        sums = np.kron(np.eye(K // BLOCK, dtype=np.float32), np.ones((BLOCK, 1), np.float32))  # (K, K / BLOCK)
+        sums = np.kron(np.eye(n, dtype=np.float32), np.ones((BLOCK, 1), np.float32))[:K]  # (K, n)
         offsets = self._constant(f"{name}.offsets", blocks.offsets.T)
         return [
             *nodes,
@@ -126,7 +127,8 @@ class _Rewriting:
             *nodes,
             _node("Shape", [places], f"{y}.row_axes"),
             _node("Concat", [f"{y}.row_axes", self._ints("-1")], f"{y}.row_shape", axis=0),
-            _node("Reshape", [nodes[-1].output[0], f"{y}.row_shape"], y),
+            _node("Reshape", [nodes[-1].output[0], f"{y}.row_shape"], f"{y}.filled"),
+            _node("Slice", [f"{y}.filled", self._ints("0"), self._ints(str(blocks.K)), self._ints("-1")], y),
         ]
 
     def _constant(self, name: str, value: Any) -> str:

@@ -26,10 +26,10 @@ def optimise(source: Path, folder: Path) -> Path:
     return target
 
 
-def save(model: onnx.ModelProto, file: Path) -> None:
-    """Write a graph, with its weights in a second file if one file cannot contain them."""
-    large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE_BYTES
-    onnx.save(model, file, save_as_external_data=large, location=weight_file(file).name if large else None)
+def save(model: onnx.ModelProto, file: Path, *, weights_beside: bool = False) -> None:
+    """Write a graph, with its weights in a second file if `weights_beside`, or if one file cannot contain them."""
+    beside = weights_beside or sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE_BYTES
+    onnx.save(model, file, save_as_external_data=beside, location=weight_file(file).name if beside else None)
 
 
 def weight_file(file: Path) -> Path:

@@ -10,6 +10,8 @@ import onnx
 import torch
 
 from export import contract
+from export.blocks.blocks import BLOCK, rounded
+from export.blocks.graph import Choice, with_blocks
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import TOLERANCE, Steps, compare, inexact, sizes_within
 from export.checks.full_attention import compare_within
@@ -22,12 +24,12 @@ from export.gpu.kernels import check as check_kernels
 from export.gpu.sampling_step import compare_sampling, sampling_step_graph
 from export.gpu.sampling_step import trace as trace_sampling
 from export.graphs.decoder_step import states_of, step_graph, trace
-from export.graphs.onnx_file import REWRITTEN, optimise, save
+from export.graphs.onnx_file import REWRITTEN, save
 from export.graphs.torch_graph import TorchGraph
-from export.int8.recipes import per_block
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models import LAYERS
 from models.attention.sparse.sink_window import SinkWindowAttention
+from models.checkpoints.chat import CHAT_TEMPLATE
 from models.checkpoints.decoder import ARCHITECTURE, load_decoder
 from models.checkpoints.families import DECODERS
 from models.checkpoints.published import UNLIMITED
@@ -36,7 +38,6 @@ from models.decoder.window import windowed
 from models.folders.folder import JsonSettings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
-BLOCK = 32  # number of weights that share one scale; with 128, a row's bits depend on the other rows of its batch
 BARS = {
     # onnxruntime sums in another order than torch, and a server's CPU in another order than the CPU that runs the export.
     "fp32": ErrorLimits(TOLERANCE, logit_error=1e-3),
@@ -44,13 +45,16 @@ BARS = {
     "fp16": ErrorLimits(0.05, logit_error=0.05),
     # The real limit is on bits per byte; the tolerance only rejects graphs that are broken.
     "int8": ErrorLimits(1.0, logit_error=0.25),
+    "int4": ErrorLimits(4.0, logit_error=1.0),
 }
 LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with weights in fp16, and those of torch, after a golden prompt
 HOW = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
-    "int8": f"{OPERATORS}; {REWRITTEN}; products in 8-bit integers: a scale per {BLOCK} values (MatMulNBits)",
+    "int8": f"{OPERATORS}; {REWRITTEN}; weights in 8 bits, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
+    "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables in 8, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
 }
+IN_BLOCKS: dict[contract.Precision, Choice] = {"int8": partial(rounded, bits=8), "int4": partial(rounded, bits=4)}
 
 
 class DecoderExporter(Exporter):
@@ -153,9 +157,10 @@ class DecoderExporter(Exporter):
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)
-        if self.options.precision == "int8":  # the recipes need the optimised graph, which has its weights as constants
-            save(per_block(onnx.load(files[contract.GRAPH]), {}, block=BLOCK), scratch / "int8.onnx")
-            return {contract.GRAPH: optimise(scratch / "int8.onnx", scratch / "int8")}
+        if (choose := IN_BLOCKS.get(self.options.precision)) is not None:
+            (scratch / "blocks").mkdir()
+            save(with_blocks(onnx.load(files[contract.GRAPH]), choose), scratch / "blocks" / contract.GRAPH, weights_beside=True)
+            return {contract.GRAPH: scratch / "blocks" / contract.GRAPH}
         # The fp16 graph is not optimised, because onnxruntime would optimise it for this machine's CPU and save casts to float32.
         (scratch / "fp16").mkdir()
         half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings)
@@ -176,8 +181,8 @@ class DecoderExporter(Exporter):
     def golden(self) -> contract.DecoderGolden:
         return self.examples.golden(BARS[self.options.precision].logit_error * scale(self.examples.logits))
 
-    def copied(self) -> tuple[Path, ...]:
-        return tuple(file for file in (self.source.tokenizer_file, self.source.chat_template) if file is not None)
+    def texts(self) -> dict[str, str]:
+        return {} if self.source.chat_template is None else {CHAT_TEMPLATE: self.source.chat_template}
 
     def optimisation(self) -> str:
         return HOW[self.options.precision]
@@ -196,7 +201,7 @@ class DecoderExporter(Exporter):
                 max_call_tokens=None if self.windowed is None else self.windowed.piece,
                 bos_token_id=source.bos_token_id,
                 eos_token_ids=source.eos_token_ids,
-                chat_template=None if source.chat_template is None else source.chat_template.name,
+                chat_template=None if source.chat_template is None else CHAT_TEMPLATE,
                 exact=self.exact,
                 parameters=sum(parameter.numel() for parameter in source.model.parameters()),
                 bits_per_byte=self.bits[self.options.precision],

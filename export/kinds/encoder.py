@@ -47,6 +47,8 @@ class EncoderExporter(Exporter):
             raise ExportError(
                 f"held_out={str(options.held_out)!r} is for decoders; leave it out, an encoder is checked by its golden texts"
             )
+        if options.precision not in BARS:
+            raise ExportError(f"precision={options.precision!r} is for decoders; an encoder has {', '.join(BARS)}")
         self.source = load_checkpoint(checkpoint, attention=options.attention, settings=settings)
         self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
         self.traits = contract.KINDS[self.kind]

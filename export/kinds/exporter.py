@@ -111,6 +111,10 @@ class Exporter(ABC):
         """Return the files of the checkpoint that are copied into the bundle unchanged."""
         return (self.source.tokenizer_file,)
 
+    def texts(self) -> dict[str, str]:
+        """Return further text files of the bundle: name -> content."""
+        return {}
+
     @abstractmethod
     def optimisation(self) -> str:
         """Describe the optimisation of the graphs, for the manifest."""

@@ -2,5 +2,6 @@
 
 `published.py` loads published encoders: `families/` describes their settings and tensor names, and `weights.py` copies their tensors
 into the model. `own_encoder.py` and `decoder.py` load and save folders in this project's own formats, with the functions of `own.py`.
-`decoder.py` also loads published decoders. `description.py` builds an encoder from a YAML or JSON file that describes it.
+`decoder.py` also loads published decoders, whose chat templates and end tokens `chat.py` reads. `description.py` builds an encoder
+from a YAML or JSON file that describes it.
 """

@@ -7,7 +7,7 @@ FOLDER/
                          "image": {the fields of ImageFormat}, only if the decoder generates images}
   model.safetensors     the parameters by name; tied weights are stored once
   tokenizer.json        in the format of the package `tokenizers`
-  chat_template.jinja   optional
+  chat_template.jinja   optional (chat.py reads it, and the forms of published checkpoints)
   README.md             the model card, optional
 """
 
@@ -18,28 +18,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from models.checkpoints.chat import CHAT_TEMPLATE, begin_token_id, chat_template, end_token_ids
 from models.checkpoints.families import DECODERS
 from models.checkpoints.families.decoder_family import DecoderFamily
 from models.checkpoints.own import CONFIG, TOKENIZER, fill_places, save_folder, tokenizer_file, weights_sha256
 from models.checkpoints.weights import check_names, copy_rows
 from models.decoder.model import Decoder, DecoderConfig
 from models.folders.config_fields import validated
-from models.folders.folder import (
-    MOST_TEMPLATE_BYTES,
-    CheckpointError,
-    JsonSettings,
-    errors_of,
-    present,
-    read_settings,
-    read_tensors,
-    regular,
-    rehearsed,
-    rehearsing,
-)
+from models.folders.folder import CheckpointError, JsonSettings, errors_of, read_settings, read_tensors, rehearsed, rehearsing
 
 ARCHITECTURE = "AttnserveDecoder"
 MOST_PIXELS = 1024  # largest width or height of an image
-CHAT_TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +67,9 @@ class DecoderCheckpoint:
     architecture: str  # the name in config.json
     folder: Path
     tokenizer_file: Path
-    eos_token_ids: tuple[int, ...]  # any of these tokens ends a text
+    eos_token_ids: tuple[int, ...]  # any of these tokens ends a text; the first is a chat template's `eos_token`
     bos_token_id: int | None
-    chat_template: Path | None
+    chat_template: str | None  # its source
     image: ImageFormat | None
     weights_sha256: str
 
@@ -119,19 +108,15 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: 
     settings = settings or read_settings(folder / CONFIG)
     architecture = settings.need("architectures")[0]
     model = _read_model(architecture, settings, dtype)
-    tokenizer, chat_template = tokenizer_file(folder), folder / CHAT_TEMPLATE
-    if present(chat_template):
-        regular(chat_template, most_bytes=MOST_TEMPLATE_BYTES)
-    bos_token_ids = _token_ids("bos_token_id", settings, model.config)
     return DecoderCheckpoint(
         model=model,
         config=model.config,
         architecture=architecture,
         folder=folder,
-        tokenizer_file=tokenizer,
-        eos_token_ids=_token_ids("eos_token_id", settings, model.config),
-        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-        chat_template=chat_template if present(chat_template) else None,
+        tokenizer_file=tokenizer_file(folder),
+        eos_token_ids=end_token_ids(settings, model.config.vocab_size),
+        bos_token_id=begin_token_id(settings, model.config.vocab_size),
+        chat_template=chat_template(folder),
         image=_image(settings, model.config) if architecture == ARCHITECTURE else None,
         weights_sha256="" if rehearsing() else weights_sha256(folder),
     )
@@ -182,21 +167,7 @@ def _places(decoder: Decoder) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in decoder.state_dict().items() if not (decoder.config.tied and name == "unembedding.weight")}
 
 
-# Token ids and image settings
-
-
-def _token_ids(key: str, settings: JsonSettings, config: DecoderConfig) -> tuple[int, ...]:
-    """Return the token ids under `key` in the settings, where the value is one number, a list or absent. A value in
-    generation_config.json overrides the one in config.json.
-    """
-    generation = read_settings(settings.file.parent / "generation_config.json", required=False)
-    text = settings.get("text_config", {})
-    found = generation.get(key, settings.get(key, text.get(key)))
-    ids = () if found is None else tuple(found) if isinstance(found, list) else (found,)
-    for token in ids:
-        if not isinstance(token, int) or not 0 <= token < config.vocab_size:
-            raise CheckpointError(f"{settings.file}: {key}={found!r} is not in the vocabulary, 0 to {config.vocab_size - 1}; correct it")
-    return ids
+# Image settings
 
 
 def _image(settings: JsonSettings, config: DecoderConfig) -> ImageFormat | None:

@@ -18,6 +18,7 @@ Real = Annotated[float, Field(strict=True, gt=0, le=1e30, allow_inf_nan=False)]
 Limit = Annotated[float, Field(strict=True, ge=1, le=1e40)]  # token limit of a tokenizer; transformers writes 1e30 for no limit
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(max_length=100_000)]
+Template = Annotated[str, Field(max_length=2**20)]
 Texts = Annotated[list[Text], Field(max_length=2**16)]
 Sizes = Annotated[list[Size], Field(min_length=1, max_length=1024)]
 Object = dict[str, Any]
@@ -43,6 +44,8 @@ _KINDS: dict[Any, str] = {
     Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling "
     "type rope_type classifier_activation pooling problem_type default_prompt_name sbert_ce_default_activation_function",
     Text | Texts: "pooling_mode",
+    Text | Object: "eos_token bos_token",
+    Template | Annotated[list[dict[str, Template]], Field(max_length=100)]: "chat_template",
     Annotated[list[Text], Field(min_length=1, max_length=100)]: "architectures",
     Annotated[list[Text], Field(min_length=1, max_length=1024)]: "layer_types attn_layers",
     Texts: "examples",

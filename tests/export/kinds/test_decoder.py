@@ -80,8 +80,9 @@ def test_the_golden_continuations_are_what_the_graph_says(bundle: Path) -> None:
         assert (after.max(axis=1) - chosen).max() < golden.max_abs_error
 
 
-def test_int8_is_exact_too_and_says_what_it_costs(checkpoint: Path, tmp_path: Path) -> None:
-    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_graph_of_blocks_is_exact_too_and_says_what_it_costs(precision: contract.Precision, checkpoint: Path, tmp_path: Path) -> None:
+    manifest = export_bundle(checkpoint, tmp_path / "blocks", precision=precision)
     decoder = manifest.decoder
     assert decoder is not None
     assert decoder.exact

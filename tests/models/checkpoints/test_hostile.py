@@ -103,7 +103,10 @@ def zeros(file: Path, secret: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [link, fifo, folder_of_that_name, zeros])
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja", "generation_config.json", "tokenizer_config.json"],
+)
 def test_nothing_but_files_of_the_folder_is_read(tmp_path: Path, name: str, put: Callable[[Path, Path], None]) -> None:
     secret = tmp_path / "secret"
     secret.write_text("password")
