@@ -242,9 +242,9 @@ class StateTensor(ManifestPart):
     )
     slots: bool = Field(
         False,
-        description="its shape is (heads, S slots, width), and the token at position t is in slot t + 1 until none is left. A call writes only "
-        "the slots of its tokens, so its output may be the memory of its input. It may be cut to a multiple of SLOT_BLOCK slots that has all "
-        "slots in use",
+        description="its shape is (heads, S slots, width), and the token at position t is in slot t + 1 until none is left. A call "
+        "writes only the slots of its tokens, so its output may be the memory of its input. It may be cut to a multiple of SLOT_BLOCK "
+        "slots that has all slots in use",
     )
 
     @model_validator(mode="after")
@@ -365,7 +365,7 @@ class Decoder(ManifestPart):
     bos_token_id: TokenId | None = Field(None, description="token that the tokenizer puts before every prompt, if any")
     eos_token_ids: tuple[TokenId, ...] = ()
     chat_template: FileName | None = Field(None, description="name of a Jinja file of the bundle")
-    window: Size | None = Field(None, description="tokens that a token attends to, with itself; the answers are exact up to it. None: no window")
+    window: Size | None = Field(None, description="tokens that a token attends to, itself among them, exact up to it; None: no window")
     first_kept: Size | None = Field(None, description="how many of the `window` tokens are the first ones of the sequence")
     max_call_tokens: Size | None = Field(None, description="most tokens of a row in one call of the graph; None: no limit")
     exact: bool = Field(description="at export, prompts gave the same bits whole, in chunks and token by token, alone and in a batch")

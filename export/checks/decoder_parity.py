@@ -34,7 +34,8 @@ class Steps:
     """A decoder's step graph, or its torch model. Both are called with numpy arrays."""
 
     def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None, n_slots: int | None = None) -> None:
-        """`n_positions` is the longest sequence in tokens; None means no limit. `n_slots` is the number of slots of states that have them."""
+        """`n_positions` is the longest sequence in tokens; None means no limit. `n_slots` is the number of slots of
+        states that have them."""
         self.answer = answer
         self.n_positions = n_positions
         self.n_slots = n_slots

@@ -68,7 +68,7 @@ def sink_window_layer(layer: SinkWindowAttention, shared: CallSlots) -> Callable
         q, k = qk.split([H * D, H_k * D], dim=-1)
         places, tokens, seen = shared.of(layer, layer.positions(state, rotation, N), mask, S, rows)
         new = {
-            name: _one("ScatterND", [state[name], places, (heads * tokens).unflatten(-1, (H_k, D)).to(state[name].dtype)], state[name].shape)
+            name: _one("ScatterND", [state[name], places, (heads * tokens).unflatten(-1, (H_k, D))], state[name].shape)
             for name, heads in (("k", k), ("v", v))
         }
         keys, values = new["k"].float(), new["v"].float()

@@ -84,8 +84,8 @@ class DecoderExporter(Exporter):
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
         if self.n_slots is not None and self.n_slots % contract.SLOT_BLOCK:
             raise ExportError(
-                f"{source.folder}: {self.n_slots} slots, of window and piece, are no multiple of {contract.SLOT_BLOCK}: choose a window that "
-                "is, such as 512, 1024 or 2048"
+                f"{source.folder}: {self.n_slots} slots, of window and piece, are no multiple of {contract.SLOT_BLOCK}: choose a "
+                "window that is, such as 512, 1024 or 2048"
             )
         if source.image is not None and self.n_positions is not None:
             longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in source.image.prompts)
@@ -153,7 +153,9 @@ class DecoderExporter(Exporter):
 
     def _steps(self, file: Path, threads: int) -> Steps:
         graph = self.graphs[contract.GRAPH]
-        return Steps(answers(open_graph(file, threads=threads), graph.outputs), graph.inputs, n_positions=self.n_positions, n_slots=self.n_slots)
+        return Steps(
+            answers(open_graph(file, threads=threads), graph.outputs), graph.inputs, n_positions=self.n_positions, n_slots=self.n_slots
+        )
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)

@@ -101,7 +101,7 @@ class SinkWindowAttention(GroupedHeads):
         return self.to_out(merge_heads(o).to(x.dtype)), new
 
     def positions(self, state: State, rotation: Rotation | None, N: int) -> Tensor:
-        """Return the positions (B, N) int64 of the tokens of a call: those of the rotation, or the numbers after those that were counted."""
+        """Return the positions (B, N) int64 of the tokens of a call: those of the rotation, or those after the counted ones."""
         if rotation is not None and rotation.t is not None:
             return rotation.t
         if not self.counted:
