@@ -33,7 +33,7 @@ class Blocks:
     @property
     def packed(self) -> Bytes:
         """The weights as MatMulNBits reads them: (M, n, BLOCK * bits / 8). With 4 bits, the first of two weights is the low half."""
-        return self.q if self.bits == 8 else self.q[..., 0::2] | self.q[..., 1::2] << 4
+        return self.q if self.bits == 8 else self.q[..., 0::2] | self.q[..., 1::2] << np.uint8(4)
 
     @property
     def widened(self) -> "Blocks":
