@@ -45,7 +45,7 @@ class Steps:
     def begin(self, rows: int, *, cut: bool = False) -> States:
         """Return the states before the first token, for `rows` sequences. With `cut`, states with slots have as few of them as WHOLE tokens
         need, else all."""
-        n_slots = contract.SLOT_BLOCK if cut else self.n_slots
+        n_slots = contract.SLOT_BLOCK if cut or self.n_slots is None else self.n_slots
         shapes = {state.name: [n_slots if size == contract.SLOTS else int(size) for size in state.shape[1:]] for state in self.states}
         return {state.name: np.zeros((rows, *shapes[state.name]), state.dtype) for state in self.states}
 

@@ -114,12 +114,12 @@ def _one(name: str, inputs: list[Tensor], shape: Any, **attributes: Any) -> Tens
 def _rotated(x: Tensor, rotation: Rotation, n_heads: int) -> Tensor:
     """Rotate the heads of x (B, N, H D)."""
     cos, sin = rotation.cos.squeeze(1), rotation.sin.squeeze(1)
-    attributes = {"num_heads": n_heads, "rotary_embedding_dim": 2 * cos.shape[-1]}
+    attributes: dict[str, Any] = {"num_heads": n_heads, "rotary_embedding_dim": 2 * cos.shape[-1]}
     return torch.onnx.ops.symbolic("RotaryEmbedding", [x, cos, sin], attrs=attributes, dtype=x.dtype, shape=x.shape, version=23)
 
 
 def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
-    attributes = {"num_branches": x.shape[-1] // norm.weight.numel(), "epsilon": norm.eps}
+    attributes: dict[str, Any] = {"num_branches": x.shape[-1] // norm.weight.numel(), "epsilon": norm.eps}
     scale = norm.weight.detach().float()
     return torch.onnx.ops.symbolic(f"{OPERATORS}::BranchwiseRMSNorm", [x, scale], attrs=attributes, dtype=x.dtype, shape=x.shape, version=1)
 

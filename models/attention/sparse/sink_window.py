@@ -9,6 +9,8 @@ Token t is kept in slot 1 + t, and tokens beyond the last slot overwrite the old
 padding and stays 0. A token costs O(W) however long the past is.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -57,7 +59,7 @@ class SinkWindowAttention(GroupedHeads):
         qk_norm: bool = False,
         norm_eps: float = 1e-6,
     ) -> None:
-        grouped = {"n_kv_heads": n_kv_heads, "out_bias": out_bias, "qk_norm": qk_norm, "norm_eps": norm_eps}
+        grouped: dict[str, Any] = {"n_kv_heads": n_kv_heads, "out_bias": out_bias, "qk_norm": qk_norm, "norm_eps": norm_eps}
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias, **grouped)
         self.n_first = at_least("n_first", n_first, 1, "without first tokens it is a sliding window")
         self.window = at_least("window", window, n_first + 1, "the window has the first tokens and the token itself")
