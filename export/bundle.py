@@ -1,10 +1,11 @@
-"""Exports a checkpoint folder as a bundle: load, trace, optimise, check, then write golden examples and the manifest.
+"""Exports a checkpoint folder, or a GGUF file, as a bundle: load, trace, optimise, check, then write golden examples and the manifest.
 
 The bundle is written to a hidden directory inside the target's parent, which is renamed to the target at the end. So a bundle is complete
 or absent, and a failed export leaves the previous bundle in place.
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +19,8 @@ from export.kinds.exporter import Exporter, Files, Options, Progress
 from export.kinds.load import load
 from export.maps.attention_bundle import add_attention_graph
 from models.checkpoints.description import build_encoder
+from models.checkpoints.gguf.file import gguf_file
+from models.checkpoints.gguf.unpack import unpack
 from models.folders.folder import in_sentences
 
 
@@ -48,15 +51,14 @@ def export_bundle(
     `name` is the name that clients send as `model`; None means the name of the directory `out`. `min_cosine` is a limit for int8
     encoders: the cosine between the graph's output and that of the fp32 torch model must reach it for every golden text. A decoder's bits
     per byte are measured on the text `held_out`, or on built-in passages if it is None. `maps` adds a second graph, which returns attention
-    matrices, and `gpu` adds a graph for GPUs. `window` turns the
-    softmax layers of a decoder into attention to this many tokens, with which its state has a constant size; see
-    `models/decoder/window.py`. `progress` is called with a step's name at its beginning, and in long steps also with the
-    fraction done (0 to 1).
+    matrices, and `gpu` adds a graph for GPUs. `window` turns the softmax layers of a decoder into attention to this many tokens, with
+    which its state has a constant size; see `models/decoder/window.py`. `progress` is called with a step's name at its beginning, and in
+    long steps also with the fraction done (0 to 1).
 
     Raises CheckpointError for an invalid checkpoint, CorpusError if `held_out` is a folder but not a data folder
     (`models/training/corpus.py`), and ExportError for all other errors. After an error `out` is unchanged.
     """
-    options = Options(precision, attention, min_cosine, held_out, maps, gpu, window)
+    options = Options(precision, attention, min_cosine, held_out, maps, gpu, window=window)
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):
         name = checked_name(name or out.resolve().name)
         if maps and precision != "fp32":
@@ -67,6 +69,9 @@ def export_bundle(
 
 def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch: Path, progress: Progress) -> contract.Manifest:
     progress("load", None)
+    if (gguf := gguf_file(checkpoint)) is not None:
+        checkpoint, options = scratch / "gguf" / gguf.stem, replace(options, gguf=gguf)
+        unpack(gguf, checkpoint)
     exporter = load(checkpoint, options)
     model = exporter.map_model() if options.maps else None
     exporter.prepare()

@@ -18,6 +18,7 @@ class Precision(StrEnum):
     fp16 = "fp16"
     int8 = "int8"
     int4 = "int4"
+    as_stored = "as-stored"
 
 
 class Runtime(StrEnum):
@@ -28,13 +29,16 @@ class Runtime(StrEnum):
 @app.command()
 def export(
     out: Annotated[Path, typer.Option(help="Bundle directory to write; an older bundle there is replaced at the end.", show_default=False)],
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder with config.json, model.safetensors and tokenizer.json.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder with config.json, model.safetensors and tokenizer.json; or a GGUF file.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Instead of --checkpoint: a file that describes an encoder with any attention; see models/configs.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
     precision: Annotated[
-        Precision, typer.Option(help="fp16 is for GPUs; int4 for decoders; int8 of an encoder must reach --min-cosine.")
+        Precision,
+        typer.Option(help="fp16 is for GPUs; int4 for decoders; as-stored for GGUF files; int8 of an encoder must reach --min-cosine."),
     ] = Precision.fp32,
     attention: Annotated[
         str, typer.Option(help="softmax keeps the attention of the checkpoint; linear replaces it untrained.")
@@ -58,9 +62,11 @@ def export(
         from export.summary import bits_per_byte
     if checkpoint is not None:
         from export.contract import TOKENIZER
+        from models.checkpoints.gguf.file import gguf_file
         from service.tokenization.tokenizer_file import check_form
 
-        check_form(checkpoint / TOKENIZER)
+        if gguf_file(checkpoint) is None:  # the tokenizer of a GGUF file is made by the export
+            check_form(checkpoint / TOKENIZER)
     with progress_bar() as show:
         manifest = (export_file if config else export_bundle)(
             source,

@@ -83,7 +83,7 @@ LONGEST_ATTENTION = 256  # longest text in tokens; there is a limit because each
 
 Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder", "encoder_decoder"]
 Pool = Literal["encoder", "generator"]
-Precision = Literal["fp32", "fp16", "int8", "int4"]
+Precision = Literal["fp32", "fp16", "int8", "int4", "as-stored"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # allowed model names
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # The name has no slash, so that it cannot refer to a file outside the bundle.

@@ -5,5 +5,5 @@ measures engines and ONNX Runtime without HTTP, in this process or a child; ever
 `attnserve load`, which sends requests at a rate that follows a chosen shape over time, and compares the figures with pass criteria;
 `users/` are its clients, which `locustfile.py` makes available to plain Locust. `bench/` compares the service with the bare runtime and
 with other servers, `capacity/` measures the figures of docs/capacity.md, `faults/` kills processes of a running service, updates it and
-scales it, `stress/` overloads a service.
+scales it, `stress/` overloads a service, `console/` measures the console in a browser.
 """

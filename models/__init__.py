@@ -26,6 +26,7 @@ _CLASSES = {
     "additive": "scoring.additive.AdditiveAttention",
     "softmax1": "scoring.softmax1.Softmax1Attention",
     "differential": "scoring.differential.DifferentialAttention",
+    "disentangled": "scoring.disentangled.DisentangledAttention",
     "linear": "linear.linear.LinearAttention",
     "efficient": "linear.efficient.EfficientAttention",
     "performer": "linear.performer.PerformerAttention",

@@ -15,11 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from service.catalog import Catalog
+from service.dialects.openai.embeddings import PLAIN_READERS
 from service.dialects.openai.responses.running import running_of
 from service.dialects.routers import DIALECTS, ROUTERS
 from service.errors import CANNOT_START, InvalidRequest, MethodNotAllowed, RouteNotFound, ServiceError
 from service.http import openapi
 from service.http.cors import Cors
+from service.http.direct import Direct
 from service.http.edge import INTERNAL_ERROR, Edge, refusal
 from service.http.keys import Keys
 from service.http.routing import METHOD, SHORT, allowed, canonical, exact
@@ -33,6 +35,7 @@ class Application(FastAPI):
     """A FastAPI application that passes every request to `Edge` first, before FastAPI and its middleware."""
 
     edge: Any
+    direct: Direct  # handles plain requests; found by `service/http/connections.py`
     keys: Keys
     needs_key = False
     _lock = threading.Lock()
@@ -88,7 +91,8 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     app.router.routes += [route for router in ROUTERS for route in router.routes]
     for kind in (ServiceError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _refuse)
-    app.edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, keys=keys, dialects=DIALECTS)
+    app.edge = edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, keys=keys, dialects=DIALECTS)
+    app.direct = Direct(edge, PLAIN_READERS)
     if catalog.settings.cors_origins:  # CORS runs before the edge, since preflight requests of browsers carry no API key
         app.edge = Cors(app.edge, catalog.settings.cors_origins, DIALECTS)
     return app

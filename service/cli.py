@@ -107,6 +107,8 @@ def serve(
     lean: Annotated[bool | None, _flag("lean", "--lean")] = None,
     access_log: Annotated[bool | None, _flag("access_log", "--access-log")] = None,
     log_level: Annotated[str | None, _flag("log_level")] = None,
+    console: Annotated[bool | None, _flag("console", "--console/--no-console")] = None,
+    development: Annotated[bool | None, _flag("development", "--development")] = None,
     set_: SetFlag = None,
 ) -> None:
     """Serve bundles over HTTP until SIGTERM or Ctrl-C. Accepted requests are finished first; a second signal stops at once.

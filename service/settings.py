@@ -237,6 +237,10 @@ class Settings(BaseModel):
         None, description="Address for traces over OTLP/HTTP, such as http://collector:4318; needs attnserve[trace]. Unset: no traces."
     )
     access_log: bool = Field(False, description="Log every request, not only failed ones.")
+    console: bool = Field(True, description="Serve the console at / to browsers. Off: / is JSON for all.")
+    development: bool = Field(
+        False, description="Allow requests to kill the process that generates, to see streams continue. Not for a service that others use."
+    )
 
     @field_validator("max_gateways", "max_encoders", "max_generators")
     @classmethod

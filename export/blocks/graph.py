@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from export.blocks.blocks import BLOCK, Array, Blocks
-from export.graphs.packed_encoder import OPERATORS
+from export.graphs.compact import OPERATORS
 from export.int8.recipes import with_nodes
 
 Choice = Callable[[Array], Blocks | None]  # a matrix (M, K) -> its blocks, or None if it stays as it is

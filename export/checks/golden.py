@@ -22,16 +22,19 @@ N_TOP = 8  # how many of the largest logits are stored for each prompt
 
 
 class GoldenTokenizer:
-    """The tokenizer of a checkpoint as a server uses it: truncates to `max_tokens`, adds special tokens, does not pad."""
+    """The tokenizer of a checkpoint as a server uses it: truncates to `max_tokens`, adds special tokens (if the model wants them), does
+    not pad.
+    """
 
-    def __init__(self, file: Path, max_tokens: int) -> None:
+    def __init__(self, file: Path, max_tokens: int, *, special_tokens: bool = True) -> None:
         self.tokenizer = read_tokenizer(file)
+        self.special_tokens = special_tokens
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_tokens)
 
     def feed(self, inputs: Tensors, text: str, pair: str | None = None) -> Feed | None:
         """Return the text, or the pair of texts, as a batch of one. None if it has no tokens."""
-        encoding = self.tokenizer.encode(text, pair)
+        encoding = self.tokenizer.encode(text, pair, add_special_tokens=self.special_tokens)
         if not encoding.ids:
             return None
         ids, types = (np.array([numbers], np.int64) for numbers in (encoding.ids, encoding.type_ids))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from export import contract
 from export.checks.parity import Feed, Tensors
 from export.errors import ExportError
-from export.graphs.packed_encoder import OPERATORS, with_children
+from export.graphs.compact import OPERATORS
+from export.graphs.packed_encoder import with_children
 from export.graphs.torch_graph import TorchGraph
 from models.attention.layers.softmax import SoftmaxAttention
 from models.checkpoints.published import Checkpoint
@@ -88,9 +89,8 @@ class PackedModel(nn.Module):
         self.first_position = 0 if encoder.embeddings.padding_id is None else encoder.embeddings.padding_id + 1
         self.embeddings = _with_given_positions(encoder.embeddings)
         self.rotations = encoder.rotations
-        self.blocks: Modules[EncoderBlock] = Modules(
-            with_children(block, attention=PackedAttention(block.attention)) for block in encoder.blocks
-        )
+        own = {block: with_children(block, attention=PackedAttention(block.attention)) for block in encoder.blocks}
+        self.blocks: Modules[EncoderBlock] = Modules(own[block] for block in encoder.blocks)  # several layers may share a block
         self.final_norm = encoder.final_norm
 
     def forward(

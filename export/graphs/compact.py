@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from export.graphs.packed_encoder import OPERATORS
+OPERATORS = "com.microsoft"  # the domain of onnxruntime's own operators
 
 
 def joined(projections: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -15,10 +15,9 @@ from onnxscript import FLOAT
 from onnxscript import opset20 as op
 from torch import Tensor, nn
 
-from export.graphs.compact import rows_at
+from export.graphs.compact import OPERATORS, rows_at
 from export.graphs.gated_delta import gated_delta_layer
 from export.graphs.linear_attention import linear_layer
-from export.graphs.packed_encoder import OPERATORS
 from export.graphs.sink_window import CallSlots, sink_window_layer
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.multi_head import merge_heads, split_heads

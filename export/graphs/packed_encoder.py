@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from export.graphs.compact import OPERATORS
+from export.graphs.hybrid import CompactHybrid, is_compact
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.softmax import SoftmaxAttention
 from models.encoder.heads import SequenceClassifier
 from models.encoder.model import Encoder, EncoderBlock
 from models.parts.modules import Modules
 from models.parts.positions import Rotation, rotate
-
-OPERATORS = "com.microsoft"  # the domain of onnxruntime's own operators
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -75,7 +75,8 @@ class PackedEncoder(nn.Module):
         self.embeddings = encoder.embeddings
         self.rotations = encoder.rotations
         self.relative_bias = encoder.relative_bias
-        self.blocks: Modules[EncoderBlock] = Modules(packed(block, separate_projections) for block in encoder.blocks)
+        own = {block: packed(block, separate_projections) for block in encoder.blocks}  # several layers may share a block
+        self.blocks: Modules[EncoderBlock] = Modules(own[block] for block in encoder.blocks)
         self.final_norm = encoder.final_norm
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
@@ -111,7 +112,11 @@ def first_tokens(block: EncoderBlock, x: Tensor, packing: TokenPacking, pairs: d
 def packed(block: EncoderBlock, separate_projections: bool) -> EncoderBlock:
     """Return the block with an attention layer whose input and output are (T, D)."""
     layer = block.attention
-    attention = FusedAttention(layer, separate_projections) if isinstance(layer, SoftmaxAttention) else Unpacked(layer)
+    attention: nn.Module
+    if isinstance(layer, SoftmaxAttention):
+        attention = FusedAttention(layer, separate_projections)
+    else:
+        attention = CompactHybrid(layer) if is_compact(layer) else Unpacked(layer)
     return with_children(block, attention=attention)
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from export import contract
-from export.graphs.compact import joined
-from export.graphs.packed_encoder import OPERATORS
+from export.graphs.compact import OPERATORS, joined
 from models.attention.layers.causal import State
 from models.attention.sparse.sink_window import PADDING, SinkWindowAttention
 from models.parts.positions import Rotation

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from export.checks.parity import Feed, open_graph
+from export.graphs.compact import OPERATORS
 from export.graphs.onnx_file import save
-from export.graphs.packed_encoder import OPERATORS
 
 Array = NDArray[np.float32]
 ColumnPeaks = Mapping[str, Array]  # name of a product's left input -> the largest |value| in each of its columns

@@ -11,7 +11,8 @@ import torch
 
 from export import contract
 from export.blocks.blocks import BLOCK, rounded
-from export.blocks.graph import Choice, with_blocks
+from export.blocks.graph import Choice, digest, with_blocks
+from export.blocks.stored import stored_blocks
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import TOLERANCE, Steps, compare, inexact, sizes_within
 from export.checks.full_attention import compare_within
@@ -46,6 +47,7 @@ BARS = {
     # The real limit is on bits per byte; the tolerance only rejects graphs that are broken.
     "int8": ErrorLimits(1.0, logit_error=0.25),
     "int4": ErrorLimits(4.0, logit_error=1.0),
+    "as-stored": ErrorLimits(1.0, logit_error=0.25),  # the reference has the same weights; only the activations are rounded
 }
 LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with weights in fp16, and those of torch, after a golden prompt
 HOW = {
@@ -53,6 +55,7 @@ HOW = {
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
     "int8": f"{OPERATORS}; {REWRITTEN}; weights in 8 bits, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
     "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables in 8, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
+    "as-stored": f"{OPERATORS}; {REWRITTEN}; weights in the blocks of the GGUF file; products in 8-bit integers (MatMulNBits)",
 }
 IN_BLOCKS: dict[contract.Precision, Choice] = {"int8": partial(rounded, bits=8), "int4": partial(rounded, bits=4)}
 
@@ -65,6 +68,8 @@ class DecoderExporter(Exporter):
         super().__init__(checkpoint, settings, options)
         if options.attention != "softmax":
             raise ExportError(f"attention={options.attention!r} is for encoders; a decoder keeps the layers that it was trained with")
+        if options.precision == "as-stored" and options.gguf is None:
+            raise ExportError(f"precision='as-stored' keeps the blocks of a GGUF file, and {checkpoint} is none; choose int8 or int4")
         self.source = load_decoder(checkpoint, settings=settings)
         self.full: Decoder | None = None  # the model without a window
         if options.window is not None:
@@ -86,6 +91,11 @@ class DecoderExporter(Exporter):
             raise ExportError(
                 f"{source.folder}: {self.n_slots} slots, of window and piece, are no multiple of {contract.SLOT_BLOCK}: choose a "
                 "window that is, such as 512, 1024 or 2048"
+            )
+        if source.config.positions == "rotary" and source.config.rotary.depends_on_length:
+            raise ExportError(
+                f"{source.folder}: the rotary scaling is dynamic, so a token's rotation depends on the length of its text, and a state "
+                "would depend on how a prompt is cut; supported: linear, llama3, yarn, or no scaling"
             )
         if source.image is not None and self.n_positions is not None:
             longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in source.image.prompts)
@@ -159,7 +169,11 @@ class DecoderExporter(Exporter):
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)
-        if (choose := IN_BLOCKS.get(self.options.precision)) is not None:
+        choose = IN_BLOCKS.get(self.options.precision)
+        if self.options.precision == "as-stored" and self.options.gguf is not None:
+            stored = stored_blocks(self.options.gguf)
+            choose = lambda weights: stored.get(digest(weights))  # noqa: E731
+        if choose is not None:
             (scratch / "blocks").mkdir()
             save(with_blocks(onnx.load(files[contract.GRAPH]), choose), scratch / "blocks" / contract.GRAPH, weights_beside=True)
             return {contract.GRAPH: scratch / "blocks" / contract.GRAPH}

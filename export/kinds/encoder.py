@@ -24,7 +24,9 @@ from export.int8.choice import TrialInputs, choose
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models.checkpoints.own import weights_sha256
 from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, load_checkpoint
+from models.checkpoints.static import without_special_tokens
 from models.encoder.model import Encoder
+from models.encoder.static import StaticShape
 from models.folders.folder import JsonSettings
 
 BARS = {
@@ -54,6 +56,8 @@ class EncoderExporter(Exporter):
         self.traits = contract.KINDS[self.kind]
         self.packed = isinstance(self.source.model.encoder, Encoder)
         self.trials: tuple[contract.RecipeTrial, ...] = ()
+        if isinstance(self.source.config, StaticShape) and options.precision == "int8":
+            raise ExportError("precision=int8 is for products of matrices, of which a static embedding has none; fp16 halves its table")
 
     def map_model(self) -> Encoder:
         if not isinstance(encoder := self.source.model.encoder, Encoder):
@@ -74,7 +78,8 @@ class EncoderExporter(Exporter):
     def _examples(self, texts: Sequence[str]) -> EncoderExamples:
         """Return the texts as token ids, truncated to the model's longest input, with torch's outputs for them."""
         graph = self.graphs[contract.GRAPH]
-        return EncoderExamples(self.kind, GoldenTokenizer(self.source.tokenizer_file, self.max_tokens), graph.inputs, graph.answer, texts)
+        tokens = GoldenTokenizer(self.source.tokenizer_file, self.max_tokens, special_tokens=self.source.adds_special_tokens)
+        return EncoderExamples(self.kind, tokens, graph.inputs, graph.answer, texts)
 
     def trace(self, scratch: Path) -> Files:
         # Weights in a second file are memory-mapped at load, so that unused rows of the vocabulary need no memory.
@@ -158,6 +163,14 @@ class EncoderExporter(Exporter):
             **{bound: bounds[bound]},
         )
 
+    def copied(self) -> tuple[Path, ...]:
+        return super().copied() if self.source.adds_special_tokens else ()
+
+    def texts(self) -> dict[str, str]:
+        if self.source.adds_special_tokens:
+            return {}
+        return {contract.TOKENIZER: without_special_tokens(self.source.tokenizer_file)}
+
     def optimisation(self) -> str:
         done = [PACKED] if self.packed else []
         done.append(ABOUT_FP16 if self.options.precision == "fp16" else REWRITTEN)
@@ -165,12 +178,11 @@ class EncoderExporter(Exporter):
         return "; ".join(done)
 
     def fields(self, described: dict[str, contract.Graph]) -> dict[str, Any]:
+        weights = self.source.weights_folder or self.source.tokenizer_file.parent
         names = ("pooling", "normalized", "pad_token_id", "prompts", "default_prompt", "id2label", "score_activation")
         return {
             "trials": self.trials,
             "width": int(self.graphs[contract.GRAPH].outputs[0].shape[-1]),
-            "source": self.origin(
-                weights_sha256(self.source.tokenizer_file.parent), self.source.config.attention, untrained=self.source.untrained
-            ),
+            "source": self.origin(weights_sha256(weights), self.source.config.attention, untrained=self.source.untrained),
             **{name: getattr(self.source, name) for name in names},
         }

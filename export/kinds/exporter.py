@@ -32,6 +32,7 @@ class Options:
     held_out: Path | None = None
     maps: bool = False
     gpu: bool = False
+    gguf: Path | None = None  # the file from which the checkpoint was unpacked
     window: int | None = None
 
 
@@ -128,7 +129,7 @@ class Exporter(ABC):
         return contract.CheckpointSource(
             architecture=self.source.architecture,
             checkpoint=self.source.folder.resolve().name,
-            weights_sha256=weights_sha256,
+            weights_sha256=weights_sha256 if self.options.gguf is None else contract.sha256(self.options.gguf),
             attention=attention,
             untrained=untrained,
         )

@@ -27,10 +27,11 @@ from export import contract
 from export.checks.decoder_parity import TOLERANCE
 from export.checks.parity import largest_error
 from export.errors import ExportError
+from export.graphs.compact import OPERATORS
 from export.graphs.decoder_operators import FORMS
 from export.graphs.decoder_step import OPSET
 from export.graphs.onnx_file import optimise, weight_file
-from export.graphs.packed_encoder import OPERATORS, with_children
+from export.graphs.packed_encoder import with_children
 from export.graphs.torch_graph import TorchGraph
 from export.kv_cache.session import CachedSession
 from models.attention.layers.causal_softmax import CausalSoftmaxAttention

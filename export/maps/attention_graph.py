@@ -17,11 +17,12 @@ from export import contract
 from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.encoder import EXAMPLE_TOKENS
-from export.graphs.packed_encoder import FusedAttention, PackedEncoder, TokenPacking, with_children
+from export.graphs.packed_encoder import FusedAttention, Module, PackedEncoder, TokenPacking, with_children
 from export.graphs.torch_graph import OPSET, TorchGraph
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
+from models.parts.modules import Modules
 
 
 def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:
@@ -41,6 +42,8 @@ class EncoderMaps(nn.Module):
         super().__init__()
         self.found: list[Tensor] = []
         self.encoder = PackedEncoder(encoder, separate_projections=False, first_token_only=False)
+        # Layers that share modules get modules of their own, with the same weights: torch cannot trace copies of a shared module.
+        self.encoder.blocks = Modules(_with_own_modules(block) for block in self.encoder.blocks)
         for block in self.encoder.blocks:
             block.attention = WatchedInEncoder(block.attention, self.found)
 
@@ -121,6 +124,11 @@ def _without(layer: nn.Module, name: str) -> nn.Module:
     """Return a copy of the layer in which the submodule with this dotted name is replaced by the identity."""
     first, _, rest = name.partition(".")
     return with_children(layer, **{first: _without(getattr(layer, first), rest) if rest else nn.Identity()})
+
+
+def _with_own_modules(module: Module) -> Module:
+    """Return a copy of the module and of all modules in it. The copies have the same parameters."""
+    return with_children(module, **{name: _with_own_modules(child) for name, child in module.named_children()})
 
 
 def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:

@@ -54,7 +54,7 @@ DEFAULT_PARTS = [part for part in BenchPart if part != BenchPart.overhead]  # th
 
 @app.command()
 def bench(
-    bundle: Annotated[Path, typer.Option(help="Bundle of an fp32 encoder.")] = Path("bundles/all-MiniLM-L6-v2"),
+    bundle: Annotated[Path, typer.Option(help="Bundle of an encoder, fp32 or int8.")] = Path("bundles/all-MiniLM-L6-v2"),
     rounds: runner.Rounds = 3,
     seconds: runner.WholeSeconds = 10,
     quick: Annotated[bool, typer.Option("--quick", help="One round of one second: shows that it works, proves nothing.")] = False,

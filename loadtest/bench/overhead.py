@@ -24,6 +24,8 @@ from loadtest.in_process import bare
 from service.deployment.ports import free_port
 
 PROFILES: dict[str, tuple[str, ...]] = {"single": (), "--lean": ("--lean",), "split": ("--profile", "split")}
+# As many slots as the most streams of a form: with the default of 32, most of 256 streams would be refused because of `max_wait_s`.
+_SLOTS = ("--slots", "256")
 # Servers of one process that answer every request with the same vector, for scale.
 _APP = "loadtest.bench.hello:app"
 HELLO = {
@@ -122,7 +124,7 @@ class Overhead:
 
         encoder, decoder = self._folder / ENCODER, self._folder / DECODER
         export_tiny(self._tokenizer, encoder, decoder)
-        with attnserve(encoder, ENCODER, flags=("--bundle", str(decoder), *flags)) as server:
+        with attnserve(encoder, ENCODER, flags=("--bundle", str(decoder), *_SLOTS, *flags)) as server:
             for form in (SHORT, replace(SHORT, stream=True)):
                 self._run(replace(form, connections=8), server, "warm", 1.0)
             yield server

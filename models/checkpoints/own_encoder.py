@@ -47,7 +47,9 @@ def save_encoder(
         "normalized": normalized,
         "untrained": untrained,
     }
-    save_folder(folder, encoder.state_dict(), {TOKENIZER: tokenizer}, config)
+    # Copies, because safetensors stores no tensor that several layers share.
+    tensors = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    save_folder(folder, tensors, {TOKENIZER: tokenizer}, config)
 
 
 def read_own(settings: JsonSettings) -> OwnEncoderConfig:

@@ -1,9 +1,9 @@
 """Loads a published checkpoint folder: the model, with all settings that the server needs.
 
-It reads plain Hugging Face folders and sentence-transformers folders. The weights must be safetensors (one file or shards), not
-pickles, which can run code when read. Every tensor of the model must be in the files. Every tensor in the files must belong to the
-model or have a name that the family lists as unused. So a checkpoint that does not match its model raises an error instead of
-giving wrong vectors.
+It reads plain Hugging Face folders, sentence-transformers folders and static embeddings (`static.py`). The weights must be safetensors
+(one file or shards), not pickles, which can run code when read. Every tensor of the model must be in the files. Every tensor in the files
+must belong to the model or have a name that the family lists as unused. So a checkpoint that does not match its model raises an error
+instead of giving wrong vectors.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,10 +16,13 @@ from torch import nn
 from models.checkpoints.families import ARCHITECTURES, reformer
 from models.checkpoints.families.family import Family, HeadConfig, Names
 from models.checkpoints.own_encoder import ARCHITECTURE, OwnEncoderConfig, read_own, sentence_encoder
+from models.checkpoints.static import ARCHITECTURE as ARCHITECTURE_OF_STATIC
+from models.checkpoints.static import StaticFiles, find_static, load_static
 from models.checkpoints.weights import fill
 from models.encoder.heads import Dense, Headed, SentenceEncoder, SequenceClassifier, TokenClassifier
 from models.encoder.model import Encoder, EncoderConfig
 from models.encoder.pipeline import Pipeline, read_pipeline
+from models.encoder.static import StaticShape
 from models.folders.folder import (
     MOST_TOKENIZER_BYTES,
     CheckpointError,
@@ -51,8 +54,8 @@ class Checkpoint:
     """A loaded model, in eval mode, with the settings of its folder."""
 
     kind: Kind
-    model: Headed  # SentenceEncoder, SequenceClassifier or TokenClassifier
-    config: EncoderConfig | reformer.ReformerShape
+    model: Headed  # SentenceEncoder, SequenceClassifier, TokenClassifier or StaticEncoder
+    config: EncoderConfig | reformer.ReformerShape | StaticShape
     architecture: str  # the name in config.json, e.g. "BertModel"
     folder: Path
     tokenizer_file: Path
@@ -66,6 +69,8 @@ class Checkpoint:
     uses_token_types: bool = False  # whether token_type_ids mark the second text of a pair
     untrained: bool = False  # True if the weights are random or were trained with another attention
     score_activation: ScoreActivation = "identity"
+    adds_special_tokens: bool = True  # False: the tokenizer's special tokens are not added to a text
+    weights_folder: Path | None = None  # folder of the weights, if it is not that of the tokenizer
 
 
 @rehearsed
@@ -80,6 +85,8 @@ def load_checkpoint(
     """
     folder = Path(folder)
     pipeline = read_pipeline(folder)
+    if (files := find_static(folder, pipeline)) is not None:
+        return _of_static(folder, files, pipeline, attention, dtype)
     file = pipeline.transformer / "config.json"
     settings = settings if settings is not None and settings.file == file else read_settings(file)
     architecture = settings.need("architectures")[0]
@@ -164,6 +171,30 @@ def _of_reformer(folder: Path, settings: JsonSettings, pipeline: Pipeline, atten
         prompts=prompts,
         default_prompt=default_prompt,
         pad_token_id=settings.get("pad_token_id", 0),
+    )
+
+
+def _of_static(folder: Path, files: StaticFiles, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
+    """Load a table of token vectors."""
+    if attention != ATTENTION_OF_CHECKPOINTS:
+        raise CheckpointError(f"{folder}: attention={attention!r} cannot be given to static embeddings, which have none; leave it out")
+    model = load_static(files, pipeline, dtype=dtype)
+    _check_widths(model.encoder.config.d_model, pipeline)
+    prompts, default_prompt = _prompts(read_settings(folder / "config_sentence_transformers.json", required=False))
+    return Checkpoint(
+        kind="encoder",
+        model=model,
+        config=model.encoder.config,
+        architecture=ARCHITECTURE_OF_STATIC,
+        folder=folder,
+        tokenizer_file=files.tokenizer,
+        max_tokens=files.max_tokens,
+        pooling="mean",
+        normalized=model.normalized,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        adds_special_tokens=False,
+        weights_folder=files.weights.parent,
     )
 
 

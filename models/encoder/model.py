@@ -32,6 +32,7 @@ class EncoderConfig:
     d_feedforward: int  # 0: blocks without feed-forward layers, as in a model of gated attention units
     n_positions: int  # longest input in tokens, whatever `positions` is
     d_head: int | None = None  # None: d_model / n_heads
+    d_embedding: int | None = None  # width of the embeddings, which a linear layer then maps to d_model; None: d_model, without that layer
     attention: str = "softmax"  # name of a non-causal layer in LAYERS
     attention_options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the layer's constructor
     attention_bias: bool = True
@@ -50,11 +51,14 @@ class EncoderConfig:
     activation: str = "gelu"
     gated: bool = False
     feedforward_bias: bool = True
+    shared_layers: bool = False  # True: all layers have the weights of one block (ALBERT)
 
     def __post_init__(self) -> None:
         for name, least in {"vocab_size": 1, "d_model": 1, "n_layers": 1, "n_heads": 1, "d_feedforward": 0, "n_positions": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.d_embedding is not None and self.d_embedding < 1:
+            raise ValueError(f"d_embedding={self.d_embedding} must be at least 1")
         seeing_both_ways = [name for name, layer in LAYERS.items() if not issubclass(layer, CausalLayer)]
         if self.attention not in seeing_both_ways:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(seeing_both_ways)}")
@@ -68,6 +72,8 @@ class EncoderConfig:
             raise ValueError(f"norm={self.norm!r} is not one of post, pre")
         if self.windows and len(self.windows) != self.n_layers:
             raise ValueError(f"windows has {len(self.windows)} entries for n_layers={self.n_layers}")
+        if self.shared_layers and (self.windows or self.norm == "pre"):
+            raise ValueError("shared_layers needs norm='post' and no windows, with which layers differ from each other")
         if self.position_padding_id is not None and self.positions != "learned":
             raise ValueError(
                 f"position_padding_id={self.position_padding_id} needs learned positions, not {self.positions!r}",
@@ -109,7 +115,11 @@ class Encoder(nn.Module):
         self.relative_bias = None
         if c.n_relative_buckets:
             self.relative_bias = RelativeBias(c.n_positions, c.n_heads, n_buckets=c.n_relative_buckets)
-        self.blocks: Modules[EncoderBlock] = Modules(EncoderBlock(c, layer) for layer in range(c.n_layers))
+        own = [EncoderBlock(c, layer) for layer in range(1 if c.shared_layers else c.n_layers)]
+        for block in own[1:]:
+            for name in LAYERS[c.attention].shared:
+                setattr(block.attention, name, own[0].attention.get_submodule(name))
+        self.blocks: Modules[EncoderBlock] = Modules(own * c.n_layers if c.shared_layers else own)
         self.final_norm = _norm(c) if c.final_norm else nn.Identity()
         self.apply(_draw_weights)
         self.to(dtype)
@@ -137,17 +147,22 @@ class Encoder(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The input embeddings: the normalised sum of a token's embedding, its position's embedding and its token type's embedding."""
+    """The input embeddings: the normalised sum of a token's embedding, its position's embedding and its token type's embedding.
+
+    Embeddings narrower than the model are mapped to its width by a linear layer (Lan et al. 2019, arXiv:1909.11942, section 3.1).
+    """
 
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         c = config
         self.padding_id = c.position_padding_id
-        self.tokens = nn.Embedding(c.vocab_size, c.d_model)
-        self.positions = nn.Embedding(c.n_position_rows, c.d_model) if c.positions == "learned" else None
-        self.token_types = nn.Embedding(c.n_token_types, c.d_model) if c.n_token_types else None
-        self.norm = _norm(c) if c.embedding_norm else nn.Identity()
-        waves = sinusoids(c.n_positions, c.d_model).to(dtype) if c.positions == "sinusoidal" else None
+        width = c.d_embedding or c.d_model
+        self.tokens = nn.Embedding(c.vocab_size, width)
+        self.positions = nn.Embedding(c.n_position_rows, width) if c.positions == "learned" else None
+        self.token_types = nn.Embedding(c.n_token_types, width) if c.n_token_types else None
+        self.norm = nn.LayerNorm(width, eps=c.norm_eps, bias=c.norm_bias) if c.embedding_norm else nn.Identity()
+        self.project = nn.Identity() if c.d_embedding is None else nn.Linear(width, c.d_model)
+        waves = sinusoids(c.n_positions, width).to(dtype) if c.positions == "sinusoidal" else None
         self.waves: Tensor | None
         self.register_buffer("waves", waves, persistent=False)  # (N_max, D)
 
@@ -161,7 +176,7 @@ class Embeddings(nn.Module):
             x = x + self.positions(rows)
         if self.waves is not None:
             x = x + F.embedding(t, self.waves)
-        return self.norm(x)
+        return self.project(self.norm(x))
 
 
 class EncoderBlock(nn.Module):

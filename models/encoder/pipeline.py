@@ -1,9 +1,9 @@
 """Reads the modules of a sentence-transformers folder, which are the encoder and the steps after it.
 
-`modules.json` lists the modules in order. Only one order is supported: Transformer, Pooling, any number of Dense or Dropout,
-Normalize. A folder without that file is read as a single Transformer. Only the last part of a module's type name is compared, since
-releases of sentence-transformers moved the classes between packages ("sentence_transformers.models.Pooling",
-"...modules.pooling.Pooling").
+`modules.json` lists the modules in order. Two orders are supported: Transformer, Pooling, any number of Dense or Dropout, Normalize; and
+StaticEmbedding, any number of Dense or Dropout, Normalize. A folder without that file is read as a single Transformer. Only the last part
+of a module's type name is compared, since releases of sentence-transformers moved the classes between packages
+("sentence_transformers.models.Pooling", "...modules.pooling.Pooling").
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import torch
 from models.encoder.heads import Dense
 from models.folders.folder import CheckpointError, JsonSettings, read_modules, read_settings, read_tensors, subfolder
 
-MODULES = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize")
+MODULES = ("Transformer", "StaticEmbedding", "Pooling", "Dense", "Dropout", "Normalize")
 
 POOLING_NAMES = {
     "cls": "cls",
@@ -57,11 +57,12 @@ class Pipeline:
     None if there is no modules.json.
     """
 
-    transformer: Path  # folder of config.json, weights and tokenizer
+    transformer: Path  # folder of config.json, weights and tokenizer: that of the first module
     settings: JsonSettings  # settings of the Transformer module: max_seq_length, do_lower_case
     pooling: str | None
     dense: tuple[Dense, ...]
     normalized: bool
+    static: bool = False  # the first module is StaticEmbedding and not Transformer
 
 
 def read_pipeline(folder: Path) -> Pipeline:
@@ -73,12 +74,16 @@ def read_pipeline(folder: Path) -> Pipeline:
     kinds = [_kind(module, folder) for module in modules]
     places = [subfolder(folder, module["path"]) for module in modules]
     _check_order(kinds, folder)
+    if kinds[0] == "StaticEmbedding":
+        no_settings = JsonSettings({}, folder / "modules.json")
+        how: dict[str, Any] = {"settings": no_settings, "pooling": "mean", "static": True}
+    else:
+        how = {"settings": _transformer_settings(places[0]), "pooling": _read_pooling(places[1]) if "Pooling" in kinds else "none"}
     return Pipeline(
         transformer=places[0],
-        settings=_transformer_settings(places[0]),
-        pooling=_read_pooling(places[1]) if "Pooling" in kinds else "none",
         dense=tuple(_read_dense(place) for kind, place in zip(kinds, places, strict=True) if kind == "Dense"),
         normalized=kinds[-1] == "Normalize",
+        **how,
     )
 
 
@@ -94,16 +99,18 @@ def _kind(module: dict[str, Any], folder: Path) -> str:
 
 def _check_order(kinds: list[str], folder: Path) -> None:
     rest = kinds[1:]
-    if rest[:1] == ["Pooling"]:
-        rest = rest[1:]
+    pools = kinds[0] == "StaticEmbedding"  # the module computes the mean itself
+    if rest[:1] == ["Pooling"] and not pools:
+        rest, pools = rest[1:], True
+    if pools:
         while rest[:1] in (["Dense"], ["Dropout"]):  # Dropout has no effect in inference
             rest = rest[1:]
         if rest == ["Normalize"]:
             rest = []
-    if kinds[0] != "Transformer" or rest:
+    if kinds[0] not in ("Transformer", "StaticEmbedding") or rest:
         raise CheckpointError(
             f"{folder / 'modules.json'}: the order {', '.join(kinds)} is not supported; "
-            "supported: Transformer, Pooling, then Dense layers, then Normalize"
+            "supported: Transformer and Pooling, or StaticEmbedding, then Dense layers, then Normalize"
         )
 
 

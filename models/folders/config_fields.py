@@ -25,6 +25,7 @@ Object = dict[str, Any]
 
 _KINDS: dict[Any, str] = {
     Size: "vocab_size hidden_size num_attention_heads intermediate_size max_position_embeddings dim n_heads hidden_dim n_positions n_embd "
+    "embedding_size "
     "n_inner n_head feed_forward_size attention_head_size head_dim block_size num_landmarks conv_kernel_size in_features out_features "
     "linear_num_value_heads linear_num_key_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim num_key_value_heads "
     "full_attention_interval global_attn_every_n_layers local_attention num_hashes lsh_attn_chunk_length local_attn_chunk_length "
@@ -33,17 +34,19 @@ _KINDS: dict[Any, str] = {
     Count: "type_vocab_size num_labels num_random_blocks lsh_num_chunks_before lsh_num_chunks_after local_num_chunks_before "
     "local_num_chunks_after max_window_layers",
     Annotated[int, Field(strict=True, ge=0, lt=2**63)]: "hash_seed",
-    Limit: "max_seq_length model_max_length",
+    Annotated[int, Field(strict=True, ge=-1, le=2**16)]: "max_relative_positions position_buckets",
+    Limit: "max_seq_length model_max_length max_length",
     TokenId: "pad_token_id",
     TokenId | list[TokenId]: "eos_token_id bos_token_id",
     Real: "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps rope_theta rotary_emb_base global_rope_theta local_rope_theta "
     "partial_rotary_factor factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor mscale mscale_all_dim",
     Flag: "bias mlp_bias norm_bias attention_bias classifier_bias is_decoder do_lower_case tie_word_embeddings axial_pos_embds normalized "
     "untrained pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_mean_sqrt_len_tokens "
-    "pooling_mode_weightedmean_tokens pooling_mode_lasttoken use_sliding_window truncate",
-    Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling "
-    "type rope_type classifier_activation pooling problem_type default_prompt_name sbert_ce_default_activation_function",
-    Text | Texts: "pooling_mode",
+    "pooling_mode_weightedmean_tokens pooling_mode_lasttoken normalize relative_attention share_att_key position_biased_input "
+    "use_sliding_window truncate",
+    Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling type rope_type "
+    "classifier_activation pooler_hidden_act norm_rel_ebd pooling problem_type default_prompt_name sbert_ce_default_activation_function",
+    Text | Texts: "pooling_mode pos_att_type",
     Text | Object: "eos_token bos_token",
     Template | Annotated[list[dict[str, Template]], Field(max_length=100)]: "chat_template",
     Annotated[list[Text], Field(min_length=1, max_length=100)]: "architectures",

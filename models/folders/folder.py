@@ -252,7 +252,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises CheckpointError if there are none, if a shard is missing, or if the folder has only pickled weights.
     """
     if present(folder / WEIGHTS):
-        return _read_safetensors(folder / WEIGHTS)
+        return read_safetensors(folder / WEIGHTS)
     index = folder / WEIGHTS_INDEX
     if present(index):
         return _read_shards(index)
@@ -274,11 +274,11 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{str(index.parent / name)!r}, a shard named in {WEIGHTS_INDEX}, is missing; copy it to the folder",
             )
-        tensors |= _read_safetensors(index.parent / name)
+        tensors |= read_safetensors(index.parent / name)
     return tensors
 
 
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
+def read_safetensors(file: Path) -> dict[str, Tensor]:
     """Read a safetensors file. In a rehearsal (see `rehearsed`) the returned tensors have shapes but no data."""
     regular(file)
     with file.open("rb") as stream:

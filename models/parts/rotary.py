@@ -11,7 +11,7 @@ yarn      a mixture of θ_i and θ_i / s by the number of rotations within n_0 t
           (Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.4)
 
 s is `factor`, and n_0 is `original_positions`, the longest text of the training. The formulas, with the rounding of the borders of yarn,
-are those of `modeling_rope_utils.py` of transformers.
+are those of transformers 5.
 """
 
 import math

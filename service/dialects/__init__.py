@@ -1,8 +1,8 @@
 """The HTTP APIs of the service, called dialects. Each dialect converts HTTP requests to requests to a model, and the model's results to
 HTTP answers.
 
-`openai/`, `tei/`, `oip/`, `cohere.py`, `jina.py` and `tgi.py` are APIs of other projects. `states/`, `attention.py`, `health.py` and
-`pages.py` are this project's own. `routers.py` lists the routers of all dialects. The dialects share `accepted.py` and `fields_page.py`
-(fields without an effect), `ranking.py`, and for text generation `generation.py`, `generation_schemas.py`, `resuming.py` (streams that
-clients can continue) and `answer_size.py`.
+`openai/`, `tei/`, `oip/`, `cohere.py`, `jina.py` and `tgi.py` are APIs of other projects. `states/`, `attention.py`, `health.py`,
+`pages.py` (the console and the OpenAPI document) and `development.py` are this project's own. `routers.py` lists the routers of all
+dialects. The dialects share `accepted.py` and `fields_page.py` (fields without an effect), `ranking.py`, and for text generation
+`generation.py`, `generation_schemas.py`, `resuming.py` (streams that clients can continue) and `answer_size.py`.
 """

@@ -1,27 +1,22 @@
-"""Pages for browsers: `/` describes the service, `/docs` and `/redoc` show the OpenAPI document, `/openapi.json` is the
-document.
+"""Pages for browsers: `/` is the console, `/docs` and `/redoc` show the OpenAPI document, `/openapi.json` is the document.
 
 All files come from this package. The pages load nothing from other origins, and their content security policy forbids it.
-`/docs`, `/redoc` and `/openapi.json` need no API key, because a browser has none until its user enters one there, and because
-the document contains no model names: it is the same for every installation of a version. If API keys are set, `/` lists the
-models only for requests with a key.
+These pages need no API key, because a browser has none until its user enters one there, and because they contain no model names:
+they are the same for every installation of a version. The console asks the routes that other clients use, with the key of its user.
 """
 
 import asyncio
-import html
-import json
-import re
-import shlex
-from base64 import b64encode
+import gzip
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from service.call import Call
 from service.catalog import Catalog, Served
@@ -30,42 +25,22 @@ from service.errors import NotReady, RouteNotFound
 from service.http.routing import CallDep, CatalogDep, JsonRoute, json_response
 
 _ASSETS = Path(__file__).parents[1] / "docs_assets"
+_CONSOLE = Path(__file__).parents[1] / "console" / "static"
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _FILES = {
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
     "docs.js": "text/javascript",
     "redoc.standalone.js": "text/javascript",
 }
-_HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
-pre { background: #f4f4f4; padding: .75rem; overflow-x: auto; font-size: 14px }
-table { border-collapse: collapse } td, th { text-align: left; padding: .2rem 1.5rem .2rem 0 }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 } pre { background: #262626 } a { color: #8ab4f8 } }
-"""
-_STYLE_HASH = b64encode(sha256(_STYLE.encode()).digest()).decode()
 _NOTHING_ELSE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # Swagger UI and Redoc need inline styles and inline SVG images. Redoc's search needs a worker made from a blob.
 _DOCS_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
     f"connect-src 'self'; worker-src blob:; {_NOTHING_ELSE}"
 )
-_ROOT_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; {_NOTHING_ELSE}"
+_CONSOLE_POLICY = f"default-src 'self'; object-src 'none'; {_NOTHING_ELSE}"
 _SAFE = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-
-# An example request for each kind of model.
-_ASKED: dict[str, tuple[str, dict[str, Any]]] = {
-    "encoder": ("/v1/embeddings", {"input": "Attention is all you need"}),
-    "reranker": ("/v1/rerank", {"query": "What is the capital of France?", "documents": ["Paris is in France.", "Fish swim."]}),
-    "classifier": ("/predict", {"inputs": "I like this."}),
-    "token_classifier": (
-        "/v2/models/{model}/infer",
-        {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["I like Paris."]}]},
-    ),
-    "decoder": ("/v1/completions", {"prompt": "def mean(values):\n", "max_tokens": 64}),
-    "encoder_decoder": ("/v1/completions", {"prompt": "forty-two", "max_tokens": 64}),
-    "decoder of pictures": ("/v1/images/generations", {"prompt": "7"}),
-}
 
 
 class RootModel_(BaseModel):
@@ -79,12 +54,26 @@ class RootRoute(BaseModel):
     summary: str
 
 
+class Processes(BaseModel):
+    """How the service is divided into processes, and the CPUs of the process that answers."""
+
+    profile: str
+    gateways: int = Field(description="0 in profile single, where one process does all.")
+    encoders: int
+    generators: int
+    cpus: int
+    runtime_threads: int
+    tokenizer_threads: int
+
+
 class Root(BaseModel):
     name: str
     version: str
     docs: str
     openapi: str
+    development: bool = Field(description="Whether requests may kill processes, to see streams continue.")
     models: list[RootModel_] | None
+    processes: Processes | None
     routes: list[RootRoute]
 
 
@@ -96,26 +85,25 @@ router = APIRouter(route_class=JsonRoute, tags=["Operation"])
 
 @router.get("/", response_model=Root, responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}, 503: {"model": TeiError}})
 async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response:
-    """Return the version, models and routes: a page for browsers (`Accept: text/html`), else JSON. The status is 503 until all
-    models are ready.
+    """Return the version, models, processes and routes. Browsers (`Accept: text/html`) get the console, unless the setting `console`
+    is off. The status is 503 until all models are ready.
 
-    If API keys are set, only requests with a key get the models. For other requests, `models` is null.
+    If API keys are set, only requests with a key get the models and processes. For other requests, these are null.
     """
-    ready = await catalog.ready()
-    told = not catalog.settings.needs_key or call.tenant is not None
-    if "text/html" in request.headers.get("accept", ""):
-        page = _page(catalog, request.headers.get("host", ""), told=told, ready=ready)
-        headers = {**call.headers, **_SAFE, "content-security-policy": _ROOT_POLICY, "vary": "accept, authorization"}
-        return Response(page, 200 if ready else 503, headers, "text/html; charset=utf-8")
-    if not ready:
+    if catalog.settings.console and "text/html" in request.headers.get("accept", ""):
+        return _file("index.html", request, call)
+    if not await catalog.ready():
         raise NotReady(f"unhealthy: {catalog.failure}" if catalog.failure else "unhealthy")
     call.headers["vary"] = "accept, authorization"
+    told = not catalog.settings.needs_key or call.tenant is not None
     content = {
         "name": "attnserve",
         "version": version("attnserve"),
         "docs": "/docs",
         "openapi": "/openapi.json",
+        "development": catalog.settings.development,
         "models": [{"name": name, "kind": kind_of(model)} for name, model in _models(catalog)] if told else None,
+        "processes": _processes(catalog) if told else None,
         "routes": [
             {"method": method.upper(), "path": path, "summary": operation.get("summary", "")}
             for path, operations in (await asyncio.to_thread(request.app.openapi))["paths"].items()
@@ -138,44 +126,59 @@ def kind_of(model: Served) -> str:
     return "decoder of pictures" if decoder is not None and decoder.image is not None else model.manifest.kind
 
 
-def _page(catalog: Catalog, host: str, *, told: bool, ready: bool) -> str:
-    """Return the page `/` as HTML. `told` is whether the page lists the models. Every value that is not a constant is escaped."""
-    models = _models(catalog) if told else []
-    asked = {kind_of(model): name for name, model in reversed(models)} if models else dict.fromkeys(_ASKED)
-    address = f"http://{host if _HOST.fullmatch(host) else f'127.0.0.1:{catalog.settings.port}'}"
-    key = ' -H "authorization: Bearer $ATTNSERVE_API_KEY"' if catalog.settings.needs_key else ""
-    state = "" if ready else f"<p><b>Not ready:</b> {html.escape(catalog.failure or catalog.sick() or 'models are being loaded')}</p>"
-    rows = "".join(f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(kind_of(model))}</td></tr>" for name, model in models)
-    table = f"<table><tr><th>model</th><th>kind</th></tr>{rows}</table>" if rows else ""
-    hidden = "" if told else "<p>Requests with an API key see the models here.</p>"
-    examples = "".join(
-        f"<h3>{html.escape(kind)}</h3><pre>{html.escape(_curl(address, key, kind, name))}</pre>"
-        for kind, name in asked.items()
-        if kind in _ASKED
-    )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>attnserve</title>
-<link rel="icon" href="data:,"><style>{_STYLE}</style></head>
-<body>
-<h1>attnserve {html.escape(version("attnserve"))}</h1>
-<p>Attention models over HTTP: embeddings, rerank scores and text, in the forms of several APIs.</p>
-{state}<p><a href="/docs">/docs</a> tries every route, <a href="/redoc">/redoc</a> describes them,
-<a href="/openapi.json">/openapi.json</a> is for programs; <a href="/metrics">/metrics</a>, <a href="/health">/health</a>.</p>
-<h2>Models</h2>
-{hidden}{table}
-<h2>Examples</h2>
-{examples}
-</body>
-</html>
-"""
+def _processes(catalog: Catalog) -> dict[str, Any]:
+    settings, budget = catalog.settings, catalog.budget
+    split = settings.profile == "split"
+    return {
+        "profile": settings.profile,
+        **{role: getattr(settings, role) if split else 0 for role in ("gateways", "encoders", "generators")},
+        "cpus": budget.cpus,
+        "runtime_threads": budget.runtime_threads,
+        "tokenizer_threads": budget.tokenizer_threads,
+    }
 
 
-def _curl(address: str, key: str, kind: str, name: str | None) -> str:
-    path, body = _ASKED[kind]
-    named = body if name is None or "{model}" in path else {"model": name, **body}
-    content = json.dumps(named, ensure_ascii=False)
-    return f"curl -s {address}{path.format(model=name or 'MODEL')} -H 'content-type: application/json'{key} \\\n  -d {shlex.quote(content)}"
+# The console -----------------------------------------------------------------------------------------------------------------------------
+
+
+class ConsoleFile(NamedTuple):
+    content: bytes
+    compressed: bytes
+    etag: str
+    media_type: str
+
+
+@cache
+def _console_files() -> dict[str, ConsoleFile]:
+    """Read and compress the console's files, once for each process. They are built from `service/console/source/`."""
+    found = {}
+    for path in sorted(_CONSOLE.iterdir()):
+        if path.suffix in _TYPES:
+            content = path.read_bytes()
+            etag = f'"{sha256(content).hexdigest()[:16]}"'
+            found[path.name] = ConsoleFile(content, gzip.compress(content, 9, mtime=0), etag, f"{_TYPES[path.suffix]}; charset=utf-8")
+    return found
+
+
+@router.get("/console/{name}", include_in_schema=False)
+async def console(name: Annotated[str, PathParameter()], request: Request, call: CallDep, catalog: CatalogDep) -> Response:
+    """Return a file of the console."""
+    if not catalog.settings.console or name not in await asyncio.to_thread(_console_files):
+        raise RouteNotFound(f"there is no /console/{name[:80]}; GET / is the console, unless the service runs with --no-console")
+    return _file(name, request, call)
+
+
+def _file(name: str, request: Request, call: Call) -> Response:
+    """Return a file of the console, compressed if the client takes that, or 304 if the client has it. Clients ask again each time, so a
+    new version of the service is seen at once."""
+    file = _console_files()[name]
+    headers = {**call.headers, **_SAFE, "content-security-policy": _CONSOLE_POLICY, "etag": file.etag, "cache-control": "no-cache"}
+    headers["vary"] = "accept, accept-encoding, authorization"
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(file.compressed, headers={**headers, "content-encoding": "gzip"}, media_type=file.media_type)
+    return Response(file.content, headers=headers, media_type=file.media_type)
 
 
 # The OpenAPI document --------------------------------------------------------------------------------------------------------------------

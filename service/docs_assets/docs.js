@@ -5,7 +5,7 @@ SwaggerUIBundle({
   deepLinking: true,
   docExpansion: "list",
   defaultModelsExpandDepth: 0,
-  persistAuthorization: true,
+  persistAuthorization: false, // a key is never stored
   tryItOutEnabled: true,
   validatorUrl: null, // the default sends the document's address to swagger.io
 });

@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from export import contract
 from service.encoding.batching import PendingRequest, QueuedInput
 from service.encoding.cache import VectorCache, key_of
 from service.encoding.queue import EncoderLimits, EncoderQueue
-from service.encoding.request import NO_DEADLINE, EncodeTask, RowOrError
+from service.encoding.request import NO_DEADLINE, EncodeTask, OnResult, RowOrError
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
@@ -62,6 +63,7 @@ class EncoderEngine:
         self.offered = Offered(metrics.offered.inc)
         self._queue = EncoderQueue(limits, self.offered)
         self._closed = False
+        self._waking = False  # whether `_wake` is scheduled
         self._ended = False  # whether a thread has ended
         self._device_lost = False
         self._threads: list[threading.Thread] = []
@@ -130,23 +132,28 @@ class EncoderEngine:
         Raises Overloaded or NeverFits before anything is queued, and DeadlineExceeded at the deadline. If the caller is cancelled, its
         inputs are dropped from the queue.
         """
+        done: asyncio.Future[list[RowOrError]] = asyncio.get_running_loop().create_future()
+        cancel = self.begin(task, partial(_settle, done))
+        try:
+            return await done
+        finally:
+            cancel()
+
+    def begin(self, task: EncodeTask, done: OnResult) -> Callable[[], None]:
+        """Queue the task and return at once. `done` gets on the event loop what `run` returns, or DeadlineExceeded. Raises the other errors
+        of `run`. The returned function cancels the task; then `done` is not called any more.
+        """
         if self._loop is None:
             raise NotReady("the model is still being started")
         request = PendingRequest(task, time.monotonic())
-        done = self._loop.create_future()
-        request.on_done = lambda: _settle(done)
+        request.on_done = lambda: request.end(done, request.results)
         self._submit(request)
-        timer = None
-        if task.deadline != NO_DEADLINE:
-            timer = self._loop.call_later(max(task.deadline - time.monotonic(), 0), _expire, done)
-        try:
-            if request.remaining:
-                await done
-            return request.results
-        finally:
-            request.cancelled = True
-            if timer:
-                timer.cancel()
+        if not task.inputs:
+            request.end(done, [])
+        if task.deadline != NO_DEADLINE and request.remaining:
+            wait_s = max(task.deadline - time.monotonic(), 0)
+            request.timer = self._loop.call_later(wait_s, request.end, done, _late())
+        return request.cancel
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
         """Compute these inputs without the cache. Raises a ServiceError if that fails."""
@@ -198,7 +205,16 @@ class EncoderEngine:
             if self._closed:
                 raise _stopping()
             self._queue.enter(items, lane, time.monotonic(), deadline)
-            self._changed.notify(len(items))
+        if items and not self._waking:
+            assert self._loop is not None
+            self._waking = True
+            self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        """Wake a runtime thread, once for all requests that were read in one iteration of the event loop."""
+        self._waking = False
+        with self._changed:
+            self._changed.notify()
 
     def _deliver(self, items: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float = 0.0, elapsed: float = 0.0) -> None:
         """Pass each input's row to the requests that wait for the input, and to the cache. `started` and `elapsed` are the
@@ -273,6 +289,8 @@ class EncoderEngine:
                 if self._closed:
                     return
                 draw = self._queue.draw(time.monotonic())
+                if draw.leaves_some:
+                    self._changed.notify()  # another thread takes the rest
             if draw.dropped:
                 self._post(self._drop, draw.dropped)
             if batch := draw.batch:
@@ -327,14 +345,17 @@ def _stopping() -> NotReady:
     return NotReady("the service is shutting down: send the request to another replica")
 
 
-def _settle(done: "asyncio.Future[None]") -> None:
-    if not done.done():
-        done.set_result(None)
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("the request's deadline passed before its answer was there")
 
 
-def _expire(done: "asyncio.Future[None]") -> None:
-    if not done.done():
-        done.set_exception(DeadlineExceeded("the request's deadline passed before its answer was there"))
+def _settle(done: "asyncio.Future[list[RowOrError]]", result: list[RowOrError] | ServiceError) -> None:
+    if done.done():
+        return
+    if isinstance(result, ServiceError):
+        done.set_exception(result)
+    else:
+        done.set_result(result)
 
 
 def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:

@@ -2,18 +2,18 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tokenizers import Tokenizer
 
 from export import contract
-from service.call import Call, expect
+from service.call import LARGE_BYTES, NUMBER_BYTES, Call, expect
 from service.encoding.queue import EncoderLimits
-from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnRow, RowOrError
+from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnResult, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
 from service.errors import BatchTooLarge, DeadlineExceeded, EmptyInput, InputTooLong, NeverFits, NotReady, Overloaded, ServiceError
 from service.overload.byte_shares import ByteShares
@@ -26,6 +26,7 @@ from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 
 # Requests of up to this many characters are tokenised on the event loop, since a switch to another thread would take longer.
 _INLINE_CHARACTERS = 4_000
+_UNCOMPUTED = (Overloaded, NeverFits, NotReady)  # errors of an engine that has computed nothing, so no tokens are charged
 _CUT, _NO_CUT = Cut(side="right"), Cut(side="none")
 _PIECE_CHARACTERS = 100_000  # the inputs of a longer request are tokenised in pieces of about this many characters
 
@@ -38,6 +39,8 @@ class Encoder(Engine, Protocol):
     def check(self, lane: Lane, client: str = ...) -> None: ...
 
     async def run(self, task: EncodeTask) -> list[RowOrError]: ...
+
+    def begin(self, task: EncodeTask, done: OnResult) -> Callable[[], object]: ...
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None: ...
 
@@ -130,7 +133,7 @@ class Model:
         )
         try:
             computed = await self.engine.run(task)
-        except (Overloaded, NeverFits, NotReady):
+        except _UNCOMPUTED:
             call.tokens -= answer.n_tokens
             raise
         _raise_first(computed, call)
@@ -141,6 +144,59 @@ class Model:
                 if isinstance(item, ServiceError):
                     on_row(at, item)
         return answer
+
+    def begin(
+        self,
+        inputs: Sequence[Input],
+        call: Call,
+        done: Callable[[EncodeAnswer | ServiceError], None],
+        admit: Callable[[], None] | None = None,
+    ) -> Callable[[], object] | None:
+        """Start a request of few short inputs for vectors, with defaults for all other fields, and return at once. `done` gets on the event
+        loop what `answer` returns or raises after admission. Returns a function that cancels the request.
+
+        Returns None, without effects, if `answer` must do this work, because it is too large. Raises the other errors of `answer`. `admit`
+        is called before anything else has an effect, and may raise errors too.
+        """
+        characters = sum(map(size_of, inputs))
+        size_bytes = len(inputs) * self.manifest.width * NUMBER_BYTES
+        most = min(self.settings.bulk_inputs, self.settings.max_client_batch)
+        if not 0 < len(inputs) <= most or characters > _INLINE_CHARACTERS or size_bytes > min(LARGE_BYTES, self.settings.max_answer_bytes):
+            return None
+        if admit is not None:
+            admit()
+        call.model = self.name
+        self.engine.check(Lane.INTERACTIVE, call.client)
+        started = time.monotonic()
+        prefix = "" if any(isinstance(item, list) for item in inputs) else self.texts.default_prompt
+        encoded = self.texts.encode(inputs, cut=self.default_cut(), prompt=prefix)
+        call.characters += characters
+        self._count(encoded, call, started)
+        _raise_first(encoded, call)
+        answer = EncodeAnswer([], encoded)
+        call.report(answer.truncated)
+
+        def ended(result: list[RowOrError] | ServiceError) -> None:
+            if isinstance(result, _UNCOMPUTED):
+                call.tokens -= answer.n_tokens
+            error = result if isinstance(result, ServiceError) else _first_error(result)
+            if not isinstance(result, ServiceError):
+                answer.rows = result
+            done(answer if error is None else error)
+
+        task = EncodeTask(
+            inputs=cast("list[Encoded]", encoded),
+            output=self.vector_output(normalize=True),
+            deadline=call.deadline,
+            client=call.client,
+            spent=call.spent,
+        )
+        call.tokens += answer.n_tokens
+        try:
+            return self.engine.begin(task, ended)
+        except _UNCOMPUTED:
+            call.tokens -= answer.n_tokens
+            raise
 
     def _expect(self, call: Call, request: EncodeRequest, output: str, lengths: Sequence[int]) -> None:
         """Reserve memory for the answer to inputs of these lengths (in tokens)."""
@@ -182,6 +238,11 @@ class Model:
                     raise DeadlineExceeded("the request's deadline passed while its inputs were tokenised")
                 encode = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first)
                 encoded += await self._tokenizers.run(encode, size=sum(map(size_of, piece)), client=call.client)
+        self._count(encoded, call, started)
+        return encoded
+
+    def _count(self, encoded: Sequence[Encoded | ServiceError], call: Call, started: float) -> None:
+        """Count inputs whose tokenisation began at `started`."""
         elapsed = time.monotonic() - started
         call.tokenization_s += elapsed
         self.metrics.tokenization.observe(elapsed)
@@ -190,7 +251,6 @@ class Model:
                 self.metrics.input_length.observe(len(item.ids))
                 if item.truncated:
                     self.metrics.truncated.inc()
-        return encoded
 
     def _pieces(self, inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
         """Split the inputs into pieces of about `_PIECE_CHARACTERS`, each with the index of its first input. Other work runs in between."""
@@ -212,6 +272,9 @@ class Model:
 
 def _raise_first(results: Sequence[object], call: Call) -> None:
     """Raise the first error among the results. If `call.item_errors`, do nothing, because the answer then contains the errors."""
-    for result in results:
-        if isinstance(result, ServiceError) and not call.item_errors:
-            raise result.with_traceback(None)  # without traceback, because requests with an equal input share one error object
+    if not call.item_errors and (error := _first_error(results)) is not None:
+        raise error.with_traceback(None)  # without traceback, because requests with an equal input share one error object
+
+
+def _first_error(results: Sequence[object]) -> ServiceError | None:
+    return next((result for result in results if isinstance(result, ServiceError)), None)

@@ -13,6 +13,7 @@ from service.tokenization.texts import Cut, Cutting, Encoded, Input
 NO_DEADLINE = math.inf
 
 RowOrError = Array | ServiceError
+OnResult = Callable[[list[RowOrError] | ServiceError], None]  # called with all rows of a task, or with the error that ended it
 OnRow = Callable[[int, RowOrError], None]  # called with an input's index and row, as soon as the row is computed
 
 

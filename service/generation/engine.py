@@ -3,9 +3,6 @@
 `step_engine.py` contains the parts of an engine that do not depend on how tokens are computed, `intake.py` makes a run from a request,
 `places.py` moves runs between prefill and decode batch, and `saved/run_states.py` loads and stores states. This file contains the
 computation of one turn of the engine's thread.
-
-Speculative decoding is not implemented. It would belong in `_step`, because the graph can compute logits at any positions, and the states
-before a step stay in memory until the next step.
 """
 
 import asyncio
@@ -290,8 +287,10 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._publish()  # before the graph runs, so that the event loop sends tokens meanwhile
         if len(self._running):
             started = time.perf_counter()
-            self._running.step()
+            guessed = self._running.step([sequence for sequence, _ in ending])
             self._step_s = averaged(self._step_s, time.perf_counter() - started)
+            if guessed:
+                self.metrics.guessed_tokens.inc(guessed)
             for sequence, last in ending:
                 state = self._running.copy(sequence)
                 self._running.remove(sequence)
@@ -316,16 +315,28 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._states.keep(sequence, self._places.state(sequence, tensors, logits), stored)
 
     def _draw(self) -> list[tuple[Sequence, Delta]]:
-        """Draw and emit the next token of every row. Remove sequences that end with this token, and sequences for which no token is
-        possible.
+        """Draw and emit the next token of every row, and more tokens of the rows for which the last step guessed right. Remove sequences
+        that end with such a token, and sequences for which no token is possible.
 
         Return the sequences that end but take part in one more step, because the state after their last token must be kept; each with its
         last delta.
         """
-        sequences, now, n_first = list(self._running.sequences), time.monotonic(), 0
+        now = time.monotonic()
         ending: list[tuple[Sequence, Delta]] = []
-        drawn = self._running.draw()
+        self._draw_each(None, now, ending)
+        while again := self._running.confirm([sequence for sequence, _ in ending]):
+            self.metrics.right_guesses.inc(len(again))
+            self._draw_each(again, now, ending)
+        return ending
+
+    def _draw_each(self, only: list[Sequence] | None, now: float, ending: list[tuple[Sequence, Delta]]) -> None:
+        """Draw and emit the next token of every row, or of the sequences `only`. Add to `ending`, see `_draw`."""
+        sequences, n_first = list(self._running.sequences), 0
+        drawn = self._running.draw(only)
+        n_drawn = len(sequences if only is None else only) - len(drawn.failures)
         for row, (sequence, token_id) in enumerate(zip(sequences, drawn.token_ids.tolist(), strict=True)):
+            if only is not None and sequence not in only:
+                continue
             if row in drawn.failures:
                 self._emit(sequence.run, drawn.failures[row])
                 self._running.remove(sequence)
@@ -351,10 +362,8 @@ class GeneratorEngine(StepEngine[Sequence]):
             else:
                 self._emit(sequence.run, made._replace(finish_reason=None))
                 ending.append((sequence, made.last()))
-        n_drawn = len(sequences) - len(drawn.failures)
         self._places.intervals.drawn(now, n_drawn, n_first)
         self.metrics.generation_tokens.inc(n_drawn)
-        return ending
 
     def _checkpoint(self, sequence: Sequence, copy: Callable[[], tuple[list[Tensor], Logits]]) -> None:
         """Write a checkpoint of the run, unless the store is still busy with earlier checkpoints. `copy` returns the run's state tensors

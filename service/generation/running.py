@@ -1,26 +1,46 @@
-"""The runs that are generating. Each has a row in the states, the logits, the sampler and the drawn tokens; used rows come first."""
+"""The runs that are generating. Each has a row in the states, the logits, the sampler and the drawn tokens; used rows come first.
 
-from collections.abc import Callable
+A step may also feed guessed tokens to a row (see `sampling/guesses.py`). If a guess turns out to be wrong, the row gets back its state
+before the step, and the next step feeds the right tokens again.
+"""
+
+import time
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
-from service.generation.sampling.sampler import Drawn, Sampler
+from service.generation.sampling.guesses import MOST_PLACES, WIDTH, Guesses, Worth
+from service.generation.sampling.sampler import COLDEST, Drawn, Sampler
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, StepSession, Tensor
 from service.generation.slots import Row, Slots
+from service.runtime.onnx import CPU
 from service.states.validity import not_finite
+
+_MOST_BYTES = 64 * 2**20  # most memory for the logits of guessed tokens; an engine that would need more does not guess
+
+
+@dataclass(eq=False)
+class _Feed:
+    """The difference between the tokens that a row's state contains and those of its run."""
+
+    unfed: list[int] = field(default_factory=list)  # right tokens that the state lost when a step was undone, and that are fed again
+    guessing: list[int] = field(default_factory=list)  # tokens of the last step, if guesses at their end are not yet confirmed; else empty
+    n_right: int = 0  # how many of `guessing` are the run's tokens
+    logits: NDArray[np.float32] | None = None  # (N, V) logits after each token of `guessing`
 
 
 class Running:
     """The batch of sequences that are being generated, one row for each.
 
-    A decoding step is three calls: `draw` samples a token for every row, `remove` takes out each finished sequence, and `step` feeds the
-    drawn tokens to the model, which computes the next logits.
+    A decoding step is four calls: `draw` samples a token for every row, `remove` takes out each finished sequence, `confirm` returns the
+    rows that can draw again because they drew what was guessed, and `step` feeds the drawn tokens to the model, which computes the next
+    logits.
     """
 
     def __init__(self, session: StepSession[Any], size: int) -> None:
@@ -32,8 +52,15 @@ class Running:
         self._logits = np.zeros((size, session.vocab_size), np.float32)  # logits of each row's next token
         self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # (batch size, `Slots.flipped`) -> the function that runs the step
+        # (batch size, `Slots.flipped`, tokens a row) -> the function that runs the step
+        self._calls: dict[tuple[int, bool, int], Callable[[], None]] = {}
         self._moved = 0  # `Slots.moved` when the functions were made
+        self._feeds: list[_Feed] = []  # by row
+        self._wide: dict[int, _Wide] = {}  # by tokens a row
+        # Elsewhere, a guess could change the bits of the logits, or a step that updates states in place could not be undone.
+        exact = session.provider == CPU and session.decoder.exact and not any(state.slots for state in session.decoder.states)
+        self._guesses = exact and sum(range(2, WIDTH + 1)) * self._logits.nbytes <= _MOST_BYTES
+        self._worth = Worth()
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -42,33 +69,59 @@ class Running:
         """Add a row for a run, with its state and the logits (V,) from which its next token is drawn."""
         row = self._slots.add(sequence, states, sequence.position)
         self.sequences.append(sequence)
+        self._feeds.append(_Feed())
         self._logits[row] = logits
         asked = sequence.request
         self._sampler.go_on(row, asked.sampling, sequence.edits, position=sequence.position, top_logprobs=asked.top_logprobs)
+        # A grammar's masks are made one after the other, so they would wait for each other.
+        if self._guesses and sequence.guesses is None and asked.sampling.temperature < COLDEST and sequence.matcher is None:
+            sequence.guesses = Guesses((*asked.prompt[-MOST_PLACES:], *sequence.completion))
 
     def remove(self, sequence: Sequence) -> None:
         row = self.sequences.index(sequence)
-        moved = self._slots.remove(row)
+        moved = self._slots.remove(row, undoable=bool(self._feeds[-1].guessing))
         if moved is not None:
             self.sequences[row] = self.sequences[moved]
+            self._feeds[row] = self._feeds[moved]
             self._sampler.move(moved, row)
             self._logits[row] = self._logits[moved]
             self._tokens[row] = self._tokens[moved]
         self.sequences.pop()
+        self._feeds.pop()
 
     def copy(self, sequence: Sequence) -> tuple[list[Tensor], NDArray[np.float32]]:
         """Return copies of a run's state tensors, each without the batch axis, and of the logits (V,) of its next token. Call it between
         two steps.
         """
         row = self.sequences.index(sequence)
-        return self._slots.state(row), self._logits[row].copy()
+        feed = self._feeds[row]
+        if feed.guessing or feed.unfed:
+            right = feed.guessing[: feed.n_right] or feed.unfed
+            before = self._slots.before(row) if feed.guessing else self._slots.state(row)
+            state = self._after(before, sequence.position - len(right), right)
+        else:
+            state = self._slots.state(row)
+        return state, self._logits[row].copy()
 
-    def draw(self) -> Drawn:
-        """Sample the next token of every row. The grammar masks must be ready."""
-        masks = {row: sequence.mask.result() for row, sequence in enumerate(self.sequences) if sequence.mask is not None}
+    def _after(self, state: list[Tensor], position: int, tokens: list[int]) -> list[Tensor]:
+        """Return the state after these tokens were fed to `state`, which is at `position`."""
+        slots: Slots[None] = Slots(self._session, 1)
+        slots.add(None, state, position)
+        n = np.array([len(tokens)], np.int64)
+        self._session.run(np.array([tokens], np.int64), n, slots.positions, n[:, None] - 1, *slots.sets)
+        slots.stepped(n)
+        return slots.state(0)
+
+    def draw(self, only: Several[Sequence] | None = None) -> Drawn:
+        """Sample the next token of every row, or of the rows of the sequences `only`. The grammar masks must be ready."""
+        masks = {row: sequence.mask.result() for row, sequence in enumerate(self.sequences) if sequence.mask is not None and only is None}
         rows = len(self.sequences)
-        drawn = self._sampler.draw(self._logits[:rows], masks=masks, banned=[sequence.banned for sequence in self.sequences])
-        self._tokens[:rows, 0] = drawn.token_ids
+        chosen = None if only is None else np.array([sequence in only for sequence in self.sequences])
+        drawn = self._sampler.draw(self._logits[:rows], masks=masks, banned=[sequence.banned for sequence in self.sequences], only=chosen)
+        if chosen is None:
+            self._tokens[:rows, 0] = drawn.token_ids
+        else:
+            self._tokens[:rows, 0][chosen] = drawn.token_ids[chosen]
         return replace(drawn, failures={row: self._why(row, error) for row, error in drawn.failures.items()}) if drawn.failures else drawn
 
     def _why(self, row: int, error: ServiceError) -> ServiceError:
@@ -82,20 +135,102 @@ class Running:
             return error
         return InvalidRequest(f"the grammar cannot be followed any further: {failure}", param="grammar")
 
-    def step(self) -> None:
-        """Feed every row the token that was drawn for it."""
+    def confirm(self, ending: Collection[Sequence]) -> list[Sequence]:
+        """Compare the drawn tokens with the guessed ones, after the finished sequences were removed. Return the sequences whose next token
+        can be drawn before the next step. The sequences `ending` draw no more.
+        """
+        again: list[Sequence] = []
+        for row, (sequence, feed) in enumerate(zip(self.sequences, self._feeds, strict=True)):
+            if feed.logits is None:
+                continue
+            n_fed = len(feed.guessing)
+            if feed.guessing[feed.n_right] == self._tokens[row, 0] and sequence not in ending:
+                self._logits[row] = feed.logits[feed.n_right]
+                feed.n_right += 1
+                sequence.position += 1
+                again.append(sequence)
+                if feed.n_right == n_fed:
+                    self._feeds[row] = _Feed()
+            else:
+                self._slots.take_back(row, n_fed)
+                self._feeds[row] = _Feed(unfed=feed.guessing[: feed.n_right])
+        return again
+
+    def step(self, ending: Collection[Sequence] = ()) -> int:
+        """Feed every row the token that was drawn for it, and guessed tokens if this pays, but not to the sequences `ending`. Return the
+        number of guessed tokens.
+        """
+        guesses = self._guessed(ending) if self._guesses else {}
+        started = time.perf_counter()
+        wide = bool(guesses) or any(feed.unfed for feed in self._feeds)
+        if wide:
+            self._step_wide(guesses)
+        else:
+            self._run(self._tokens, self._ones, self._zeros, self._logits[:, None])
+            for sequence in self.sequences:
+                sequence.position += 1
+        if self._guesses:
+            self._worth.took(len(self.sequences), time.perf_counter() - started, guessing=wide)
+        return sum(map(len, guesses.values()))
+
+    def _guessed(self, ending: Collection[Sequence]) -> dict[int, list[int]]:
+        """Return the guessed tokens of each row that has a guess, or nothing if the guesses would not pay."""
+        guesses: dict[int, list[int]] = {}
+        right = 0.0
+        for row, sequence in enumerate(self.sequences):
+            if sequence.guesses is None or sequence in ending:
+                continue
+            most = min(WIDTH - 1 - len(self._feeds[row].unfed), sequence.most - len(sequence.completion) - 1)
+            if most > 0 and (guess := sequence.guesses.next(most)):
+                guesses[row] = guess
+                right += min(sequence.guesses.right, len(guess))
+        return guesses if guesses and self._worth.pays(len(self.sequences), right) else {}
+
+    def _step_wide(self, guesses: dict[int, list[int]]) -> None:
+        """Feed several tokens to a row: those that were taken back from it, the drawn one, and its guess."""
+        fed = [
+            [*feed.unfed, drawn, *guesses.get(row, ())] for row, (feed, drawn) in enumerate(zip(self._feeds, self._drawn(), strict=True))
+        ]
+        width = max(map(len, fed))
+        if (wide := self._wide.get(width)) is None:
+            wide = self._wide[width] = _Wide(self._slots.size, width, self._logits.shape[1])
+        for row, tokens in enumerate(fed):
+            wide.tokens[row, : len(tokens)] = tokens
+            wide.lengths[row] = len(tokens)
+        self._run(wide.tokens, wide.lengths, wide.wanted, wide.logits)
+        for row, (sequence, feed, tokens) in enumerate(zip(self.sequences, self._feeds, fed, strict=True)):
+            n_right = len(feed.unfed) + 1
+            self._logits[row] = wide.logits[row, n_right - 1]
+            self._feeds[row] = _Feed(guessing=tokens, n_right=n_right, logits=wide.logits[row]) if row in guesses else _Feed()
+            sequence.position += 1
+
+    def _drawn(self) -> list[int]:
+        drawn: list[int] = self._tokens[: len(self.sequences), 0].tolist()
+        return drawn
+
+    def _run(self, tokens: Ids, lengths: Ids, wanted: Ids, logits: NDArray[np.float32]) -> None:
+        """Run the graph for the rows in use: tokens (S, N), lengths (S,), wanted (S, M), logits (S, M, V), S slots."""
         used = len(self.sequences)
         rows = self._batches[used]
-        self._slots.check(self.sequences, [sequence.position for sequence in self.sequences])
-        self._slots.reserve(1)
+        in_state = [sequence.position - len(feed.unfed) for sequence, feed in zip(self.sequences, self._feeds, strict=True)]
+        self._slots.check(self.sequences, in_state)
+        self._slots.reserve(tokens.shape[1])
         if self._moved != self._slots.moved:
             self._calls.clear()
             self._moved = self._slots.moved
-        call = self._calls.get(key := (rows, self._slots.flipped))
+        call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1]))
         if call is None:
-            bound = self._tokens[:rows], self._ones[:rows], self._slots.positions[:rows], self._zeros[:rows], *self._slots.sets
-            call = self._calls[key] = self._session.bind(*bound, self._logits[:rows, None])
+            bound = tokens[:rows], lengths[:rows], self._slots.positions[:rows], wanted[:rows], *self._slots.sets
+            call = self._calls[key] = self._session.bind(*bound, logits[:rows])
         call()
-        self._slots.stepped(self._ones[:used])
-        for sequence in self.sequences:
-            sequence.position += 1
+        self._slots.stepped(lengths[:used])
+
+
+class _Wide:
+    """The inputs and logits of steps that feed up to `width` tokens to a row."""
+
+    def __init__(self, slots: int, width: int, vocab_size: int) -> None:
+        self.tokens: Ids = np.zeros((slots, width), np.int64)
+        self.lengths: Ids = np.ones(slots, np.int64)
+        self.wanted: Ids = np.tile(np.arange(width, dtype=np.int64), (slots, 1))
+        self.logits = np.zeros((slots, width, vocab_size), np.float32)

@@ -8,6 +8,7 @@ from service.errors import InvalidRequest
 from service.generation.request import Delta, FinishReason, GenerationRequest, Token, TokenLogprob
 from service.generation.run import Run
 from service.generation.sampling.grammar import Matcher, Words
+from service.generation.sampling.guesses import Guesses
 from service.generation.sampling.sampler import Edits
 from service.generation.session import Logits
 from service.generation.snapshot import Snapshot, State
@@ -48,6 +49,7 @@ class Sequence:
     before: Logits | None = None
     mask: Future[Words] | None = None  # mask of the next token; None: no grammar, or no slot yet
     drew: float = 0.0  # time at which the run drew its previous token, in seconds of the engine's clock
+    guesses: Guesses | None = None  # guesses the next tokens; None: no tokens are guessed, or the run has not drawn yet
     completion: list[int] = field(default_factory=list)
     request: GenerationRequest = field(init=False)
     slots: ClassVar = 1
@@ -104,6 +106,8 @@ class Sequence:
     def accept(self, token_id: int, logprob: TokenLogprob | None) -> Token | Delta:
         """Append a drawn token, and return what can be sent now: a token, or a delta if the engine decodes the text."""
         self.completion.append(token_id)
+        if self.guesses is not None:
+            self.guesses.add(token_id)
         if token_id in self.ends:
             by_id = token_id in self.request.stop_token_ids
             held = "" if self.stops is None else self.stops.finish()

@@ -78,9 +78,9 @@ class StepSession(Protocol[S]):
         lengths and positions (B,), B rows of `states`, and wanted (B, M). `wanted` has the indices of the tokens after which logits are
         computed.
 
-        Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `lengths` and `wanted` must not
-        change. The new states are written to `out`, which shares memory with `states` only by `States.share`. `positions[b]` is the number
-        of tokens that were fed to row b before. Both have room for the tokens.
+        Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `wanted` must not change;
+        `lengths` may change only if the provider is the CPU. The new states are written to `out`, which shares memory with `states` only by
+        `States.share`. `positions[b]` is the number of tokens that were fed to row b before. Both have room for the tokens.
         """
         ...
 

@@ -59,15 +59,30 @@ class Slots(Generic[Owner]):
         self.owners.append(owner)
         return row
 
-    def remove(self, row: int) -> int | None:
-        """Free a row. Returns the index of the row that was moved into its place, or None if it was the last row."""
+    def remove(self, row: int, *, undoable: bool = False) -> int | None:
+        """Free a row. Returns the index of the row that was moved into its place, or None if it was the last row. With `undoable`, the
+        moved row's state before the last step is moved too, so that `take_back` can undo the step.
+        """
         last = len(self.owners) - 1
         if row != last:
             self._front.copy(row, self._front, last, int(self.positions[last]))
+            if undoable:
+                self._back.copy(row, self._back, last, int(self.positions[last]))
             self.positions[row] = self.positions[last]
             self.owners[row] = self.owners[last]
         self.owners.pop()
         return last if row != last else None
+
+    def take_back(self, row: int, tokens: int) -> None:
+        """Undo the last step for a row: it fed `tokens` tokens to it. Call it before the next step. States that a step updates in place
+        cannot be undone.
+        """
+        self._front.copy(row, self._back, row, int(self.positions[row]))
+        self.positions[row] -= tokens
+
+    def before(self, row: int) -> list[Tensor]:
+        """Return a copy of a row's state tensors before the last step, each without the batch axis."""
+        return self._back.read(row, int(self.positions[row]))
 
     def state(self, row: int) -> list[Tensor]:
         """Return a copy of a row's state tensors, each without the batch axis."""

@@ -22,6 +22,7 @@ from service.http.interrupts import WHOLE
 _HEAD_S = 10.0
 _HEAD_BYTES = 65_536
 _SWEEP_S = 1.0
+_HELD_S = 0.1  # seconds in which the body of a plain request must be there
 _FILES = 512  # open files that the process keeps for other uses than connections
 _MOST = 16_384
 _ACCEPTED_AT_ONCE = _FILES // 2  # limit on connections accepted before `most_connections` is checked
@@ -46,6 +47,8 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0  # bytes of the current request's head so far
     _unread = (0, 0.0)  # (bytes that the client has not read, time since which this number has not decreased)
     _counted = False
+    _held: bytearray | None = None  # the body so far of a request that may be plain
+    _held_timer: asyncio.TimerHandle | None = None  # passes the request on if its body takes longer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if self.server_state not in self._swept:
@@ -67,12 +70,15 @@ class Connection(HttpToolsProtocol):
             self._by_address[address] -= 1
             if not self._by_address[address]:
                 del self._by_address[address]
+        self._release()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         super().data_received(data)
+        if self._held is not None and self._held_timer is None:  # many clients send the body after the head
+            self._held_timer = self.loop.call_later(_HELD_S, self._pass_on)
         if self._head_since is not None:
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_BYTES:
@@ -85,11 +91,57 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_since = None
         self._head_bytes = 0
-        super().on_headers_complete()
+        if (
+            (direct := getattr(self.app, "direct", None)) is not None
+            and self.url in direct.readers
+            and self.parser.get_method() == b"POST"
+            and (self.cycle is None or self.cycle.response_complete)
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+            and not self.expect_100_continue
+            and not self.flow.write_paused
+        ):
+            self._held = bytearray()
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._held is None:
+            super().on_body(body)
+        else:
+            self._held += body
+            if len(self._held) > self.app.direct.most_bytes:
+                self._pass_on()
 
     def on_message_complete(self) -> None:
+        if self._held is not None:
+            body = bytes(self._held)
+            if self.app.direct.begin(self, self.url, self.headers, body) is not None:
+                self._release()
+                return
+            self._pass_on()
         self.scope[WHOLE] = True  # type: ignore[literal-required]
         super().on_message_complete()
+
+    def _pass_on(self) -> None:
+        """Let the application handle the request that is held, if there is one."""
+        body = self._release()
+        if body is not None and not self.transport.is_closing():
+            super().on_headers_complete()
+            if body:
+                super().on_body(bytes(body))
+
+    def _release(self) -> bytearray | None:
+        """Return the body so far of the request that is held, or None, and hold it no longer."""
+        held, self._held = self._held, None
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+            self._held_timer = None
+        return held
+
+    def shutdown(self) -> None:
+        self._pass_on()
+        super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:

@@ -46,11 +46,11 @@ Send = Callable[[Message], Awaitable[None]]
 log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # Paths that begin with one of these need no key. They are probes, and pages for browsers with nothing specific to this installation.
-_OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
+_OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json", "/console/")
 USAGE_PATH = "/v1/usage"
 _OWNED = re.compile(r"/v1/(?:states|responses|conversations|stream)/")  # paths that continue with the id or name of a tenant's data
 INTERNAL_ERROR = "internal error; the log has it under this request's id"
-_CLIENT_GONE = 499
+CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _MOST_DIGITS = 18  # limit on the digits of a content-length: `int` raises another error for thousands of digits
 _LARGE_BODY, _PIECE = 262_144, 65_536  # an answer above the first size, in bytes, is sent in pieces of the second
@@ -72,7 +72,7 @@ class Edge:
         self._uploads = Uploads()
         self._refusal_delay = RefusalDelay()
         self._reading = asyncio.Lock()
-        self._read_delay = ReadDelay(catalog.settings.max_wait_s)
+        self.read_delay = ReadDelay(catalog.settings.max_wait_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,9 +80,7 @@ class Edge:
             return
         # If no proxy forwards the request, header values may end in spaces.
         headers = {name.decode("latin-1"): value.decode("latin-1").rstrip() for name, value in scope["headers"]}
-        sent_id = headers.get("x-request-id", "")
-        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
-        call = Call(request_id, time.monotonic())
+        call = Call(request_id(headers.get("x-request-id", "")), time.monotonic())
         span = None
         if (tracer := self.catalog.tracer) is not None and not scope["path"].startswith(_OPEN):  # probes are not traced
             span = tracer.request(scope["method"], _shown_path(scope), headers, call.started)
@@ -97,7 +95,7 @@ class Edge:
                 call.wanted, call.by_path = named, by_path
             self._admit(scope, headers, call)
             if scope["method"] in _WITH_BODY:
-                self._read_delay.check(call.started, waited_s(headers))
+                self.read_delay.check(call.started, waited_s(headers))
             body = await self._body(scope, headers, receive, call) if scope["method"] in _WITH_BODY else b""
             if headers.get("content-encoding", "identity") != "identity":
                 body = await self._inflated(headers["content-encoding"], body, call)
@@ -113,26 +111,19 @@ class Edge:
                     scope[CALL], scope[CATALOG] = call, self.catalog
                     await self.app(scope, _replay(body, receive), answer)
         except ServiceError as error:
-            if isinstance(error, QueueTooLong) and (delay_s := self._refusal_delay.delay_s(time.monotonic())) > _LEAST_DELAY_S:
+            if delay_s := self.refusal_delay_s(error):
                 await asyncio.sleep(delay_s)
             await self._refuse(scope, answer, error)
         except ClientGone:
-            answer.status = _CLIENT_GONE
+            answer.status = CLIENT_GONE
         except asyncio.CancelledError:
-            answer.status = _CLIENT_GONE
+            answer.status = CLIENT_GONE
             raise
         except Exception:
             log.exception("unexpected error", extra={**call.identity, "path": _shown_path(scope)})
             await self._refuse(scope, answer, ServiceError(INTERNAL_ERROR))
         finally:
-            self.catalog.active -= 1
-            if self.catalog.body_shares.used + self.catalog.answer_shares.used > LARGE_BYTES or call.tokens > LARGE_TOKENS:
-                self.catalog.release.request()
-            self.catalog.body_shares.give(call.host, call.body_bytes)
-            self.catalog.answer_shares.give(call.host, call.answer_bytes)
-            if call.tenant is not None:
-                call.tenant.settle(call, answer.status or 500)
-            self._account(scope, call, answer, span)
+            self.end(scope, call, answer.status or 500, span)
 
     def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
         """Set the client of `call`. Raises NotReady during shutdown, Unauthorized without a key, RateLimited if
@@ -141,21 +132,22 @@ class Edge:
             return
         if self.catalog.draining:
             raise NotReady("the service is shutting down: send the request to another replica")
-        call.client, call.host = self._connection(scope, headers)
+        call.client, call.host = self.connection(scope.get("client"), headers.get(CONNECTION_HEADER, ""))
         # The page at / for browsers (`pages.root`) needs no key.
         if self.keys.needed and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):
             tenant = self.keys.identify(headers.get("authorization", ""), call)
             if scope["path"] != USAGE_PATH:  # a tenant over its limits may still read its usage
                 tenant.admit()
 
-    def _connection(self, scope: Scope, headers: dict[str, str]) -> tuple[str, str]:
-        """Return the client's `address:port`, and its address alone. The proxy sends `address:port` in a header. With the setting `lean`
-        there is no proxy, so the header is ignored, because a client may forge it."""
-        connection = "" if self.catalog.settings.lean else headers.get(CONNECTION_HEADER, "")
-        if not connection:
-            address, port = scope.get("client") or ("", 0)
+    def connection(self, client: tuple[str, int] | None, named: str) -> tuple[str, str]:
+        """Return the client's `address:port`, and its address alone. `client` is the other end of the connection, and `named` the
+        `address:port` in the proxy's header. With the setting `lean` there is no proxy, so `named` is ignored, because a client may forge
+        it.
+        """
+        if not named or self.catalog.settings.lean:
+            address, port = client or ("", 0)
             return f"{address}:{port}", address
-        return connection, connection.rpartition(":")[0]
+        return named, named.rpartition(":")[0]
 
     async def _body(self, scope: Scope, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
         """Read and return the whole body, within the limits on bytes and time."""
@@ -209,10 +201,22 @@ class Edge:
             await answer({"type": "http.response.start", "status": status, "headers": raw})
             await answer({"type": "http.response.body", "body": body})
 
-    def _account(self, scope: Scope, call: Call, answer: "_TrackedSend", span: "RequestSpan | None") -> None:
+    def refusal_delay_s(self, error: ServiceError) -> float:
+        """Return for how many seconds to delay the answer for an error, or 0. Call it once for each error."""
+        delay_s = self._refusal_delay.delay_s(time.monotonic()) if isinstance(error, QueueTooLong) else 0.0
+        return delay_s if delay_s > _LEAST_DELAY_S else 0.0
+
+    def end(self, scope: Scope, call: Call, status: int, span: "RequestSpan | None" = None) -> None:
+        """Release what a request has reserved, and count it. Every request ends here."""
+        self.catalog.active -= 1
+        if self.catalog.body_shares.used + self.catalog.answer_shares.used > LARGE_BYTES or call.tokens > LARGE_TOKENS:
+            self.catalog.release.request()
+        self.catalog.body_shares.give(call.host, call.body_bytes)
+        self.catalog.answer_shares.give(call.host, call.answer_bytes)
+        if call.tenant is not None:
+            call.tenant.settle(call, status)
         elapsed_s = time.monotonic() - call.started
         route = getattr(scope.get("route"), "path", "unmatched")
-        status = answer.status or 500
         self.catalog.metrics.request(route, call.model, status, elapsed_s, bulk=call.bulk or call.lane == Lane.BULK)
         if span is not None:
             span.end(route, status, call)
@@ -261,6 +265,11 @@ class _TrackedSend:
             part = {"type": "http.response.body", "body": body[at : at + _PIECE]}
             await self._send({**part, "more_body": at + _PIECE < len(body) or bool(message.get("more_body"))})
             await asyncio.sleep(0)
+
+
+def request_id(sent: str) -> str:
+    """Return the id that the client sent, or a random one if there is none that is safe to log."""
+    return sent if _REQUEST_ID.fullmatch(sent) else f"{random.getrandbits(64):016x}"
 
 
 def _shown_path(scope: Scope) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from export import contract
 from service.encoding.queue import EncoderLimits
-from service.encoding.request import EncodeTask, OnRow, RowOrError
+from service.encoding.request import EncodeTask, OnResult, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
@@ -190,6 +190,21 @@ class PoolEncoder(_PoolEngine):
                     raise refusal
                 await asyncio.sleep(refusal.retry_after_s)  # meanwhile the replicas complete other work
         return rows
+
+    def begin(self, task: EncodeTask, done: OnResult) -> Callable[[], object]:
+        """Start the task, as `EncoderEngine.begin` does. Here `done` gets every error."""
+
+        def ended(work: "asyncio.Task[list[RowOrError]]") -> None:
+            if not work.cancelled():
+                error = work.exception()
+                if error is not None and not isinstance(error, ServiceError):
+                    log.error("a call to a replica failed", exc_info=error)
+                    error = ServiceError("internal error; the log has it")
+                done(work.result() if error is None else error)
+
+        work = asyncio.create_task(self.run(task))
+        work.add_done_callback(ended)
+        return work.cancel
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
         """Ask the replicas again whether their models are healthy."""

@@ -91,6 +91,8 @@ class Metrics:
         ).labels()
         self.store_queue = gauge("attnserve_state_store_queue", "Calls that wait for the store")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
+        self.guessed_tokens = counter("vllm:spec_decode_num_draft_tokens", "Tokens guessed from a run's own text and computed", named)
+        self.right_guesses = counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were drawn", named)
         self.finished = counter("vllm:request_success", "Runs that ended: stop, length, abort or error", [*named, "finished_reason"])
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to first token", named, buckets=_FIRST_TOKEN_S)
         self.between_tokens = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a run", named, buckets=_BETWEEN_TOKENS_S)
@@ -190,6 +192,8 @@ class GeneratorMetrics:
         self._found = metrics.prefix_hits.labels(model)
         self._missed = {reason: metrics.prefix_misses.labels(model, reason) for reason in get_args(Miss)}
         self.generation_tokens = metrics.generation_tokens.labels(model)
+        self.guessed_tokens = metrics.guessed_tokens.labels(model)
+        self.right_guesses = metrics.right_guesses.labels(model)
         self.first_token_s = metrics.first_token.labels(model)
         self.between_tokens_s = metrics.between_tokens.labels(model)
         self.queue_s = metrics.run_queueing.labels(model)

@@ -355,7 +355,7 @@ class _Server(uvicorn.Server):
 @contextmanager
 def serve_in_thread(app: FastAPI) -> Iterator[str]:
     """A real server on a free loopback port, warm; gives its base URL, without a closing slash."""
-    settings: dict[str, Any] = {"lifespan": "on", "ws": "none", "log_level": "warning", "access_log": False}
+    settings: dict[str, Any] = {"lifespan": "on", "ws": "none", "log_level": "warning", "access_log": False, "proxy_headers": False}
     server = _Server(uvicorn.Config(app, http=Connection, host="127.0.0.1", port=0, **settings))
     thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
     thread.start()

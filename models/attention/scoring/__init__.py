@@ -4,5 +4,5 @@
 `causal_additive.py`, `softmax1.py` and `causal_softmax1.py`, `nadaraya_watson.py` and `causal_nadaraya_watson.py`, `differential.py` and
 `causal_differential.py`; causal forms are for decoders. `gated_softmax.py` is for decoders only. In `synthesizer.py` and
 `causal_synthesizer.py`, with `synthesizer_scores.py`, scores are computed without comparing pairs of tokens.
-`convolution_as_attention.py` shows that attention can compute any convolution.
+In `disentangled.py` the scores also depend on the distance. `convolution_as_attention.py` shows that attention can compute any convolution.
 """

@@ -1,16 +1,20 @@
 """The families of published checkpoints, one file each, and the table from architecture names to families.
 
-`family.py` describes a family of encoders and `decoder_family.py` a family of decoders. The encoders are `bert.py`, `bigbird.py`,
-`distilbert.py`, `longformer.py`, `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`, `reformer.py`, `roberta.py`. The
-decoders are `llama.py` (Llama, Mistral, Qwen2, Qwen3, Gemma; `rope.py` reads their rotary settings) and `qwen3_5.py`.
+`family.py` describes a family of encoders and `decoder_family.py` a family of decoders. The encoders are `albert.py`, `bert.py`,
+`bigbird.py`, `deberta.py`, `distilbert.py`, `electra.py`, `longformer.py`, `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`,
+`reformer.py`, `roberta.py`. The decoders are `llama.py` (Llama, Mistral, Qwen2, Qwen3, Gemma; `rope.py` reads their rotary settings) and
+`qwen3_5.py`.
 """
 
 from typing import Literal
 
+from models.checkpoints.families.albert import ALBERT
 from models.checkpoints.families.bert import BERT
 from models.checkpoints.families.bigbird import BIGBIRD
+from models.checkpoints.families.deberta import DEBERTA
 from models.checkpoints.families.decoder_family import DecoderFamily
 from models.checkpoints.families.distilbert import DISTILBERT
+from models.checkpoints.families.electra import ELECTRA
 from models.checkpoints.families.family import Family
 from models.checkpoints.families.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
 from models.checkpoints.families.longformer import LONGFORMER
@@ -27,6 +31,9 @@ FAMILIES: dict[str, Family] = {
     "XLMRoberta": ROBERTA,
     "DistilBert": DISTILBERT,
     "MPNet": MPNET,
+    "Albert": ALBERT,
+    "Electra": ELECTRA,
+    "DebertaV2": DEBERTA,
     "ModernBert": MODERNBERT,
     "NomicBert": NOMIC,
     "Nystromformer": NYSTROMFORMER,

@@ -87,7 +87,6 @@ def _config(
     layers = tuple(_layer_name(name, window, settings) for name in types)
     options = attention | {"n_kv_heads": settings.get("num_key_value_heads", n_heads)}
     own: dict[str, Any] = {"activation": settings.pick("hidden_act", "silu", ACTIVATIONS)} | read_rope(settings) | fields
-    own |= {} if window is None else {"window": window}
     return DecoderConfig(
         vocab_size=settings.need("vocab_size"),
         d_model=settings.need("hidden_size"),
@@ -96,7 +95,7 @@ def _config(
         d_head=settings.get("head_dim", d_head),
         d_feedforward=settings.need("intermediate_size"),
         layers=layers,
-        layer_options=dict.fromkeys(sorted(set(layers)), options),
+        layer_options={name: options | ({"window": window} if name == WINDOW else {}) for name in sorted(set(layers))},
         norm_eps=settings.get("rms_norm_eps", 1e-6),
         tied=settings.get("tie_word_embeddings", tied),
         **own,

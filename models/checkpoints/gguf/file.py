@@ -83,7 +83,7 @@ class GgufFile:
         return value
 
 
-class _Reader(GGUFReader):
+class _Reader(GGUFReader):  # type: ignore[misc]  # mypy does not follow the package
     def _get(self, *how: Any, **more: Any) -> Any:
         self.data: Any = np.asarray(self.data)  # a view of the mapped file; views of np.memmap itself take 5 times as long to make
         return super()._get(*how, **more)

@@ -65,6 +65,8 @@ async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerS
     messages = messages_of(body.messages)
     answered = max_tokens > 0
     prompt = await turns.next_messages(model, catalog, messages, tools, "messages", begin, add_generation_prompt=answered)
+    if calling is not None and answered:
+        prompt = [*prompt, *await calling.opening(model, tools)]
     format_ = None
     if (wanted := body.response_format) is not None:
         schema = wanted.json_schema.schema_ if wanted.json_schema else None

@@ -1,20 +1,20 @@
-"""The routes `/v1/embeddings` (also `/embeddings`) and `/v1/models` of OpenAI.
+"""The route `/v1/embeddings` (also `/embeddings`) of OpenAI.
 
 Source: the OpenAI API reference (CreateEmbeddingRequest) and openai-python, which requests base64 by default, and retries on
 408, 409, 429 and 5xx after `retry-after-ms`. Additions: `prompt_name` and `prompt`, more encoding formats, `truncated` in the
 answer, NDJSON.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
-from service.catalog import Served
 from service.dialects import accepted
 from service.encoding import vectors
 from service.encoding.model import Model
-from service.encoding.request import EncodeRequest
+from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import ServiceError
 from service.http.dialect import Dialect
 from service.http.fields import Body
@@ -22,6 +22,8 @@ from service.http.ndjson import stream, totals
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.tokenization.texts import Cut, Cutting, Input, Side
 
+_MODEL_CHARACTERS = 256
+_PLAIN = frozenset(("input", "model", "encoding_format"))
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
@@ -33,7 +35,9 @@ class EmbeddingRequest(Body):
     input: str | Many[str] | Many[TokenId] | Many[str | Many[TokenId]] = Field(
         description="A text, a list of texts, one text as token ids, or a list of texts and token id lists."
     )
-    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first encoder without it.")
+    model: str | None = Field(
+        None, max_length=_MODEL_CHARACTERS, description="Name or alias of a served model; the first encoder without it."
+    )
     encoding_format: vectors.Form = Field("float", description="float, base64 (little-endian float32), int8, uint8, binary, ubinary.")
     dimensions: int | None = Field(
         None, ge=1, le=65_536, strict=True, description="Keep this many dimensions, then bring the vector back to length 1."
@@ -79,18 +83,6 @@ class OpenAIErrorResponse(BaseModel):
     error: ErrorDetail
 
 
-class ModelObject(BaseModel):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelList(BaseModel):
-    object: Literal["list"]
-    data: list[ModelObject]
-
-
 _TYPES = {
     401: "authentication_error",
     404: "invalid_request_error",
@@ -133,35 +125,54 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     def entry(index: int, row: Any) -> dict[str, Any]:
         if isinstance(row, ServiceError):
             return {"object": "embedding", "index": index, "embedding": None, "error": render(row)[1]["error"]}
-        vector = vectors.cut(row, body.dimensions, normalize=body.normalize)
-        return {"object": "embedding", "index": index, "embedding": vectors.FORMS[body.encoding_format](vector)}
+        return _entry(index, vectors.cut(row, body.dimensions, normalize=body.normalize), body.encoding_format)
 
     if call.ndjson:
         return await stream(model, request, call, entry, render)
     answer = await model.answer(request, call)
-    return {
-        "object": "list",
-        "data": [entry(index, row) for index, row in enumerate(answer.rows)],
-        "model": model.name,
-        **totals(answer),
-    }
+    return _answer([entry(index, row) for index, row in enumerate(answer.rows)], model, answer)
 
 
-@router.get("/v1/models", response_model=ModelList)
-async def models(catalog: CatalogDep) -> Any:
-    """Return the served models, aliases last."""
-    catalog.find(None)  # raises NotReady while the models are being loaded
-    return {"object": "list", "data": [_model(name, catalog.find(name)) for name in [*catalog.models, *catalog.settings.aliases]]}
+def _entry(index: int, vector: Any, form: vectors.Form) -> dict[str, Any]:
+    return {"object": "embedding", "index": index, "embedding": vectors.FORMS[form](vector)}
 
 
-@router.get("/v1/models/{model:path}", response_model=ModelObject)
-async def model(model: str, catalog: CatalogDep) -> Any:
-    """Return one served model, by name or alias."""
-    return _model(model, catalog.find(model))
+def _answer(entries: list[dict[str, Any]], model: Model, answer: EncodeAnswer) -> dict[str, Any]:
+    return {"object": "list", "data": entries, "model": model.name, **totals(answer)}
 
 
-def _model(name: str, model: Served) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": model.manifest.created_s, "owned_by": "attnserve"}
+class PlainEmbeddings(NamedTuple):
+    """The content of a body with no other fields than `input`, `model` and `encoding_format`, see `service/http/direct.py`."""
+
+    model: str | None
+    inputs: list[Input]
+    form: vectors.Form
+
+    @classmethod
+    def read(cls, body: bytes) -> "PlainEmbeddings | None":
+        """Return the content of the body, or None if `EmbeddingRequest` must read it: it has other fields, or perhaps an error."""
+        try:
+            asked = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None
+        if type(asked) is not dict or not asked.keys() <= _PLAIN:
+            return None
+        given, model, form = asked.get("input"), asked.get("model"), asked.get("encoding_format", "float")
+        if not (model is None or (type(model) is str and len(model) <= _MODEL_CHARACTERS)) or form not in ("float", "base64"):
+            return None
+        if type(given) is str:
+            return cls(model, [given], form)
+        if type(given) is not list or not given:
+            return None
+        if all(type(item) is str for item in given):
+            return cls(model, given, form)
+        return cls(model, [given], form) if all(type(item) is int and 0 <= item < 2**31 for item in given) else None
+
+    def content(self, model: Model, answer: EncodeAnswer) -> dict[str, Any]:
+        return _answer([_entry(index, row, self.form) for index, row in enumerate(answer.rows)], model, answer)
+
+
+PLAIN_READERS = {f"{prefix}/embeddings": PlainEmbeddings.read for prefix in ("/v1", "")}  # path -> reader of plain bodies
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:

@@ -2,6 +2,7 @@
 
 A grammar forces the text to be a call, and `CallBuilder` parses the text. An answer has one call. If only one tool may be
 called, the text is the tool's arguments; otherwise the text is `{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema.
+If the model's template has a form for calls, such as `<tool_call>`, the prompt ends with the beginning of a call in this form.
 Objects that list their properties get no other properties unless the schema allows them explicitly, since a model could
 otherwise generate endless properties. With `auto` no call is required: the template shows the tools to the model if it can, and
 the answer is text.
@@ -17,6 +18,8 @@ from pydantic import Field, StrictBool
 
 from service.dialects import generation
 from service.errors import InvalidRequest
+from service.generation.chat.call_opening import call_opening
+from service.generation.model import Generator
 from service.generation.request import Delta, FinishReason, Grammar
 from service.http.fields import Fields
 
@@ -117,8 +120,21 @@ class Calling:
         defs = {f"tool{at}": _moved(schema, f"#/$defs/tool{at}") for at, schema in enumerate(schemas)}
         return generation.json_schema({"anyOf": calls, "$defs": defs}, "tools")
 
+    @property
+    def only(self) -> str | None:
+        """Return the name of the tool if only one may be called, else None."""
+        return next(iter(self.tools)) if len(self.tools) == 1 else None
+
+    async def opening(self, model: Generator, tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the tokens with which the model's template begins such a call, to be fed after the prompt. `tools` are those shown to
+        the model. Empty if the template has no form for calls.
+        """
+        if (prompts := model.chat_prompts) is None or not prompts.takes_tools:
+            return []
+        return prompts.encode(await call_opening(prompts, tools, self.only))
+
     def call(self, id: str | None = None) -> "CallBuilder":
-        return CallBuilder(next(iter(self.tools)) if len(self.tools) == 1 else None, id)
+        return CallBuilder(self.only, id)
 
 
 class CallBuilder:

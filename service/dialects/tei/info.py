@@ -13,7 +13,10 @@ from service.encoding.queue import EncoderLimits
 from service.encoding.selftest import SelfTest
 from service.runtime.budget import CpuBudget
 
-_DTYPES: dict[Precision, Literal["float32", "float16", "int8"]] = {"fp32": "float32", "fp16": "float16", "int8": "int8", "int4": "int8"}
+_DTYPES: dict[Precision, Literal["float32", "float16", "int8"]] = {
+    **{"fp32": "float32", "fp16": "float16", "int8": "int8"},
+    **{"int4": "int8", "as-stored": "int8"},  # of decoders; products are of 8-bit integers
+}
 
 
 class Pooling(BaseModel):

@@ -66,6 +66,11 @@ class ChatPrompts:
                 return safe
         return prompt
 
+    @property
+    def takes_tools(self) -> bool:
+        """Return whether the template shows tools to the model."""
+        return self._template.takes_tools
+
     def close(self) -> None:
         self._template.close()
 

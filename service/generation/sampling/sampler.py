@@ -99,10 +99,18 @@ class Sampler:
         self._rows[target] = self._rows[source]
         self._edits[target], self._edits[source] = self._edits[source], None
 
-    def draw(self, logits: Floats, *, masks: Mapping[int, Words] | None = None, banned: Sequence[Sequence[int]] = ()) -> Drawn:
+    def draw(
+        self,
+        logits: Floats,
+        *,
+        masks: Mapping[int, Words] | None = None,
+        banned: Sequence[Sequence[int]] = (),
+        only: NDArray[np.bool_] | None = None,
+    ) -> Drawn:
         """Draw a token for each of the first B rows, and advance their positions by one. `logits` (B, V) are not changed.
 
         `masks` maps rows to bitmasks of allowed tokens (1 = allowed). `banned` contains, for each row, the ids that may not be drawn now.
+        If `only` (B,) is given, rows where it is False are left as they are, and their token ids mean nothing.
         """
         failures: dict[int, ServiceError] = {}
         with np.errstate(over="ignore", invalid="ignore"):
@@ -115,6 +123,9 @@ class Sampler:
             if not drawable.all():
                 failures = {row: self._failure(row, logits[row], any(banned[row : row + 1])) for row in np.flatnonzero(~drawable).tolist()}
                 token_ids[~drawable] = -1
+            if only is not None:
+                failures = {row: failure for row, failure in failures.items() if only[row]}
+                drawable &= only
             self._draw_at_random(scores, peaks, drawable, token_ids)
             logprobs = self._logprobs(logits, drawable, token_ids)
         self._advance(token_ids, drawable)

@@ -30,6 +30,10 @@ def test_no_input_is_sent_twice(form: Form) -> None:
     assert len(inputs) == len(set(inputs)) == 20 * form.inputs
 
 
+def test_every_stream_of_a_form_has_a_slot() -> None:
+    assert int(overhead._SLOTS[1]) >= max(form.connections for form in FORMS if form.stream)
+
+
 def test_cpu_time_is_divided_by_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(url: str, bodies: Sequence[str], *, connections: int, seconds: float) -> SimpleNamespace:
         until = time.process_time() + 0.2

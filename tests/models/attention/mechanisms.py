@@ -55,6 +55,12 @@ MECHANISMS = {
     "convolution as attention": Mechanism(
         "models.attention.scoring.convolution_as_attention.attend_to_places", ("x", "offsets", "position_weights", "W_v", "W_o")
     ),
+    "disentangled": Mechanism(
+        "models.attention.scoring.disentangled.attend_disentangled",
+        ("q", "k", "v", "r_k", "r_q", "mask", "bias"),
+        layers=("disentangled",),
+    ),
+    "disentangled, rows": Mechanism("models.attention.scoring.disentangled.distance_rows", ("distances", "span", "max_distance")),
     "linear": Mechanism(
         "models.attention.linear.linear.attend_linear", ("q", "k", "v", "key_mask", "eps", "feature_map"), layers=("linear",)
     ),

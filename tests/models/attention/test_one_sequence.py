@@ -31,6 +31,7 @@ CALLS: dict[str, Call] = {
     "sparse": lambda f, q, k, v: f(q, k, v, mode="union", stride=2),
     "bigbird": lambda f, q, k, v: f(q, k, v, torch.zeros(H, max(-(-q.shape[2] // 2) - 2, 0), 0, dtype=torch.int64), block=2),
     "bigbird, with global tokens": lambda f, q, k, v: f(q, k, v, torch.zeros(H, 3, 0, dtype=torch.int64), n_global=1, block=2),
+    "disentangled": lambda f, q, k, v: f(q, k, v, r_k=drawn(H, 2 * q.shape[2], D_K, seed=5)),
     "hybrid": lambda f, q, k, v: f(q, k, v, torch.exp, torch.exp, block=2),
     "longformer": local_and_global,
     "longformer, causal": local_and_global,

@@ -46,6 +46,14 @@ def test_weights_are_drawn_from_the_seed_and_survive_the_folder(tmp_path: Path) 
     assert vector(tmp_path / "a", dtype=torch.float64).dtype == torch.float64
 
 
+def test_shared_layers_survive_the_folder(tmp_path: Path) -> None:
+    model = {**SHAPE, "n_positions": 20, "shared_layers": True, "d_embedding": 5}
+    build_encoder(described(tmp_path, model=model), tmp_path / "a")
+    encoder = load_checkpoint(tmp_path / "a").model.encoder
+    assert encoder.blocks[0] is encoder.blocks[1]
+    assert encoder.embeddings.tokens.weight.shape[1] == 5
+
+
 def test_weights_that_are_given_are_taken_and_called_trained(tmp_path: Path) -> None:
     build_encoder(described(tmp_path, seed=1), tmp_path / "a")
     build_encoder(described(tmp_path, weights=f"a/{WEIGHTS}", pooling="max"), tmp_path / "b")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.nomic_bert import modeling_nomic_bert
 
@@ -53,6 +54,32 @@ CASES = {
     "mpnet-pad-7": ("MPNetModel", {**tiny.BERT, "pad_token_id": 7, "hidden_act": "relu"}),
     "mpnet-classifier": ("MPNetForSequenceClassification", {**tiny.BERT, "num_labels": 3}),
     "mpnet-tokens": ("MPNetForTokenClassification", {**tiny.BERT, "num_labels": 3}),
+    "albert": ("AlbertModel", tiny.ALBERT),
+    "albert-embeddings-as-wide-gelu": ("AlbertModel", {**tiny.ALBERT, "embedding_size": 24, "hidden_act": "gelu"}),
+    "albert-mlm": ("AlbertForMaskedLM", tiny.ALBERT),
+    "albert-pretraining": ("AlbertForPreTraining", tiny.ALBERT),
+    "albert-classifier": ("AlbertForSequenceClassification", {**tiny.ALBERT, "num_labels": 3}),
+    "albert-reranker": ("AlbertForSequenceClassification", {**tiny.ALBERT, "num_labels": 1}),
+    "albert-tokens": ("AlbertForTokenClassification", {**tiny.ALBERT, "num_labels": 3}),
+    "electra": ("ElectraModel", {**tiny.BERT, "embedding_size": 10}),
+    "electra-embeddings-as-wide": ("ElectraModel", {**tiny.BERT, "embedding_size": 24}),
+    "electra-discriminator": ("ElectraForPreTraining", {**tiny.BERT, "embedding_size": 10}),
+    "electra-generator": ("ElectraForMaskedLM", {**tiny.BERT, "embedding_size": 10}),
+    "electra-classifier": ("ElectraForSequenceClassification", {**tiny.BERT, "embedding_size": 10, "num_labels": 3}),
+    "electra-reranker": ("ElectraForSequenceClassification", {**tiny.BERT, "embedding_size": 10, "num_labels": 1}),
+    "electra-tokens": ("ElectraForTokenClassification", {**tiny.BERT, "embedding_size": 10, "num_labels": 3}),
+    "deberta-v3": ("DebertaV2Model", tiny.DEBERTA),
+    "deberta-v3-far": ("DebertaV2Model", {**tiny.DEBERTA, "position_buckets": 4, "max_relative_positions": 9}),
+    "deberta-without-buckets": ("DebertaV2Model", {**tiny.DEBERTA, "position_buckets": -1, "max_relative_positions": 5}),
+    "deberta-c2p-positions-types": (
+        "DebertaV2Model",
+        {**tiny.DEBERTA, "pos_att_type": "c2p", "position_biased_input": True, "type_vocab_size": 2, "hidden_act": "gelu_new"},
+    ),
+    "deberta-p2c": ("DebertaV2Model", {**tiny.DEBERTA, "pos_att_type": ["p2c"]}),
+    "deberta-mlm": ("DebertaV2ForMaskedLM", {**tiny.DEBERTA, "tie_word_embeddings": False}),
+    "deberta-classifier": ("DebertaV2ForSequenceClassification", {**tiny.DEBERTA, "num_labels": 3}),
+    "deberta-reranker-tanh": ("DebertaV2ForSequenceClassification", {**tiny.DEBERTA, "num_labels": 1, "pooler_hidden_act": "tanh"}),
+    "deberta-tokens": ("DebertaV2ForTokenClassification", {**tiny.DEBERTA, "num_labels": 3}),
     "modernbert": ("ModernBertModel", {**tiny.MODERNBERT, "local_attention": 8}),
     "modernbert-every-2-biases": (
         "ModernBertModel",
@@ -151,7 +178,10 @@ def _run(reference: nn.Module, inputs: dict[str, Tensor], kind: str) -> Tensor:
 
 
 def _make_exact(reference: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`transformers` turns q and k, and takes Longformer's softmax, in float32 whatever the model's dtype is: the same in float64."""
+    """`transformers` turns q and k, and takes Longformer's softmax and the root of DeBERTa's widths, in float32 whatever the model's dtype
+    is: the same in float64.
+    """
+    monkeypatch.setattr(modeling_deberta_v2, "scaled_size_sqrt", lambda q, factor: torch.tensor(q.shape[-1] * factor).double().sqrt())
     if reference.config.model_type == "longformer":
         monkeypatch.setattr(nn.functional, "softmax", lambda scores, dim, dtype: scores.softmax(dim))
     rotary = getattr(reference.base_model, "rotary_emb", None)

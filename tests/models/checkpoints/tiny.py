@@ -20,6 +20,16 @@ BERT = {
     "intermediate_size": 40,
     "max_position_embeddings": 50,
 }
+ALBERT = {**BERT, "num_hidden_layers": 3, "embedding_size": 10}
+DEBERTA = {
+    **BERT,
+    "relative_attention": True,
+    "position_buckets": 8,
+    "pos_att_type": "p2c|c2p",
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 DISTILBERT = {"vocab_size": V, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40, "max_position_embeddings": 50}
 MODERNBERT = {
     **BERT,

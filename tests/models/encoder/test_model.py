@@ -30,6 +30,7 @@ CONFIGS = {
         gated=True,
     ),
     "nomic": replace(CONFIG, positions="rotary", d_head=6, n_token_types=2, gated=True, activation="silu"),
+    "albert": replace(CONFIG, n_token_types=2, d_embedding=5, shared_layers=True, n_layers=3),
     "sinusoidal": replace(CONFIG, positions="sinusoidal", embedding_norm=False, norm="pre"),
     "no-positions": replace(CONFIG, positions="none", activation="relu"),
     "gated-units": replace(CONFIG, attention="gau", d_feedforward=0, norm="pre", embedding_norm=False),
@@ -137,6 +138,16 @@ def test_pre_and_post_norm_are_the_formulas() -> None:
         assert (encoder(ids, mask) - x).abs().max() <= EXACT
 
 
+def test_shared_layers_are_one_block_applied_several_times() -> None:
+    encoder = make(CONFIGS["albert"])
+    ids, mask = batch(5)
+    x = encoder.embeddings(ids, torch.arange(5), None)
+    for _ in range(3):
+        x = encoder.blocks[0](x, mask != 0, rotation=None, pair_mask=None, pair_bias=None)
+    assert (encoder(ids, mask) - x).abs().max() <= EXACT
+    assert {name.split(".")[1] for name, _ in encoder.named_parameters() if name.startswith("blocks.")} == {"0"}
+
+
 def test_a_window_hides_what_is_far() -> None:
     """Two layers that look 2 to either side: a token 5 away has no say, one 4 away has."""
     encoder = make(replace(CONFIG, positions="rotary", windows=(2, 2)))
@@ -197,6 +208,9 @@ def test_too_many_tokens_are_refused_with_the_limit() -> None:
         ({"attention": "linear", "positions": "rotary"}, "attention='linear' does not support rotary positions"),
         ({"attention": "linear", "windows": (None, 3)}, "does not support local windows"),
         ({"attention": "linear", "n_relative_buckets": 32}, "does not support a relative position bias"),
+        ({"d_embedding": 0}, "d_embedding=0 must be at least 1"),
+        ({"shared_layers": True, "norm": "pre"}, "shared_layers needs norm='post' and no windows"),
+        ({"shared_layers": True, "windows": (None, 2)}, "shared_layers needs norm='post' and no windows"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(changes: dict, message: str) -> None:

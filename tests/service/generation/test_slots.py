@@ -109,3 +109,15 @@ def test_a_row_that_is_not_what_its_owner_takes_it_for_is_found_out(memory: Memo
     stepped(slots)
     with pytest.raises(WrongOwner, match=words):
         slots.check([owner], [position])
+
+
+def test_a_step_is_undone_also_for_a_row_that_was_moved_since(memory: Memory) -> None:
+    slots: Slots[str] = Slots(memory, 3)
+    for owner in "abc":
+        slots.add(owner, [np.full((2, 3), ord(owner), np.float32), np.array([7])], position=7)
+    stepped(slots)
+    assert slots.remove(0, undoable=True) == 2
+    assert [array.max() for array in slots.before(0)] == [ord("c"), 7]
+    slots.take_back(0, 1)
+    slots.check(["c", "b"], [7, 8])
+    assert [[array.max() for array in slots.state(row)] for row in (0, 1)] == [[ord("c"), 7], [ord("b") + 1, 8]]

@@ -33,7 +33,23 @@ def cache(tokenizer: Tokenizer) -> Words:
     return found
 
 
-CACHES = [cache(bert()), cache(bert(lowercase=False)), cache(bert(template="$A [SEP] [SEP]")), cache(bert(template="$A"))]
+def sentencepiece(*more: str, merges: tuple[tuple[str, str], ...] = (), **options: Any) -> Tokenizer:
+    """Llama's kind of tokenizer: pieces of several spaces, and of a space with the word after it."""
+    pieces = ["<unk>", "<s>", "▁", *string.ascii_letters, *string.digits, *string.punctuation, "▁▁", "th", "the", "▁the", "▁c", "at", *more]
+    rules = [("▁", "▁"), ("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "c"), ("a", "t"), *merges]
+    model = models.BPE(dict(zip(pieces, range(len(pieces)), strict=True)), rules, unk_token="<unk>", fuse_unk=True, **options)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens(["<unk>", "<s>"])
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+CACHES = [
+    *(cache(bert()), cache(bert(lowercase=False)), cache(bert(template="$A [SEP] [SEP]")), cache(bert(template="$A"))),
+    cache(sentencepiece()),
+]
 SOME = st.sampled_from(["the cat", "Cats", "[SEP]", "don't", "x" * 101, "caté", "\x00", "\x0b", "\x7f", "\u3000", "\n", "\t ", "中", ""])
 TEXTS = st.lists(SOME | st.text(string.printable, max_size=8), max_size=8).map("".join)
 
@@ -55,6 +71,39 @@ def test_plain_texts_are_answered_again_from_the_cache(text: str) -> None:
 @pytest.mark.parametrize("text", ["caté", "a\x00b", "a\x0bb", "a\x7fb", "a" * (words.MOST_CHARACTERS + 1)])
 def test_other_texts_are_left_to_the_tokenizer(text: str) -> None:
     assert cache(bert()).ids(text) is None
+
+
+@pytest.mark.parametrize("text", ["the cat", "  the   cat", "the<s>cat", "a"])
+def test_words_with_the_spaces_before_them_are_kept_for_sentencepiece(text: str) -> None:
+    tokenizer = sentencepiece()
+    assert cache(tokenizer).ids(text) == tokenizer.encode(text).ids
+
+
+def test_a_text_with_a_space_at_its_end_is_left_to_sentencepiece() -> None:
+    assert cache(sentencepiece()).ids("the ") is None
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        sentencepiece("e▁", merges=(("e", "▁"),)),
+        sentencepiece("e▁c", merges=(("e", "▁c"),)),
+        sentencepiece(dropout=0.5),
+        sentencepiece(ignore_merges=True),
+    ],
+    ids=["space-at-the-end", "over-a-space", "dropout", "whole-words"],
+)
+def test_no_cache_if_a_merge_may_join_words(tokenizer: Tokenizer) -> None:
+    assert words_of(tokenizer) is None
+
+
+def test_no_cache_if_spaces_are_written_in_another_way() -> None:
+    tokenizer = sentencepiece()
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    assert words_of(tokenizer) is None
+    tokenizer = sentencepiece()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    assert words_of(tokenizer) is None
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,8 @@ async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catal
         await turns.check_name(body, catalog, call)
     tools, calling = _tools(body)
     prompt = await turns.next_messages(model, catalog, messages_of(body), tools, "input", begin)
+    if calling is not None:
+        prompt = [*prompt, *await calling.opening(model, tools)]
     format_ = body.text.format if body.text else None
     grammar = generation.format_grammar(format_.type, format_.schema_, "text.format.schema") if format_ else None
     if body.seed is None:
@@ -115,7 +117,7 @@ async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catal
     (request,) = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn="generated")
     # Streams are checked too, since their last event contains the whole answer.
     check_chat_size(model, request, catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
-    only = None if calling is None else {"name": next(iter(calling.tools)) if len(calling.tools) == 1 else None}
+    only = None if calling is None else {"name": calling.only}
     return Prepared(model, request, only, begin)
 
 

@@ -45,8 +45,8 @@ def tiny_gguf(
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, NDArray[np.float32] | None] | None = None,
 ) -> Path:
-    """Write a decoder of two layers whose matrices have this type. `fields` are further values of the metadata, and `tensors` further
-    tensors in F32, or None for one that is left out."""
+    """Write a decoder of two layers whose matrices have this type. `fields` are further values of the metadata, `tensors` further tensors
+    in F32. None leaves a value or a tensor out."""
     random = np.random.default_rng(0)
     writer = GGUFWriter(file, architecture)
     writer.add_context_length(512)
@@ -57,7 +57,7 @@ def tiny_gguf(
     writer.add_head_count_kv(N_KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     if architecture == "qwen3":
-        writer.add_key_length(WIDTH // N_HEADS)
+        writer.add_key_length(128)  # transformers assumes this width, whatever the file says
     writer.add_rope_freq_base(100_000.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -69,11 +69,15 @@ def tiny_gguf(
     writer.add_eot_token_id(1)
     writer.add_chat_template("{% for message in messages %}{{ message['content'] }}<|turn|>{% endfor %}")
     for name, value in (fields or {}).items():
+        for part in writer.kv_data:
+            part.pop(name, None)
+        if value is None:
+            continue
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool, list: writer.add_array}
         add[type(value)](name, value)
     shapes = {"token_embd": (len(BYTE_LEVEL), WIDTH)} | ({} if tied else {"output": (len(BYTE_LEVEL), WIDTH)})
     norms = {"output_norm.weight": WIDTH}
-    d_head = WIDTH // N_HEADS
+    d_head = 128 if architecture == "qwen3" else WIDTH // N_HEADS
     for i in range(2):
         q, kv = N_HEADS * d_head, N_KV_HEADS * d_head
         shapes |= {f"blk.{i}.attn_{part}": (rows, WIDTH) for part, rows in (("q", q), ("k", kv), ("v", kv))}

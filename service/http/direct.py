@@ -1,0 +1,197 @@
+"""Answers plain requests without ASGI: no scope, no task, one write. Around a small model, these cost more than the model.
+
+A request is plain if its body arrives at once, is short and has only the fields that most clients send, and if its head has only
+usual headers. `Edge` handles all other requests, and those that are invalid, so errors in a request have one origin. Nothing is counted
+or reserved for a request that is passed on to it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from service.call import CONNECTION_HEADER, NDJSON, RECEIVED_HEADER, Call, waited_s
+from service.encoding.model import Model
+from service.encoding.request import EncodeAnswer
+from service.errors import ServiceError
+from service.http.answers import whole
+from service.http.edge import CLIENT_GONE, INTERNAL_ERROR, Edge, refusal, request_id
+from service.tokenization.texts import Input
+
+if TYPE_CHECKING:
+    from service.http.connections import Connection
+
+log = logging.getLogger("attnserve.http")
+
+MOST_BYTES = 16_384  # longer bodies are read by pydantic, within its limits on time
+_CONNECTION, _RECEIVED = CONNECTION_HEADER.encode(), RECEIVED_HEADER.encode()
+# The headers of a plain request. Those that are not read below change nothing.
+_HEADERS = frozenset(
+    (
+        *(b"host", b"content-length", b"content-type", b"accept", b"accept-encoding", b"accept-language", b"user-agent", b"connection"),
+        *(b"authorization", b"x-request-id", _CONNECTION, _RECEIVED),
+        # of OpenAI's clients
+        *(b"x-stainless-" + name for name in (b"arch", b"async", b"lang", b"os", b"package-version", b"runtime", b"runtime-version")),
+        *(b"x-stainless-" + name for name in (b"retry-count", b"read-timeout", b"raw-response", b"timeout", b"helper-method")),
+    )
+)
+_NDJSON = NDJSON.encode()
+
+
+class Plain(Protocol):
+    """The content of a plain body."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def inputs(self) -> list[Input]: ...
+
+    def content(self, model: Model, answer: EncodeAnswer) -> Any:
+        """Return the content of the JSON answer."""
+        ...
+
+
+class Direct:
+    """The plain requests of one application."""
+
+    most_bytes = MOST_BYTES
+
+    def __init__(self, edge: Edge, readers: Mapping[str, Callable[[bytes], Plain | None]]) -> None:
+        """`readers` has, for each path with plain requests, the function that reads a body, or returns None if it is not plain."""
+        self.edge = edge
+        self.readers = {path.encode(): reader for path, reader in readers.items()}
+
+    def begin(self, connection: "Connection", path: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> "DirectAnswer | None":
+        """Begin to answer a request, or return None if `Edge` must handle it."""
+        catalog, keys = self.edge.catalog, self.edge.keys
+        given = dict(headers)
+        if (
+            catalog.draining
+            or catalog.tracer is not None
+            or len(body) > min(MOST_BYTES, catalog.settings.max_body_bytes)
+            or not given.keys() <= _HEADERS
+            or _NDJSON in given.get(b"accept", b"")
+            or (plain := self.readers[path](body)) is None
+        ):
+            return None
+        call = Call(request_id(_text(given, b"x-request-id")), time.monotonic())
+        call.deadline = call.started + catalog.settings.request_timeout_s
+        call.client, call.host = self.edge.connection(connection.client, _text(given, _CONNECTION))
+        try:
+            model = catalog.get(plain.model, "encoder")
+            tenant = keys.identify(_text(given, b"authorization"), call) if keys.needed else None
+        except ServiceError:
+            return None
+        before = connection.cycle
+        answer = DirectAnswer(self.edge, connection, path, call)
+        connection.cycle = answer  # type: ignore[assignment]  # has the attributes that uvicorn's protocol uses
+        catalog.active += 1
+        try:
+            late_s = waited_s({RECEIVED_HEADER: _text(given, _RECEIVED)}) if _RECEIVED in given else 0.0
+            self.edge.read_delay.check(call.started, late_s)
+            cancel = model.begin(plain.inputs, call, lambda done: answer.end(plain, model, done), None if tenant is None else tenant.admit)
+        except ServiceError as error:
+            answer.fail(error)
+        except Exception as error:
+            answer.fail_unexpectedly(error)
+        else:
+            if cancel is None:
+                catalog.active -= 1
+                connection.cycle = before
+                return None
+            if not answer.response_complete:
+                answer.cancel = cancel
+        return answer
+
+
+class DirectAnswer:
+    """The answer to a plain request. For uvicorn's protocol it takes the place of a `RequestResponseCycle`, so it has the attributes that
+    the protocol uses: `response_started` .. `keep_alive`, `message_event`.
+    """
+
+    __slots__ = (
+        *("cancel", "disconnected", "keep_alive", "response_complete", "response_started"),
+        *("_call", "_connection", "_edge", "_path"),
+    )
+
+    def __init__(self, edge: Edge, connection: "Connection", path: bytes, call: Call) -> None:
+        self.response_started = self.response_complete = self.disconnected = False
+        self.keep_alive = True
+        self.cancel: Callable[[], object] | None = None
+        self._edge, self._connection, self._path, self._call = edge, connection, path, call
+
+    @property
+    def message_event(self) -> "DirectAnswer":
+        return self
+
+    def set(self) -> None:
+        """Drop the request, because its connection has ended."""
+        if not self.response_complete:
+            if self.cancel is not None:
+                self.cancel()
+            self._ended(CLIENT_GONE)
+
+    def end(self, plain: Plain, model: Model, done: EncodeAnswer | ServiceError) -> None:
+        """Write the answer, or the error."""
+        try:
+            if isinstance(done, ServiceError):
+                self.fail(done)
+            else:
+                headers = [(b"content-type", b"application/json")]
+                headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._call.headers.items()]
+                self._write(200, headers, whole(plain.content(model, done)))
+        except Exception as error:
+            self.fail_unexpectedly(error)
+
+    def fail(self, error: ServiceError) -> None:
+        """Write an error, later if there are many refusals."""
+        if delay_s := self._edge.refusal_delay_s(error):
+            timer = self._connection.loop.call_later(delay_s, self._refuse, error)
+            self.cancel = timer.cancel
+        else:
+            self._refuse(error)
+
+    def fail_unexpectedly(self, error: Exception) -> None:
+        log.error("unexpected error", exc_info=error, extra={**self._call.identity, "path": self._path.decode()})
+        self._refuse(ServiceError(INTERNAL_ERROR))
+
+    def _refuse(self, error: ServiceError) -> None:
+        status, body, headers = refusal(self._path.decode(), error, self._edge.dialects)
+        del headers["content-length"]
+        self._write(status, [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()], body)
+
+    def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        if self.response_complete:
+            return
+        call, connection = self._call, self._connection
+        if call.tenant is not None:
+            call.tenant.charge(call)
+            headers += call.tenant.headers()
+        if not self.keep_alive:
+            headers.append((b"connection", b"close"))
+        lines = [STATUS_LINE[status]]
+        lines += [b"%b: %b\r\n" % header for header in connection.server_state.default_headers]
+        lines.append(b"content-length: %d\r\n" % len(body))
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"x-request-id: %b\r\n\r\n" % call.request_id.encode("latin-1"))
+        lines.append(body)
+        connection.transport.write(b"".join(lines))
+        self._ended(status)
+        if not self.keep_alive:
+            connection.transport.close()
+        connection.on_response_complete()
+
+    def _ended(self, status: int) -> None:
+        self.response_started = self.response_complete = True
+        self.cancel = None
+        path = self._path.decode()
+        route = self._edge.exact["POST", path]
+        self._edge.end({"route": route, "path": path, "method": "POST"}, self._call, status)
+
+
+def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:
+    """Return the value of a header without spaces at its end, or "" if there is no such header."""
+    return headers.get(name, b"").decode("latin-1").rstrip()

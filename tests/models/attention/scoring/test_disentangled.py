@@ -1,0 +1,84 @@
+"""Disentangled attention is its equations, in loops over pairs of tokens."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.attention.scoring.disentangled import DisentangledAttention, attend_disentangled, by_distance, distance_rows
+from models.encoder.model import Encoder, EncoderConfig
+from tests.models.attention.scores import D_K, EXACT, B, H, by_loops, drawn, pairs, qkv
+
+N = 7
+
+
+def vectors(r: Tensor, order: int) -> Tensor:
+    """Rows r (H, 2 N + 1, D_k) of the distances -N .. N, as the function takes them."""
+    distances = torch.arange(N - 1, -N - 1, -1) if order < 0 else torch.arange(1 - N, N + 1)
+    return r[:, distances + N]
+
+
+@pytest.mark.parametrize("terms", [("c2p",), ("p2c",), ("c2p", "p2c")])
+def test_it_is_the_sum_of_its_terms(terms: tuple[str, ...]) -> None:
+    """With a bias, and a query that sees no key."""
+    q, k, v = qkv(N, N)
+    mask, bias = pairs(N, N)
+    r_k, r_q = drawn(H, 2 * N + 1, D_K, seed=8), drawn(H, 2 * N + 1, D_K, seed=9)
+    scale = math.sqrt(D_K * (1 + len(terms)))
+    added = torch.zeros(B, H, N, N).double()
+    for i in range(N):
+        for j in range(N):
+            if "c2p" in terms:
+                added[:, :, i, j] += torch.einsum("bhd,hd->bh", q[:, :, i], r_k[:, i - j + N]) / scale
+            if "p2c" in terms:
+                added[:, :, i, j] += torch.einsum("bhd,hd->bh", k[:, :, j], r_q[:, i - j + N]) / scale
+    given = {"r_k": vectors(r_k, -1) if "c2p" in terms else None, "r_q": vectors(r_q, 1) if "p2c" in terms else None}
+    o = attend_disentangled(q, k, v, **given, mask=mask, bias=bias)
+    for b in range(B):
+        each = slice(b, b + 1)
+        wanted = by_loops(lambda h, q, k: q @ k / scale, q[each], k[each], v[each], mask[each], bias + added[each])
+        assert (o[each] - wanted).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_columns_of_distances_become_columns_of_keys(n: int) -> None:
+    x = torch.arange(2 * n * n).reshape(n, 2 * n)
+    assert by_distance(x).tolist() == [[int(x[i, j - i + n - 1]) for j in range(n)] for i in range(n)]
+
+
+def test_far_distances_share_rows() -> None:
+    """Of span 4 with buckets up to 9: -2 .. 2 have a row each, -3 .. -8 share one, and what is further has the last."""
+    distances = torch.arange(-12, 13)
+    assert distance_rows(distances, 4).tolist() == [max(min(int(d), 3), -4) + 4 for d in distances]
+    assert distance_rows(distances, 4, 9).tolist() == [0] * 4 + [1] * 6 + [2, 3, 4, 5, 6] + [7] * 10
+
+
+def test_layers_of_a_model_share_the_vectors_of_distances() -> None:
+    options = {"n_positions": 9, "span": 4, "max_distance": 9}
+    shape = {"vocab_size": 9, "d_model": 8, "n_layers": 3, "n_heads": 2, "d_feedforward": 8, "n_positions": 9}
+    encoder = Encoder(EncoderConfig(**shape, attention="disentangled", attention_options=options, positions="none"))
+    assert len({block.attention.relative for block in encoder.blocks}) == 1
+    assert len({block.attention.to_k for block in encoder.blocks}) == 3
+
+
+def test_more_tokens_than_positions_and_rotations_are_refused() -> None:
+    layer = DisentangledAttention(8, 2, n_positions=4, span=4, max_distance=9)
+    assert layer(torch.zeros(1, 4, 8)).shape == (1, 4, 8)
+    with pytest.raises(ValueError, match="N=5 tokens, but the layer has rows for n_positions=4; cut the input"):
+        layer(torch.zeros(1, 5, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"terms": ()}, r"terms=\(\) must be a list of some of c2p, p2c"),
+        ({"terms": ("c2c",)}, "must be a list of some of c2p, p2c"),
+        ({"terms": ("c2p", "c2p")}, "each at most once"),
+        ({"span": 1}, "span=1 must be at least 2"),
+        ({"span": 64, "max_distance": 33}, "max_distance=33 must be above"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        DisentangledAttention(8, 2, **options)
