@@ -3,6 +3,7 @@
 - `torch_graph.py`: a torch module with named inputs and outputs, and its export with torch's exporter.
 - `onnx_file.py`: optimises, saves and describes ONNX files.
 - `compact.py`: what layers that are exported as few operators share.
+- `token_packing.py`: the tokens of a batch without its padding.
 - `hybrid.py`: hybrid attention as one attention operator.
 - `packed_encoder.py`: an encoder that computes only the tokens of a batch, not its padding.
 - `encoder.py`: the graph of an encoder, reranker or classifier.

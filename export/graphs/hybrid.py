@@ -14,16 +14,14 @@ nothing is padded or transposed. The equations are those of `models.attention.li
 """
 
 import math
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from export.graphs.compact import operator
+from export.graphs.token_packing import TokenPacking
 from models.attention.linear.hybrid import HybridAttention
-
-if TYPE_CHECKING:
-    from export.graphs.packed_encoder import TokenPacking
 
 ABSENT = 1e30  # far above all scores and squares; sums of a few of it are finite
 
@@ -58,7 +56,7 @@ class CompactHybrid(nn.Module):
         self.register_buffer("absent_key", torch.tensor([[0.0] * D_k + [ABSENT, -ABSENT, 0.0]]))
         self.register_buffer("constants", torch.tensor([[[0.0, 1.0]]]))
 
-    def forward(self, x: Tensor, packing: "TokenPacking", **pairs: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, packing: TokenPacking, **pairs: Tensor | None) -> Tensor:
         layer, H, D_phi = self.layer, self.layer.n_heads, self.W_k.shape[-1]
         (B, N), T = packing.mask.shape, x.shape[0]
         C = torch.sym_min(layer.block, (N + 1) // 2)  # as in `attend_hybrid`
@@ -101,7 +99,7 @@ class CompactHybrid(nn.Module):
         return layer.to_out(_gathered(o, places).flatten(1))
 
 
-def _rows_of_blocks(packing: "TokenPacking", more: int, H: int) -> tuple[Tensor, Tensor]:
+def _rows_of_blocks(packing: TokenPacking, more: int, H: int) -> tuple[Tensor, Tensor]:
     """Return the row among T H of every position of the blocks, twice: (B, H, N + more). The second has T H where there is no token."""
     row = nn.functional.pad(packing.row.unflatten(0, packing.mask.shape), (0, more))
     rows = row[:, None] * H + torch.arange(H)[:, None]

@@ -17,7 +17,8 @@ from export import contract
 from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.encoder import EXAMPLE_TOKENS
-from export.graphs.packed_encoder import FusedAttention, Module, PackedEncoder, TokenPacking, with_children
+from export.graphs.packed_encoder import FusedAttention, Module, PackedEncoder, with_children
+from export.graphs.token_packing import TokenPacking
 from export.graphs.torch_graph import OPSET, TorchGraph
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import Decoder

@@ -1,7 +1,7 @@
 """Compares the counts, sizes and offsets in the header of a GGUF file with the file's length, before anything else reads it.
 
 The package `gguf` trusts a file: it makes an object for every element of an array and a view for every tensor. This module keeps no
-values. It follows the specification of the format (ggml-org/ggml, docs/gguf.md), versions 2 and 3, little-endian.
+values. It follows the specification of the format (in the repository ggml-org/ggml), versions 2 and 3, little-endian.
 """
 
 import mmap

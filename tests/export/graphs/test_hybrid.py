@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from export.graphs.hybrid import CompactHybrid, is_compact
-from export.graphs.packed_encoder import TokenPacking
+from export.graphs.token_packing import TokenPacking
 from export.graphs.torch_graph import OPSET, quiet
 from models.attention.linear.hybrid import HybridAttention
 

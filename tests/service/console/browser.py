@@ -56,6 +56,22 @@ class Watched:
     def press(self, name: str) -> None:
         self.page.get_by_role("button", name=name, exact=True).click()
 
+    def press_during(self, name: str, tokens: int) -> None:
+        """Press a button as soon as a stream has brought so many tokens. The page does it by itself: a driver would come too late."""
+        self.page.evaluate(
+            """async ([name, tokens]) => {
+              const named = (each) => each.textContent.trim() === name && !each.disabled;
+              const button = () => [...document.querySelectorAll('button')].find(named);
+              const end = performance.now() + 20_000;
+              while (document.querySelectorAll('[data-at]').length < tokens || !button()) {
+                if (performance.now() > end) throw new Error(`there is no button ${name}`);
+                await new Promise((done) => requestAnimationFrame(done));
+              }
+              button().click();
+            }""",
+            [name, tokens],
+        )
+
     def wait(self, text: str, seconds: float = 20) -> None:
         self.page.get_by_text(text).first.wait_for(timeout=seconds * 1000)
 

@@ -386,7 +386,7 @@ def test_every_route_with_a_body_has_its_row() -> None:
     tested = {path.replace("/encoder/", "/{model:path}/") for path in ROUTES}
     elsewhere = {"/", "/invocations", "/embed_sparse", "/v1/attention"}  # the same bodies, or none that is answered here
     elsewhere |= {"/v1/states/{state}/fork", "/v1/states/{state}/rewind"}  # below, with a state
-    elsewhere |= {"/v1/responses/{response_id}/cancel"}  # without a body
+    elsewhere |= {"/v1/responses/{response_id}/cancel", "/v1/development/kill"}  # without a body
     elsewhere |= {"/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"}  # below, with a conversation
     assert routes == tested | elsewhere
 

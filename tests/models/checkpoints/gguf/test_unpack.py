@@ -88,7 +88,7 @@ def test_weights_are_split_among_files_of_a_bounded_size(tmp_path: Path, monkeyp
 def test_a_mistral_with_a_window_keeps_it(tmp_path: Path) -> None:
     folder = unpacked(tiny_gguf(tmp_path / "tiny.gguf", fields={"llama.attention.sliding_window": 64}))
     config = load_decoder(folder).config
-    assert (set(config.layer_names), config.window) == ({"sliding_window"}, 64)
+    assert (set(config.layer_names), config.layer_options["sliding_window"]["window"]) == ({"sliding_window"}, 64)
 
 
 def test_a_folder_with_one_gguf_file_stands_for_it(tmp_path: Path) -> None:
