@@ -43,6 +43,7 @@ def export_bundle(
     held_out: Path | None = None,
     maps: bool = False,
     gpu: bool = False,
+    window: int | None = None,
     progress: Progress = lambda step, fraction: None,
 ) -> contract.Manifest:
     """Write the bundle `out`, replacing a bundle that exists there, and return its manifest.
@@ -50,13 +51,14 @@ def export_bundle(
     `name` is the name that clients send as `model`; None means the name of the directory `out`. `min_cosine` is a limit for int8
     encoders: the cosine between the graph's output and that of the fp32 torch model must reach it for every golden text. A decoder's bits
     per byte are measured on the text `held_out`, or on built-in passages if it is None. `maps` adds a second graph, which returns attention
-    matrices, and `gpu` adds a graph for GPUs. `progress` is called with a step's name at its beginning, and in long steps also with the
-    fraction done (0 to 1).
+    matrices, and `gpu` adds a graph for GPUs. `window` turns the softmax layers of a decoder into attention to this many tokens, with
+    which its state has a constant size; see `models/decoder/window.py`. `progress` is called with a step's name at its beginning, and in
+    long steps also with the fraction done (0 to 1).
 
     Raises CheckpointError for an invalid checkpoint, CorpusError if `held_out` is a folder but not a data folder
     (`models/training/corpus.py`), and ExportError for all other errors. After an error `out` is unchanged.
     """
-    options = Options(precision, attention, min_cosine, held_out, maps, gpu)
+    options = Options(precision, attention, min_cosine, held_out, maps, gpu, window=window)
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):
         name = checked_name(name or out.resolve().name)
         if maps and precision != "fp32":

@@ -50,6 +50,9 @@ def export(
     ] = None,
     maps: Annotated[bool, typer.Option("--maps", help="Add the graph that `attnserve attention` and /v1/attention use.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="Add a graph for GPUs, in fp16; see docs/gpu.md.")] = False,
+    window: Annotated[
+        int | None, typer.Option(help="Decoders: softmax layers attend to this many tokens: 512, 1024 or 2048; see docs/generation.md.")
+    ] = None,
 ) -> None:
     """Write a checkpoint as a bundle: ONNX graph, tokenizer, manifest, golden vectors, all checked against torch."""
     if (source := checkpoint or config) is None or (checkpoint and config):
@@ -75,6 +78,7 @@ def export(
             held_out=held_out,
             maps=maps,
             gpu=gpu,
+            window=window,
             progress=show,
         )
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")

@@ -94,6 +94,8 @@ MOST_JSON_BYTES = 16 * 2**20  # limit for each of manifest.json and golden.json
 MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_TEMPLATE_BYTES = 2**20
 MOST_STATE_BYTES = 2**30  # largest state of one sequence, in bytes
+SLOT_BLOCK = 256  # a graph takes a multiple of this many slots: it adds their values up in blocks, so that their number changes no bit
+SLOTS = "S"  # the axis of slots in a graph
 MOST_PIXELS = 1024  # largest width or height of an image
 Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
 Count = Annotated[int, Field(ge=0, le=2**62)]  # e.g. of parameters, bytes, documents
@@ -238,9 +240,17 @@ class StateTensor(ManifestPart):
         "column of each head, none is below 0 and at least one is above 0. count: whole numbers from 1 to the number of tokens. None: no "
         "condition, except that all numbers are finite",
     )
+    slots: bool = Field(
+        False,
+        description="its shape is (heads, S slots, width), and the token at position t is in slot t + 1 until none is left. A call "
+        "writes only the slots of its tokens, so its output may be the memory of its input. It may be cut to a multiple of SLOT_BLOCK "
+        "slots that has all slots in use",
+    )
 
     @model_validator(mode="after")
     def _has_columns(self) -> Self:
+        if self.slots and (len(self.shape) != 3 or self.shape[1] % SLOT_BLOCK):
+            raise ValueError(f"{self.name} of shape {self.shape} has no axis of slots, a multiple of {SLOT_BLOCK}, between two others")
         if self.holds == "sums_in_last_column" and len(self.shape) < 2:
             raise ValueError(f"{self.name} of shape {self.shape} has no columns, and holds={self.holds} is true of the last of several")
         return self
@@ -248,6 +258,13 @@ class StateTensor(ManifestPart):
     @property
     def output(self) -> str:
         return f"new_{self.name}"
+
+    def shape_at(self, position: int) -> tuple[int, ...]:
+        """Return the shape of the tensor cut to the slots that a sequence of `position` tokens uses."""
+        if not self.slots:
+            return self.shape
+        heads, slots, width = self.shape
+        return heads, min(position + 1, slots), width
 
 
 class Interface(NamedTuple):
@@ -296,10 +313,14 @@ def packed_interface(kind: Kind, width: int, *, typed: bool) -> Interface:
 def decoder_interface(states: Sequence[StateTensor], vocab_size: int, *, takes_positions: bool) -> Interface:
     numbers = (int64(TOKENS, "B", "N"), int64(LENGTHS, "B"), *[int64(POSITIONS, "B")] * takes_positions, int64(WANTED, "B", "M"))
     before, after = (
-        [Tensor(name=name, dtype=state.dtype, shape=("B", *state.shape)) for name, state in zip(names, states, strict=True)]
+        [Tensor(name=name, dtype=state.dtype, shape=("B", *_axes(state))) for name, state in zip(names, states, strict=True)]
         for names in ([state.name for state in states], [state.output for state in states])
     )
     return Interface((*numbers, *before), (float32(STEP_LOGITS, "B", "M", vocab_size), *after))
+
+
+def _axes(state: StateTensor) -> tuple[str | int, ...]:
+    return (state.shape[0], SLOTS, state.shape[2]) if state.slots else state.shape
 
 
 def sampling_interface(states: Sequence[StateTensor], *, takes_positions: bool) -> Interface:
@@ -344,6 +365,9 @@ class Decoder(ManifestPart):
     bos_token_id: TokenId | None = Field(None, description="token that the tokenizer puts before every prompt, if any")
     eos_token_ids: tuple[TokenId, ...] = ()
     chat_template: FileName | None = Field(None, description="name of a Jinja file of the bundle")
+    window: Size | None = Field(None, description="tokens that a token attends to, itself among them, exact up to it; None: no window")
+    first_kept: Size | None = Field(None, description="how many of the `window` tokens are the first ones of the sequence")
+    max_call_tokens: Size | None = Field(None, description="most tokens of a row in one call of the graph; None: no limit")
     exact: bool = Field(description="at export, prompts gave the same bits whole, in chunks and token by token, alone and in a batch")
     parameters: Count | None = Field(None, description="number of the checkpoint's parameters; tied ones count once")
     bits_per_byte: float | None = Field(None, description="of this graph on the text `held_out`, or on the golden passages if that is None")
@@ -353,9 +377,15 @@ class Decoder(ManifestPart):
 
     @property
     def state_bytes(self) -> int:
-        """The size of one sequence's state in bytes. It does not depend on the length of the sequence."""
-        sizes = {"float32": 4, "int64": 8}
-        return sum(math.prod(state.shape) * sizes[state.dtype] for state in self.states)
+        """The size of one sequence's state in bytes. It does not depend on the length of the sequence, except that slots which are not
+        used yet take no memory."""
+        return self.state_bytes_at(None)
+
+    def state_bytes_at(self, position: int | None) -> int:
+        """The size in bytes of the state of a sequence of `position` tokens; None: its largest size."""
+        sizes = {"float32": 4, "float16": 2, "int64": 8}
+        shapes = [(state.shape if position is None else state.shape_at(position), sizes[state.dtype]) for state in self.states]
+        return sum(math.prod(shape) * size for shape, size in shapes)
 
 
 PoolingByWeights = Literal["cls", "last", "mean", "mean_sqrt_len"]
@@ -451,8 +481,10 @@ class Manifest(ManifestPart):
         a new optional field does not change the fingerprint of older bundles."""
         absent: dict[str, Any] = {name: True for name in _OPTIONAL if getattr(self, name) is None}
         if self.decoder is not None:
-            absent["decoder"] = {name: True for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
-            absent["decoder"]["states"] = {at: {"holds"} for at, state in enumerate(self.decoder.states) if state.holds is None}
+            optional = ("image", "held_out", "n_positions", "window", "first_kept", "max_call_tokens")
+            absent["decoder"] = {name: True for name in optional if getattr(self.decoder, name) is None}
+            unset = {at: {name for name in ("holds", "slots") if not getattr(state, name)} for at, state in enumerate(self.decoder.states)}
+            absent["decoder"]["states"] = {at: names for at, names in unset.items() if names}
         return absent
 
 

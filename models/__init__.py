@@ -54,6 +54,7 @@ _CLASSES = {
     "causal_lsh": "sparse.causal_lsh.CausalLSHAttention",
     "gated_softmax": "scoring.gated_softmax.GatedSoftmaxAttention",
     "sliding_window": "sparse.sliding_window.SlidingWindowAttention",
+    "sink_window": "sparse.sink_window.SinkWindowAttention",
     "causal_longformer": "sparse.causal_longformer.CausalLongformerAttention",
     "causal_atrous": "sparse.causal_atrous.CausalAtrousAttention",
     "causal_sparse": "sparse.causal_sparse.CausalSparseAttention",

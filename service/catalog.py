@@ -216,7 +216,7 @@ class Catalog:
             shared=self._shared(keeper.packing),
             numerics=numerics,
             limits=GeneratorLimits(
-                slots=self.settings.slots,
+                slots=slots_within(self.settings, session.decoder),
                 max_prompt_tokens=self.settings.max_prompt_tokens,
                 prefix_cache_bytes=self.settings.prefix_cache_bytes,
                 max_wait_s=self.settings.max_wait_s,
@@ -441,3 +441,8 @@ class Catalog:
 
 def _wrong_kind(model: Served, kinds: Sequence[str]) -> WrongKind:
     return WrongKind(f"model {model.name} is of kind {model.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
+
+
+def slots_within(settings: Settings, decoder: contract.Decoder) -> int:
+    """Return the number of sequences that a decoder generates at the same time: as many as set, or as `slot_bytes` holds, at least one."""
+    return max(1, min(settings.slots, settings.slot_bytes // decoder.state_bytes))

@@ -158,6 +158,11 @@ class Settings(BaseModel):
     )
     stream_stall_s: _Seconds = Field(60.0, description="Seconds after which a client that reads nothing of its stream is disconnected.")
     slots: int = Field(32, ge=1, le=4096, description="Sequences that a decoder generates at the same time.")
+    slot_bytes: _Bytes = Field(
+        1024**3,
+        description="Most memory for the states of sequences that a decoder generates at the same time; it has fewer slots if they "
+        "would need more, at least one.",
+    )
     max_prompt_tokens: _Count = Field(131_072, description="Most tokens of a prompt.")
     states: Annotated[str, AfterValidator(_store)] = Field(
         "~/.local/state/attnserve",

@@ -25,6 +25,7 @@ _LAYERS = (
     "delta",
     "gated_delta",
     "sliding_window",
+    "sink_window",
     "causal_longformer",
 )
 EVERY_CONSTANT_STATE = {
@@ -35,6 +36,7 @@ EVERY_CONSTANT_STATE = {
         "causal_vq": {"n_codes": 16},
         "causal_flash": {"group": 9},
         "causal_longformer": {"window": 9, "n_global": 2},
+        "sink_window": {"n_first": 2, "piece": 247, "n_kv_heads": 1},
     },
 }
 

@@ -2,6 +2,7 @@
 
 - `parity.py`: compares names, axes and values of any graph; generates the random inputs of encoders.
 - `decoder_parity.py`: compares a decoder's step graph with torch, and checks that its results do not depend on batch and chunk sizes.
+- `full_attention.py`: compares a decoder with a window with the original one.
 - `encoder_decoder_parity.py`: compares the two graphs of an encoder-decoder with torch.
 - `bits_per_byte.py`: measures how much a decoder loses in a lower precision, on held-out text.
 - `golden_texts.py`: the texts used to check every export.

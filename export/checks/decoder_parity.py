@@ -33,16 +33,21 @@ PIECES = (64, 7)
 class Steps:
     """A decoder's step graph, or its torch model. Both are called with numpy arrays."""
 
-    def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None) -> None:
-        """`n_positions` is the longest sequence in tokens; None means no limit."""
+    def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None, n_slots: int | None = None) -> None:
+        """`n_positions` is the longest sequence in tokens; None means no limit. `n_slots` is the number of slots of
+        states that have them."""
         self.answer = answer
         self.n_positions = n_positions
+        self.n_slots = n_slots
         self.takes_positions = any(tensor.name == contract.POSITIONS for tensor in inputs)
         self.states = [tensor for tensor in inputs if tensor.name.startswith("state_")]
 
-    def begin(self, rows: int) -> States:
-        """Return the states before the first token, for `rows` sequences."""
-        return {state.name: np.zeros((rows, *map(int, state.shape[1:])), state.dtype) for state in self.states}
+    def begin(self, rows: int, *, cut: bool = False) -> States:
+        """Return the states before the first token, for `rows` sequences. With `cut`, states with slots have as few of them as WHOLE tokens
+        need, else all."""
+        n_slots = contract.SLOT_BLOCK if cut or self.n_slots is None else self.n_slots
+        shapes = {state.name: [n_slots if size == contract.SLOTS else int(size) for size in state.shape[1:]] for state in self.states}
+        return {state.name: np.zeros((rows, *shapes[state.name]), state.dtype) for state in self.states}
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
         """Run tokens (B, N), lengths (B,), positions (B,), states, wanted (B, M) -> logits (B, M, V), new states. `wanted` None: all N."""
@@ -103,11 +108,12 @@ def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | Non
     lengths = [min(n, one.n_positions or n) for n in PROMPTS]
     rows = [PromptRow(random.integers(0, vocab_size, n), _start(b, n, one)) for b, n in enumerate(lengths)]
     whole = _alone(rows, one, WHOLE)
-    for what, got in _ways(rows, one, two):
-        for row, a, b in zip(rows, got, whole, strict=True):
-            if (name := _differing(a, b)) is not None:
-                return f"{what} changes {name} of a prompt of {len(row.tokens)} tokens"
-    return None
+    found = (_changed(what, rows, got, whole) for what, got in _ways(rows, one, two))
+    if (name := next((each for each in found if each is not None), None)) is not None or one.n_slots is None:
+        return name
+    early = [at for at, row in enumerate(rows) if row.start + WHOLE < contract.SLOT_BLOCK]
+    few, kept = [rows[at] for at in early], [whole[at] for at in early]
+    return _changed("a smaller number of slots", few, run(few, one, 64, cut=True), kept)
 
 
 Result = tuple[Values, States]  # logits of every token (N, V), the state after the last one (1, ...)
@@ -121,9 +127,10 @@ class PromptRow:
     start: int
 
 
-def run(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
-    """Run all rows in one batch, `piece` tokens of each per call. Each call has `padding` columns beyond its longest piece."""
-    states = steps.begin(len(rows))
+def run(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0, cut: bool = False) -> list[Result]:
+    """Run all rows in one batch, `piece` tokens of each per call. Each call has `padding` columns beyond its longest piece. `cut` is an
+    argument of `Steps.begin`."""
+    states = steps.begin(len(rows), cut=cut)
     logits: list[list[Values]] = [[] for _ in rows]
     for done in range(0, max(len(row.tokens) for row in rows), piece):
         lengths = np.array([min(piece, max(0, len(row.tokens) - done)) for row in rows])
@@ -160,4 +167,12 @@ def _ways(rows: list[PromptRow], one: Steps, two: Steps) -> Iterator[tuple[str, 
 def _differing(a: Result, b: Result) -> str | None:
     """Return the name of the first tensor that differs, or None."""
     pairs = {contract.STEP_LOGITS: (a[0], b[0])} | {name: (a[1][name], b[1][name]) for name in b[1]}
-    return next((name for name, (x, y) in pairs.items() if not np.array_equal(x, y)), None)
+    return next((name for name, (x, y) in pairs.items() if not np.array_equal(x, y[:, :, : x.shape[2]] if x.ndim == 4 else y)), None)
+
+
+def _changed(what: str, rows: Sequence[PromptRow], got: Sequence[Result], whole: Sequence[Result]) -> str | None:
+    """Return what the condition `what` changes, or None."""
+    for row, a, b in zip(rows, got, whole, strict=True):
+        if (name := _differing(a, b)) is not None:
+            return f"{what} changes {name} of a prompt of {len(row.tokens)} tokens"
+    return None

@@ -8,7 +8,7 @@
 - `packed_encoder.py`: an encoder that computes only the tokens of a batch, not its padding.
 - `encoder.py`: the graph of an encoder, reranker or classifier.
 - `decoder_operators.py`: ONNX Runtime's operators for recurrences and convolutions.
-- `gated_delta.py`, `linear_attention.py`: such layers.
+- `gated_delta.py`, `linear_attention.py`, `sink_window.py`: such layers.
 - `decoder_step.py`: the graph of a decoder, for prefill and decode.
 - `encoder_decoder.py`: the two graphs of an encoder-decoder.
 - `shared_weights.py`: lets two graphs use one file of weights.

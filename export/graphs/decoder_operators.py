@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from export.graphs.compact import OPERATORS, rows_at
 from export.graphs.gated_delta import gated_delta_layer
 from export.graphs.linear_attention import linear_layer
+from export.graphs.sink_window import CallSlots, sink_window_layer
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.short_convolution import ShortConvolution
@@ -26,6 +27,7 @@ from models.attention.linear.codebook import Codebook
 from models.attention.linear.hedgehog import HedgehogMap
 from models.attention.recurrent.gated_delta import GatedDeltaNet
 from models.attention.sparse.causal_longformer import CausalLongformerAttention
+from models.attention.sparse.sink_window import SinkWindowAttention
 from models.attention.sparse.sliding_window import SlidingWindowAttention
 from models.decoder.model import Decoder
 
@@ -39,8 +41,14 @@ def with_operators(model: nn.Module, *, whole_layers: bool = False) -> Iterator[
 
     `whole_layers` also replaces whole layers by fewer operators, from which no attention matrix can be read.
     """
+    slots = CallSlots()
+    whole: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
+        (GatedDeltaNet, "advance", gated_delta_layer),
+        (CausalLinearAttention, "advance", linear_layer),
+        (SinkWindowAttention, "advance", lambda layer: sink_window_layer(layer, slots)),
+    )
     kinds: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
-        *(((GatedDeltaNet, "advance", gated_delta_layer), (CausalLinearAttention, "advance", linear_layer)) if whole_layers else ()),
+        *(whole if whole_layers else ()),
         (Decoder, "take", lambda decoder: rows_at),
         (CausalLayer, "recurrence", lambda layer: linear_attention),
         (ShortConvolution, "convolve", lambda convolution: causal_convolution),

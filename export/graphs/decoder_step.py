@@ -19,7 +19,12 @@ OPSET = 23  # the first ONNX opset with RMSNormalization
 def states_of(decoder: Decoder) -> tuple[contract.StateTensor, ...]:
     """Return the state tensors of one sequence in the order of the graph's inputs, layer by layer."""
     return tuple(
-        contract.StateTensor(name=f"state_{number}_{name}", shape=tuple(state.shape[1:]), holds=dict(block.layer.holds).get(name))
+        contract.StateTensor(
+            name=f"state_{number}_{name}",
+            shape=tuple(state.shape[1:]),
+            holds=dict(block.layer.holds).get(name),
+            slots=name in block.layer.slots,
+        )
         for number, (block, states) in enumerate(zip(decoder.blocks, decoder.init_states(1), strict=True))
         for name, state in states.items()
     )
@@ -47,7 +52,9 @@ class StepModule(nn.Module):
 def step_graph(decoder: Decoder) -> TorchGraph:
     """Return the decoder as a graph that torch can run. `trace` writes it as ONNX."""
     interface = contract.decoder_interface(states_of(decoder), decoder.config.vocab_size, takes_positions=decoder.takes_positions)
-    return TorchGraph(StepModule(decoder), *interface, {"B": 3, "N": 7, "M": 2}, opset=OPSET, forms=FORMS)
+    return TorchGraph(
+        StepModule(decoder), *interface, {"B": 3, "N": 7, "M": 2, contract.SLOTS: 2 * contract.SLOT_BLOCK}, opset=OPSET, forms=FORMS
+    )
 
 
 def trace(decoder: Decoder, file: Path) -> None:

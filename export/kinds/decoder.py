@@ -1,7 +1,7 @@
 """Exports decoders. Their graph must also give the same bits for any batch and any chunks of a prompt."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from export.blocks.graph import Choice, digest, with_blocks
 from export.blocks.stored import stored_blocks
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import TOLERANCE, Steps, compare, inexact, sizes_within
+from export.checks.full_attention import compare_within
 from export.checks.golden import DecoderExamples, cosines
 from export.checks.golden_texts import PASSAGES
 from export.checks.parity import answers, largest_error, open_graph, scale
@@ -28,11 +29,13 @@ from export.graphs.onnx_file import REWRITTEN, save
 from export.graphs.torch_graph import TorchGraph
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models import LAYERS
+from models.attention.sparse.sink_window import SinkWindowAttention
 from models.checkpoints.chat import CHAT_TEMPLATE
 from models.checkpoints.decoder import ARCHITECTURE, load_decoder
 from models.checkpoints.families import DECODERS
 from models.checkpoints.published import UNLIMITED
 from models.decoder.model import Decoder
+from models.decoder.window import windowed
 from models.folders.folder import JsonSettings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
@@ -68,6 +71,10 @@ class DecoderExporter(Exporter):
         if options.precision == "as-stored" and options.gguf is None:
             raise ExportError(f"precision='as-stored' keeps the blocks of a GGUF file, and {checkpoint} is none; choose int8 or int4")
         self.source = load_decoder(checkpoint, settings=settings)
+        self.full: Decoder | None = None  # the model without a window
+        if options.window is not None:
+            self.full = self.source.model
+            self.source = replace(self.source, **_windowed(self.full, options.window))
         self.n_positions: int | None = self.source.config.n_positions
         self.max_tokens, self.vocab_size = self.n_positions or UNLIMITED, self.source.config.vocab_size
         self.exact = False
@@ -80,6 +87,11 @@ class DecoderExporter(Exporter):
         source = self.source
         if source.model.grows:
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
+        if self.n_slots is not None and self.n_slots % contract.SLOT_BLOCK:
+            raise ExportError(
+                f"{source.folder}: {self.n_slots} slots, of window and piece, are no multiple of {contract.SLOT_BLOCK}: choose a "
+                "window that is, such as 512, 1024 or 2048"
+            )
         if source.config.positions == "rotary" and source.config.rotary.depends_on_length:
             raise ExportError(
                 f"{source.folder}: the rotary scaling is dynamic, so a token's rotation depends on the length of its text, and a state "
@@ -106,7 +118,16 @@ class DecoderExporter(Exporter):
     @cached_property
     def reference(self) -> Steps:
         graph = self.graphs[contract.GRAPH]
-        return Steps(graph.answer, graph.inputs, n_positions=self.n_positions)
+        return Steps(graph.answer, graph.inputs, n_positions=self.n_positions, n_slots=self.n_slots)
+
+    @property
+    def windowed(self) -> SinkWindowAttention | None:
+        """Return a layer that attends to a window and the first tokens, or None. All such layers of a decoder have the same window."""
+        return next((block.layer for block in self.source.model.blocks if isinstance(block.layer, SinkWindowAttention)), None)
+
+    @property
+    def n_slots(self) -> int | None:
+        return None if self.windowed is None else self.windowed.n_slots
 
     @cached_property
     def examples(self) -> DecoderExamples:
@@ -128,6 +149,9 @@ class DecoderExporter(Exporter):
             raise ExportError(
                 f"the graph is not exact: {changed}. A state would depend on how its prompt is cut and on the other rows of its batch"
             )
+        if precision == "fp32" and self.full is not None:
+            progress("compare with full attention", None)
+            compare_within(steps, self.full, self.options.window or 0, self.source.config.vocab_size, bar.logit_error)
         if self.bits[precision] > (most := self.bits["fp32"] * (1 + bar.lost_bits)) and precision != "fp32":
             raise ExportError(f"{precision} takes {self.bits[precision]:.3f} bits per byte; the limit is {most:.3f}. Keep fp32")
         shapes = tuple(first for first, _ in sizes_within(self.n_positions))
@@ -139,7 +163,9 @@ class DecoderExporter(Exporter):
 
     def _steps(self, file: Path, threads: int) -> Steps:
         graph = self.graphs[contract.GRAPH]
-        return Steps(answers(open_graph(file, threads=threads), graph.outputs), graph.inputs, n_positions=self.n_positions)
+        return Steps(
+            answers(open_graph(file, threads=threads), graph.outputs), graph.inputs, n_positions=self.n_positions, n_slots=self.n_slots
+        )
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)
@@ -186,6 +212,9 @@ class DecoderExporter(Exporter):
                 states=states_of(source.model),
                 takes_positions=source.model.takes_positions,
                 n_positions=self.n_positions,
+                window=None if self.windowed is None else self.windowed.window,
+                first_kept=None if self.windowed is None else self.windowed.n_first,
+                max_call_tokens=None if self.windowed is None else self.windowed.piece,
                 bos_token_id=source.bos_token_id,
                 eos_token_ids=source.eos_token_ids,
                 chat_template=None if source.chat_template is None else CHAT_TEMPLATE,
@@ -199,6 +228,15 @@ class DecoderExporter(Exporter):
         }
 
 
+def _windowed(full: Decoder, window: int) -> dict[str, Any]:
+    """Return the fields of a checkpoint that change with a window. Raises ExportError for a decoder that cannot have this window."""
+    try:
+        model = windowed(full, window)
+    except ValueError as error:
+        raise ExportError(f"--window {window}: {error}") from error
+    return {"model": model, "config": model.config}
+
+
 def _growing(names: tuple[str, ...]) -> str:
     """Return the error message for a decoder whose state grows with the text: it cannot be exported. The message names an alternative."""
     layers: list[Any] = [LAYERS[name] for name in names]
@@ -206,8 +244,8 @@ def _growing(names: tuple[str, ...]) -> str:
     others = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""
     return (
         f"layer {growing[0]} of {len(names)}, counted from 0{others}, is full attention ({names[growing[0]]}), whose state grows with the "
-        f"text, and a served state is of constant size. Choose a checkpoint whose every layer is linear or has a sliding window; one of "
-        f"causal_softmax layers alone can be measured against with `python -m export.kv_cache.graph`"
+        f"text, and a served state is of constant size. Add `--window 1024`: causal_softmax layers then attend to that many tokens, and "
+        f"answers are the same up to them. Or choose a checkpoint whose every layer is linear or has a sliding window"
     )
 
 

@@ -33,6 +33,7 @@ class Options:
     maps: bool = False
     gpu: bool = False
     gguf: Path | None = None  # the file from which the checkpoint was unpacked
+    window: int | None = None
 
 
 @dataclass(frozen=True)

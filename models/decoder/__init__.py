@@ -1,1 +1,1 @@
-"""Decoders: `model.py`."""
+"""Decoders: `model.py`, `window.py` (a window in the place of full attention)."""

@@ -22,6 +22,8 @@ from models.parts.positions import Rotation, sinusoids_at
 from models.parts.rotary import Rotary, RotaryScaling
 from models.parts.scale_norm import ScaleNorm
 
+SINK_WINDOW = "sink_window"
+WINDOWED = ("sliding_window", SINK_WINDOW)  # layers with the option `window`
 DRAWN = ("to_q", "to_k", "to_v")  # a causal layer's projections that the decoder initialises, if the layer has them
 
 
@@ -36,7 +38,7 @@ class DecoderConfig:
     d_feedforward: int
     layers: str | tuple[str, ...]  # names of causal layers in LAYERS: one for all blocks, or one per block
     d_head: int | None = None  # None: d_model / n_heads
-    window: int = 128  # tokens that a sliding_window layer attends to, including the current one
+    window: int = 128  # tokens that a sliding_window or sink_window layer attends to, including the current one
     layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> constructor keywords
     positions: Literal["rotary", "sinusoidal", "learned", "none"] = "rotary"
     n_positions: int | None = None  # N_max, the number of rows of a learned position table; None for other kinds of positions
@@ -201,7 +203,13 @@ class Decoder(nn.Module):
             # Embeddings are scaled as in Vaswani et al. 2017, section 3.4. They are initialised from N(0, 0.02), so without the scale they
             # would be far smaller than the sinusoids, which reach 1.
             x = x * c.d_model**0.5 + sinusoids_at(t, c.d_model).to(x.dtype)
-        return x, c.rotary.at(t, dtype=x.dtype, lengths=lengths) if c.positions == "rotary" else None
+        if c.positions != "rotary":
+            return x, None
+        rotation = c.rotary.at(t, dtype=x.dtype, lengths=lengths)
+        if SINK_WINDOW in c.layer_names:
+            near = c.rotary.at(t.clamp_max(c.window - 1), dtype=x.dtype, lengths=lengths)
+            rotation = rotation._replace(t=t, near=near)
+        return x, rotation
 
     def _draw_weights(self) -> None:
         std = 0.02
@@ -227,7 +235,8 @@ class DecoderBlock(nn.Module):
         super().__init__()
         c = config
         options: dict[str, Any] = {"n_heads": c.n_heads, "d_head": c.d_head, "bias": c.bias}
-        options |= {"window": c.window} if layer == "sliding_window" else {}
+        options |= {"window": c.window} if layer in WINDOWED else {}
+        options |= {"counted": c.positions != "rotary"} if layer == SINK_WINDOW else {}
         self.layer_norm = _norm(c)
         make: Any = LAYERS[layer]
         self.layer: CausalLayer = make(c.d_model, **(options | dict(c.layer_options.get(layer, {}))))

@@ -54,7 +54,8 @@ class TransformerEncoderDecoder(EncoderDecoder):
         place = state["place"]
         known = place.flip(1).cumsum(1).flip(1) != 0  # (B, T): True at positions up to the current one
         # The rotation of each row's current position, (B, 1, 1, D_k/2).
-        rotation = Rotation(*((place @ table)[:, None, None] for table in (self.rotations.cos, self.rotations.sin)))
+        cos, sin = ((place @ table)[:, None, None] for table in (self.rotations.cos, self.rotations.sin))
+        rotation = Rotation(cos, sin)
         y, new, weights = self.embedding(previous)[:, None], {"place": place.roll(1, dims=1)}, mask.to(place.dtype)
         for i, block in enumerate(self.blocks):
             past, source = (state[f"keys_{i}"], state[f"values_{i}"]), (memory[f"keys_{i}"], memory[f"values_{i}"])

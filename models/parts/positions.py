@@ -37,10 +37,16 @@ def positions_after_padding(input_ids: Tensor, padding_id: int) -> Tensor:
 
 
 class Rotation(NamedTuple):
-    """The cosines and sines of the rotation angles of N positions, (N, D_k/2) each."""
+    """The cosines and sines of the rotation angles of N positions, (N, D_k/2) each.
+
+    Layers that attend to a window and to the first tokens also read t (B, N) int64, the positions, and `near`, the rotation of the
+    positions min(t, window - 1).
+    """
 
     cos: Tensor
     sin: Tensor
+    t: Tensor | None = None
+    near: "Rotation | None" = None
 
 
 def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tensor:

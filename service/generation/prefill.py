@@ -84,6 +84,7 @@ class Prefill:
 
     def __init__(self, session: StepSession[Any]) -> None:
         self._session = session
+        self._most_piece = min(_MOST_PIECE, session.decoder.max_call_tokens or _MOST_PIECE)
         self._prompts: list[Prompt] = []
         self._resting: list[Prompt] = []
         self._fed: dict[str, int] = {}  # client -> tokens fed, for each client with a prompt in prefill
@@ -191,10 +192,10 @@ class Prefill:
         self._turn += 1
         by_age = self._turn % 2
         first = min(self._prompts, key=lambda prompt: (self._fed[prompt.client], prompt.order) if by_age else (prompt.left, 0))
-        size = min(first.left, budget if first.n_top is None else self._told_size(budget))
+        size = min(first.left, self._most_piece, budget if first.n_top is None else self._told_size(budget))
         if not _short(first, size):
             return [first], size
-        width = max(size, LEAST_PIECE)
+        width = max(size, min(LEAST_PIECE, self._most_piece))
         others = (prompt for prompt in self._prompts if prompt is not first and _short(prompt, width))
         together = [first, *islice(others, max(budget // width - 1, 0))]
         return together, max(prompt.left for prompt in together)
@@ -224,6 +225,7 @@ class Prefill:
         for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
             tokens[row, :length] = prompt.tokens[prompt.fed : prompt.fed + length]
         slots.check(prompts, [prompt.position for prompt in prompts])
+        slots.reserve(size)
         every = prompts[0].n_top is not None  # whether logits are needed at every position; such a prompt is fed alone
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
         logits = self._session.run(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets)

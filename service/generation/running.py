@@ -54,10 +54,11 @@ class Running:
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
         # (batch size, `Slots.flipped`, tokens a row) -> the function that runs the step
         self._calls: dict[tuple[int, bool, int], Callable[[], None]] = {}
+        self._moved = 0  # `Slots.moved` when the functions were made
         self._feeds: list[_Feed] = []  # by row
         self._wide: dict[int, _Wide] = {}  # by tokens a row
-        # Elsewhere, a guess could change the bits of the logits.
-        exact = session.provider == CPU and session.decoder.exact
+        # Elsewhere, a guess could change the bits of the logits, or a step that updates states in place could not be undone.
+        exact = session.provider == CPU and session.decoder.exact and not any(state.slots for state in session.decoder.states)
         self._guesses = exact and sum(range(2, WIDTH + 1)) * self._logits.nbytes <= _MOST_BYTES
         self._worth = Worth()
 
@@ -213,6 +214,10 @@ class Running:
         rows = self._batches[used]
         in_state = [sequence.position - len(feed.unfed) for sequence, feed in zip(self.sequences, self._feeds, strict=True)]
         self._slots.check(self.sequences, in_state)
+        self._slots.reserve(tokens.shape[1])
+        if self._moved != self._slots.moved:
+            self._calls.clear()
+            self._moved = self._slots.moved
         call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1]))
         if call is None:
             bound = tokens[:rows], lengths[:rows], self._slots.positions[:rows], wanted[:rows], *self._slots.sets

@@ -44,7 +44,12 @@ def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str]
 
 def _fed(session: StepSession[Any], tokens: tuple[int, ...], slots: Slots[str]) -> Logits:
     """Feed the tokens, and return the logits (V,) after the last one."""
+    most = session.decoder.max_call_tokens or len(tokens)
+    for begin in range(0, max(len(tokens) - most, 0), most):
+        _fed(session, tokens[begin : begin + most], slots)
+    tokens = tokens[-((len(tokens) - 1) % most + 1) :]
     length = np.array([len(tokens)], np.int64)
+    slots.reserve(len(tokens))
     logits = session.run(np.array([tokens], np.int64), length, slots.positions, length[None] - 1, *slots.sets)
     slots.stepped(length)
     of_the_last: Logits = logits[0, 0]

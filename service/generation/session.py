@@ -4,6 +4,7 @@ The engine uses only the protocols `StepSession` and `States`. Their implementat
 `gpu/`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -34,12 +35,22 @@ class States(Protocol):
         """Copy state tensors, each without the batch axis B, into a row; None: reset the row to the initial state."""
         ...
 
-    def copy(self, row: int, source: Self, of: int) -> None:
-        """Copy a row (number `of`) of `source` into `row`. `source` may be `self` or other states of the same session."""
+    def copy(self, row: int, source: Self, of: int, position: int) -> None:
+        """Copy a row (number `of`) of `source`, which is at `position`, into `row`. `source` may be `self` or other states of the same
+        session.
+        """
         ...
 
-    def read(self, row: int) -> list[Tensor]:
-        """Return a copy of a row's state tensors, each without the batch axis B."""
+    def read(self, row: int, position: int) -> list[Tensor]:
+        """Return a copy of a row's state tensors at `position`, each without the batch axis B."""
+        ...
+
+    def reserve(self, position: int, rows: int) -> bool:
+        """Make room for sequences of up to `position` tokens, and keep the first `rows` rows. Returns whether the memory has moved."""
+        ...
+
+    def share(self, other: Self) -> None:
+        """Use the memory of `other` for the tensors that a step updates in place."""
         ...
 
 
@@ -68,8 +79,8 @@ class StepSession(Protocol[S]):
         computed.
 
         Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `wanted` must not change;
-        `lengths` may change only if the provider is the CPU. The new states are written to `out`, which may not share memory with `states`.
-        `positions[b]` is the number of tokens that were fed to row b before.
+        `lengths` may change only if the provider is the CPU. The new states are written to `out`, which shares memory with `states` only by
+        `States.share`. `positions[b]` is the number of tokens that were fed to row b before. Both have room for the tokens.
         """
         ...
 
@@ -80,25 +91,61 @@ class StepSession(Protocol[S]):
 
 def beginning(decoder: contract.Decoder) -> list[Tensor]:
     """Return the state tensors of an empty sequence, each without the batch dimension B."""
-    return [np.zeros(state.shape, state.dtype) for state in decoder.states]
+    return [np.zeros(state.shape_at(0), state.dtype) for state in decoder.states]
 
 
 class HostStates:
-    """States in host memory: an array (B, ...) for each state tensor."""
+    """States in host memory: an array (B, ...) for each state tensor.
+
+    Tensors with slots have only as many slots as the longest sequence needs, in multiples of SLOT_BLOCK. What a row has in slots that its
+    own sequence does not use is arbitrary, but finite.
+    """
 
     def __init__(self, decoder: contract.Decoder, rows: int) -> None:
-        self.arrays: list[Tensor] = [np.zeros((rows, *state.shape), state.dtype) for state in decoder.states]
+        self._specs = decoder.states
+        self.n_slots = contract.SLOT_BLOCK
+        self.arrays: list[Tensor] = [np.zeros((rows, *self._shape(state)), state.dtype) for state in decoder.states]
+
+    def _shape(self, state: contract.StateTensor) -> tuple[int, ...]:
+        return (state.shape[0], min(self.n_slots, state.shape[1]), state.shape[2]) if state.slots else state.shape
 
     def put(self, row: int, states: Sequence[Tensor] | None) -> None:
-        for at, array in enumerate(self.arrays):
-            array[row] = 0 if states is None else states[at]
+        for at, (array, spec) in enumerate(zip(self.arrays, self._specs, strict=True)):
+            if not spec.slots:
+                array[row] = 0 if states is None else states[at]
+            elif states is not None:
+                array[row, :, : states[at].shape[1]] = states[at]
 
-    def copy(self, row: int, source: "HostStates", of: int) -> None:
-        for array, other in zip(self.arrays, source.arrays, strict=True):
-            array[row] = other[of]
+    def copy(self, row: int, source: "HostStates", of: int, position: int) -> None:
+        for array, other, spec in zip(self.arrays, source.arrays, self._specs, strict=True):
+            if not spec.slots:
+                array[row] = other[of]
+            elif array is not other or row != of:
+                used = spec.shape_at(position)[1]
+                array[row, :, :used] = other[of, :, :used]
 
-    def read(self, row: int) -> list[Tensor]:
-        return [array[row].copy() for array in self.arrays]
+    def read(self, row: int, position: int) -> list[Tensor]:
+        pairs = zip(self.arrays, self._specs, strict=True)
+        return [(array[row, :, : spec.shape_at(position)[1]] if spec.slots else array[row]).copy() for array, spec in pairs]
+
+    def reserve(self, position: int, rows: int) -> bool:
+        most = max((spec.shape[1] for spec in self._specs if spec.slots), default=0)
+        needed = min(contract.SLOT_BLOCK * math.ceil((position + 1) / contract.SLOT_BLOCK), most)
+        if needed <= self.n_slots:
+            return False
+        self.n_slots = needed
+        for at, spec in enumerate(self._specs):
+            if spec.slots:
+                before = self.arrays[at]
+                self.arrays[at] = np.zeros((len(before), *self._shape(spec)), spec.dtype)  # memory is taken when a row is first written
+                self.arrays[at][:rows, :, : before.shape[2]] = before[:rows]
+        return True
+
+    def share(self, other: "HostStates") -> None:
+        self.n_slots = other.n_slots
+        for at, spec in enumerate(self._specs):
+            if spec.slots:
+                self.arrays[at] = other.arrays[at]
 
 
 class OnnxStepSession:

@@ -1,7 +1,8 @@
 """Memory for the states of many sequences, bound directly to the step graph.
 
-There are two sets of states. A step reads one set and writes the other, then they are swapped, so no step copies states. The rows in use
-are the first ones, so the rows of a batch are a view of the arrays. When a row is freed, the last row in use is copied into its place.
+There are two sets of states. A step reads one set and writes the other, then they are swapped, so no step copies states. Tensors with
+slots for tokens are updated in place, so both sets have the same memory for them; it grows with the longest sequence. The rows in use are
+the first ones, so the rows of a batch are a view of the arrays. When a row is freed, the last row in use is copied into its place.
 """
 
 from collections.abc import Sequence
@@ -35,8 +36,10 @@ class Slots(Generic[Owner]):
         self.owners: list[Owner] = []
         self.positions: Ids = np.zeros(size, np.int64)
         self.flipped = False  # toggled each time the two sets are swapped
+        self.moved = 0  # how many times the memory of the states has moved
         self._front: States = session.states(size)
         self._back: States = session.states(size)
+        self._back.share(self._front)
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -47,8 +50,9 @@ class Slots(Generic[Owner]):
         """
         assert len(self.owners) < self.size
         row = len(self.owners)
+        self._reserve(position)
         if isinstance(states, Row):
-            self._front.copy(row, states.slots._front, states.at)
+            self._front.copy(row, states.slots._front, states.at, position)
         else:
             self._front.put(row, states)
         self.positions[row] = position
@@ -61,26 +65,37 @@ class Slots(Generic[Owner]):
         """
         last = len(self.owners) - 1
         if row != last:
-            self._front.copy(row, self._front, last)
+            self._front.copy(row, self._front, last, int(self.positions[last]))
             if undoable:
-                self._back.copy(row, self._back, last)
+                self._back.copy(row, self._back, last, int(self.positions[last]))
             self.positions[row] = self.positions[last]
             self.owners[row] = self.owners[last]
         self.owners.pop()
         return last if row != last else None
 
     def take_back(self, row: int, tokens: int) -> None:
-        """Undo the last step for a row: it fed `tokens` tokens to it. Call it before the next step."""
-        self._front.copy(row, self._back, row)
+        """Undo the last step for a row: it fed `tokens` tokens to it. Call it before the next step. States that a step updates in place
+        cannot be undone.
+        """
+        self._front.copy(row, self._back, row, int(self.positions[row]))
         self.positions[row] -= tokens
 
     def before(self, row: int) -> list[Tensor]:
         """Return a copy of a row's state tensors before the last step, each without the batch axis."""
-        return self._back.read(row)
+        return self._back.read(row, int(self.positions[row]))
 
     def state(self, row: int) -> list[Tensor]:
         """Return a copy of a row's state tensors, each without the batch axis."""
-        return self._front.read(row)
+        return self._front.read(row, int(self.positions[row]))
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` more tokens in every row. Call this before `sets`."""
+        self._reserve(int(self.positions[: len(self.owners)].max(initial=0)) + tokens)
+
+    def _reserve(self, position: int) -> None:
+        if self._front.reserve(position, len(self.owners)):
+            self._back.share(self._front)
+            self.moved += 1
 
     @property
     def sets(self) -> tuple[Any, Any]:

@@ -35,6 +35,11 @@ class State:
     recent: tuple[int, ...] = ()  # the last tokens fed, `MOST_RECENT` at most; () if the state was not stored
 
     @property
+    def size_bytes(self) -> int:
+        """Return the memory of the tensors and logits in bytes."""
+        return sum(tensor.nbytes for tensor in self.tensors) + (0 if self.logits is None else self.logits.nbytes)
+
+    @property
     def finite(self) -> bool:
         """Return whether all numbers are finite. A logit may be -inf, which excludes a token."""
         return all(np.isfinite(tensor).all() for tensor in self.tensors) and (self.logits is None or bool(np.isfinite(self.logits.max())))
@@ -46,7 +51,7 @@ class State:
         if len(self.tensors) != len(decoder.states):
             raise InvalidRequest(f"the state is not of this model: it has {len(self.tensors)} tensors, not {len(decoder.states)}")
         for tensor, spec in zip(self.tensors, decoder.states, strict=True):
-            check_form(spec, tensor.shape, tensor.dtype)
+            check_form(spec, tensor.shape, tensor.dtype, self.position)
             check_numbers(spec, tensor, self.position)
         if self.logits is not None:
             check_logits("logits", self.logits, vocab_size)

@@ -102,7 +102,7 @@ class Header:
         if more := set(self.entries) - expected:
             raise _refused(f"has a tensor {min(more)!r:.80}", "a state of this model has none of this name")
         for name, spec in specs.items():
-            check_form(spec, self.entries[name].shape, self.entries[name].dtype)
+            check_form(spec, self.entries[name].shape, self.entries[name].dtype, self.position)
         logits, seen, recent = (self.entries[name] for name in (_LOGITS, _SEEN, _RECENT))
         _same(_LOGITS, logits, (vocab_size,), "F32")
         _same(_SEEN, seen, ((vocab_size + 7) // 8,), "U8")

@@ -28,10 +28,11 @@ def check_position(position: int, decoder: contract.Decoder, *, least: int = 0) 
         raise InvalidRequest(f"the state is not of this model: its position is {position}, and the most is {decoder.n_positions}; {AGAIN}")
 
 
-def check_form(spec: contract.StateTensor, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Raise InvalidRequest if a state tensor, given without the batch axis B, has another shape or dtype than in the manifest."""
-    if shape != spec.shape:
-        raise InvalidRequest(f"the state is not of this model: {spec.name} has the shape {shape}, not {spec.shape}; {AGAIN}")
+def check_form(spec: contract.StateTensor, shape: tuple[int, ...], dtype: np.dtype[Any], position: int) -> None:
+    """Raise InvalidRequest if a state tensor at `position`, given without the batch axis B, has another shape or dtype than in the
+    manifest."""
+    if shape != (expected := spec.shape_at(position)):
+        raise InvalidRequest(f"the state is not of this model: {spec.name} has the shape {shape}, not {expected}; {AGAIN}")
     if dtype != np.dtype(spec.dtype):
         raise InvalidRequest(f"the state is not of this model: {spec.name} has the dtype {dtype}, not {spec.dtype}; {AGAIN}")
 

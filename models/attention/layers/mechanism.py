@@ -85,6 +85,9 @@ class Mechanism(nn.Module):
     value_of_one: float = 1.0  # the output of `to_v` for which the value v is 1; it differs from 1 if v is a function of this output
     holds: tuple[tuple[str, Holds], ...] = ()  # names of state tensors that a server can check, each with its condition
     shared: tuple[str, ...] = ()  # names of submodules that are one module for all layers of a model
+    # Names of state tensors (H_k, S, D_k) with a slot for each token: token t is in slot t + 1, until no slot is left. A call writes only
+    # the slots of its tokens, so the tensors can be updated in place, and cut to the slots in use.
+    slots: tuple[str, ...] = ()
     settles: tuple[str, ...] = ()  # names of state tensors that stop changing after some tokens, such as a count with a maximum
 
     def begin(self) -> None:

@@ -130,3 +130,4 @@ class ChatCompletion(BaseModel):
     usage: GenerationUsage
     prompt_logprobs: PromptLogprobs | None = Field(None, description="Only where the request asked for them.")
     state: KeptState | None = Field(None, description="That of the only choice.")
+    warnings: list[str] | None = Field(None, description="Only if a text exceeds the model's window; in a stream, with the last piece.")

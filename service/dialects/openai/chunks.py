@@ -48,7 +48,7 @@ class Chunks(sse.Script[tuple[int, Delta]]):
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": self.runs.cached_tokens},
         }
-        return {**self.head, "choices": choices, "usage": usage, **self._only_state(choices)}
+        return {**self.head, "choices": choices, "usage": usage, **self._only_state(choices), **self._warnings()}
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> sse.Written:
         return b"".join([self.piece(index, delta) for index, delta in pieces])
@@ -88,7 +88,19 @@ class Chunks(sse.Script[tuple[int, Delta]]):
     def _content(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if self._with_usage and self._continuous:
             return self.answer(choices)
-        return {**self.head, "choices": choices, **({"usage": None} if self._with_usage else {}), **self._only_state(choices)}
+        ended = any(choice.get("finish_reason") for choice in choices)
+        usage = {"usage": None} if self._with_usage else {}
+        return {**self.head, "choices": choices, **usage, **self._only_state(choices), **(self._warnings() if ended else {})}
+
+    def _warnings(self) -> dict[str, Any]:
+        """Return the field `warnings` if a text has become longer than the model's window, else no field. The tokens of a state at which
+        a run began are not counted here.
+        """
+        decoder = self.model.manifest.decoder
+        if decoder is None or decoder.window is None:
+            return {}
+        longest = max((len(run.request.prompt) + run.usage.completion_tokens for run in self.runs.runs), default=0)
+        return {"warnings": [window_warning(longest, decoder.window, decoder.first_kept or 0)]} if longest > decoder.window else {}
 
     def state(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return the field `state` of a choice if this is its last delta and its state was stored, else no field."""
@@ -105,6 +117,14 @@ class Chunks(sse.Script[tuple[int, Delta]]):
 
     def failure(self, error: ServiceError) -> bytes:
         return sse.event(render(error)[1])
+
+
+def window_warning(tokens: int, window: int, first_kept: int) -> str:
+    """Return the warning about a text of more tokens than the model attends to."""
+    return (
+        f"the text has {tokens} tokens and the model attends to {window} of them, the first {first_kept} and the last "
+        f"{window - first_kept}: the answer may ignore what stands between"
+    )
 
 
 def worth_sending(delta: Delta) -> bool:

@@ -70,3 +70,4 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: GenerationUsage
     state: KeptState | None = Field(None, description="That of the only choice.")
+    warnings: list[str] | None = Field(None, description="Only if a text exceeds the model's window; in a stream, with the last piece.")

@@ -65,13 +65,19 @@ class DeviceStates:
         given = beginning(self._decoder) if states is None else [np.ascontiguousarray(state) for state in states]
         self._copies(given, self.addresses(row))
 
-    def copy(self, row: int, source: "DeviceStates", of: int) -> None:
+    def copy(self, row: int, source: "DeviceStates", of: int, position: int) -> None:
         self._copies(source.addresses(of), self.addresses(row))
 
-    def read(self, row: int) -> list[Tensor]:
+    def read(self, row: int, position: int) -> list[Tensor]:
         states = beginning(self._decoder)
         self._copies(self.addresses(row), states)
         return states
+
+    def reserve(self, position: int, rows: int) -> bool:
+        return False
+
+    def share(self, other: "DeviceStates") -> None:
+        """Nothing is updated in place on a device."""
 
     def addresses(self, row: int) -> list[int]:
         """Return the device address of this row in each tensor."""

@@ -172,14 +172,13 @@ class StateKeeper:
             return self._hot.get(state)
 
     def _warm(self, name: str, state: State) -> None:
-        size = self.packing.most_bytes
         with self._lock:
-            if name not in self._hot and size <= self._hot_bytes:
+            if name not in self._hot and state.size_bytes <= self._hot_bytes:
                 self._hot[name] = state
-                self._held += size
+                self._held += state.size_bytes
             while self._held > self._hot_bytes:
-                self._hot.popitem(last=False)
-                self._held -= size  # all states of a decoder have the same size
+                _, oldest = self._hot.popitem(last=False)
+                self._held -= oldest.size_bytes
 
 
 def _apart(tenant: str) -> str:

@@ -90,7 +90,7 @@ class PrefixCache:
         """Cache the state after these tokens. `state` must have logits. The store has the state after the first `shared` tokens (0: no
         state).
         """
-        if len(tokens) < LEAST_TOKENS or (size := _size(state)) > self._most_bytes:
+        if len(tokens) < LEAST_TOKENS or (size := state.size_bytes) > self._most_bytes:
             return
         ((_, beginning), (length, digest)) = hashes(tokens, [LEAST_TOKENS, len(tokens)])
         with self._lock:
@@ -129,7 +129,7 @@ class PrefixCache:
 
     def _evict(self) -> None:
         key, entry = self._entries.popitem(last=False)
-        self._size -= _size(entry.state)
+        self._size -= entry.state.size_bytes
         boundaries = self._boundaries[entry.salt]
         for counter, value in ((boundaries.lengths, entry.length), (boundaries.beginnings, entry.beginning)):
             _take(counter, value)
@@ -160,11 +160,6 @@ def _take(counter: Counter, value: object) -> None:  # type: ignore[type-arg]
     counter[value] -= 1
     if not counter[value]:
         del counter[value]
-
-
-def _size(state: State) -> int:
-    assert state.logits is not None
-    return sum(tensor.nbytes for tensor in state.tensors) + state.logits.nbytes
 
 
 def hashes(tokens: Several[int], lengths: Several[int]) -> list[tuple[int, bytes]]:

@@ -200,6 +200,11 @@ MECHANISMS = {
     "sliding window": Mechanism(
         "models.attention.sparse.windows.attend_to_windows", ("q", "k", "v", "scale", "present", "seen_first"), layers=("sliding_window",)
     ),
+    "window and first tokens": Mechanism(
+        "models.attention.sparse.sink_window.attend_with_first",
+        ("q", "q_first", "k", "v", "seen", "is_first"),
+        layers=("sink_window",),
+    ),
     "any score, causal": Mechanism("models.attention.layers.causal_scored.CausalScoredAttention", ("d_model", "n_heads", "d_head", "bias")),
     "additive, hidden units given": Mechanism(
         "models.attention.scoring.additive.attend_hidden", ("q", "k", "v", "w_v", "mask", "bias", "queries_at_once")

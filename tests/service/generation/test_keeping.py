@@ -155,7 +155,7 @@ async def test_the_states_that_were_used_last_stay_in_memory(steps: FakeSteps, t
 
 
 async def test_there_is_room_for_a_checkpoint_while_few_are_being_written(steps: FakeSteps, tokenizer: Path) -> None:
-    state = State(tensors=tuple(steps.states(1).read(0)), position=1, logits=np.zeros(VOCAB_SIZE, np.float32), fingerprint="fake")
+    state = State(tensors=tuple(steps.states(1).read(0, 0)), position=1, logits=np.zeros(VOCAB_SIZE, np.float32), fingerprint="fake")
     async with keeping(steps, tokenizer) as kept:
         opened, room = threading.Event(), []
         kept.store.submit(lambda _: opened.wait(PATIENCE_S))

@@ -15,7 +15,7 @@ PACKING = Packing(STEPS.decoder, vocab_size=VOCAB_SIZE, fingerprint="fake", nume
 
 
 def state(position: int) -> State:
-    return State(tensors=tuple(STEPS.states(1).read(0)), position=position, logits=np.zeros(VOCAB_SIZE, np.float32), fingerprint="fake")
+    return State(tensors=tuple(STEPS.states(1).read(0, 0)), position=position, logits=np.zeros(VOCAB_SIZE, np.float32), fingerprint="fake")
 
 
 def test_the_newest_tokens_of_a_state_are_those_of_its_whole_text() -> None:

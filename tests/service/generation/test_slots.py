@@ -41,7 +41,7 @@ def stepped(slots: Slots[str]) -> None:
     """A step that adds one to every number of every row in use."""
     states, out = slots.sets
     for row in range(len(slots)):
-        out.put(row, [state + 1 for state in states.read(row)])
+        out.put(row, [state + 1 for state in states.read(row, 0)])
     slots.stepped(np.ones(len(slots), np.int64))
 
 

@@ -1,0 +1,128 @@
+"""Attention to a window and the first tokens as few operators of ONNX Runtime, with the same bits for any cut, batch and number of slots.
+
+In onnxruntime's CPU provider, a product of matrices gives a row the same bits in any matrix of at least two rows, on any number of
+threads, as long as at most 256 products are added up. So a head of keys is multiplied by at least two queries, and values are added up in
+blocks of 256 slots, then over the blocks. Slots that are not seen contribute zeros, which change no sum.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from export import contract
+from export.graphs.compact import OPERATORS, joined
+from models.attention.layers.causal import State
+from models.attention.sparse.sink_window import PADDING, SinkWindowAttention
+from models.parts.positions import Rotation
+
+BLOCK = contract.SLOT_BLOCK
+
+
+class CallSlots:
+    """What all layers of a call share: where tokens are written, and which slots they see. Computed by the first layer that needs it."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[Tensor, Tensor, Tensor]] = {}
+        self._t: list[Tensor] = []  # kept, so that no other tensor has the same id
+
+    def of(self, layer: SinkWindowAttention, t: Tensor, mask: Tensor, n_slots: Any, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the indices (B, N, H_k, 3) of the tokens in k and v (B, H_k, S, D_k), the mask as 1 and 0 (B, N, 1), and the bias
+        (B, 1, rows N, S) of the scores: 0 where a slot is seen, else the least number. `rows` are the queries of a token for each key head.
+        """
+        key = (id(t), layer.n_slots, layer.window, layer.n_first, layer.n_kv_heads, rows)
+        if key not in self._made:
+            B, N = t.shape
+            H_k = layer.n_kv_heads
+            slots = layer.slots_of(t, mask)[:, :, None].expand(B, N, H_k)
+            row, head = torch.arange(B)[:, None, None].expand(B, N, H_k), torch.arange(H_k).expand(B, N, H_k)
+            places = torch.stack([row, head, slots], dim=-1)
+            bias = torch.where(_seen(layer, t, n_slots), 0.0, torch.finfo(torch.float32).min)
+            bias = bias.unsqueeze(2).expand(B, N, rows, n_slots).reshape(B, 1, N * rows, n_slots)
+            self._made[key] = places, mask.unsqueeze(-1).float(), bias
+            self._t.append(t)
+        return self._made[key]
+
+
+def sink_window_layer(layer: SinkWindowAttention, shared: CallSlots) -> Callable[..., tuple[Tensor, State]]:
+    """Return a form of `SinkWindowAttention.advance` for the export, for calls of at most `piece` tokens with positions."""
+    H, H_k, D = layer.n_heads, layer.n_kv_heads, layer.d_head
+    group = H // H_k
+    rows = max(group, 2)  # queries of a token for each key head; a product of one row would have other bits
+    weight, bias = joined([layer.to_q, layer.to_k, layer.to_v])
+    first = PADDING + layer.n_first
+    scale = D**-0.5
+    norms = (layer.q_norm, layer.k_norm)
+
+    def advance(x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
+        assert mask is not None
+        (B, N), S = x.shape[:2], state["k"].shape[2]
+        qk, v = nn.functional.linear(x, weight, bias).float().split([(H + H_k) * D, H_k * D], dim=-1)
+        if norms[0] is not None and norms[1] is not None:
+            q, k = qk.split([H * D, H_k * D], dim=-1)
+            qk = torch.cat([_normed(q, norms[0]), _normed(k, norms[1])], dim=-1)
+        q_first = qk[..., : H * D] if rotation is None else _rotated(qk[..., : H * D], rotation.near or rotation, H)
+        qk = qk if rotation is None else _rotated(qk, rotation, H + H_k)
+        q, k = qk.split([H * D, H_k * D], dim=-1)
+        places, tokens, seen = shared.of(layer, layer.positions(state, rotation, N), mask, S, rows)
+        new = {
+            name: _one("ScatterND", [state[name], places, (heads * tokens).unflatten(-1, (H_k, D))], state[name].shape)
+            for name, heads in (("k", k), ("v", v))
+        }
+        keys, values = new["k"].float(), new["v"].float()
+        scores = _one("FusedMatMul", [_rows(q), keys], (B, H_k, N * rows, S), transB=1, alpha=scale)
+        nearer = _one("FusedMatMul", [_rows(q_first), keys[:, :, :first]], (B, H_k, N * rows, first), transB=1, alpha=scale)
+        p = torch.softmax(torch.cat([nearer, scores[..., first:]], dim=-1) + seen, dim=-1)
+        blocks = _shaped(p, [0, 0, 0, -1, BLOCK], (B, H_k, N * rows, S // BLOCK, BLOCK)).transpose(2, 3)
+        o = blocks @ _shaped(values, [0, 0, -1, BLOCK, D], (B, H_k, S // BLOCK, BLOCK, D))  # (B, H_k, blocks, N rows, D)
+        o = _shaped(o.sum(2), [0, 0, -1, rows, D], (B, H_k, N, rows, D))
+        if rows > group:
+            o = o[:, :, :, :group]
+        o = _shaped(o.permute(0, 2, 1, 3, 4), [0, 0, H * D], (B, N, H * D))
+        if layer.counted:
+            new["n"] = state["n"] + mask.sum(1, keepdim=True, dtype=state["n"].dtype)
+        return layer.to_out(o.to(x.dtype)), new
+
+    def _rows(q: Tensor) -> Tensor:
+        """Group the queries by their key head: (B, N, H D) -> (B, H_k, N rows, D)."""
+        B, N = q.shape[:2]
+        q = _shaped(q, [0, 0, H_k, group, D], (B, N, H_k, group, D))
+        if rows > group:
+            q = torch.cat([q, q], dim=3)
+        return _shaped(q.transpose(1, 2), [0, 0, -1, D], (B, H_k, N * rows, D))
+
+    return advance
+
+
+def _seen(layer: SinkWindowAttention, t: Tensor, n_slots: Any) -> Tensor:
+    """Return whether a token at position t (B, N) attends to the token in a slot: bool (B, N, n_slots), where slots already have the tokens
+    of this call. A slot that was never written is not seen."""
+    g, t, first = layer.n_first, t.unsqueeze(-1), torch.arange(n_slots) - PADDING  # the position of the first token of each slot
+    age = (t - first) % layer.n_around  # tokens since the newest one, at or before t, that the slot can have
+    recent = (first >= g) & (age < layer.window - g) & (t - age >= g)
+    return recent | ((first >= 0) & (first < g) & (first <= t))
+
+
+def _one(name: str, inputs: list[Tensor], shape: Any, **attributes: Any) -> Tensor:
+    domain = "" if name == "ScatterND" else f"{OPERATORS}::"
+    version = 18 if name == "ScatterND" else 1
+    return torch.onnx.ops.symbolic(f"{domain}{name}", inputs, attrs=attributes, dtype=inputs[0].dtype, shape=shape, version=version)
+
+
+def _rotated(x: Tensor, rotation: Rotation, n_heads: int) -> Tensor:
+    """Rotate the heads of x (B, N, H D)."""
+    cos, sin = rotation.cos.squeeze(1), rotation.sin.squeeze(1)
+    attributes: dict[str, Any] = {"num_heads": n_heads, "rotary_embedding_dim": 2 * cos.shape[-1]}
+    return torch.onnx.ops.symbolic("RotaryEmbedding", [x, cos, sin], attrs=attributes, dtype=x.dtype, shape=x.shape, version=23)
+
+
+def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+    attributes: dict[str, Any] = {"num_branches": x.shape[-1] // norm.weight.numel(), "epsilon": norm.eps}
+    scale = norm.weight.detach().float()
+    return torch.onnx.ops.symbolic(f"{OPERATORS}::BranchwiseRMSNorm", [x, scale], attrs=attributes, dtype=x.dtype, shape=x.shape, version=1)
+
+
+def _shaped(x: Tensor, sizes: list[int], shape: Any) -> Tensor:
+    """Reshape x; in `sizes`, 0 keeps an axis. The shape is a constant, which costs a call nothing."""
+    return torch.onnx.ops.symbolic("Reshape", [x, torch.tensor(sizes)], dtype=x.dtype, shape=shape, version=21)

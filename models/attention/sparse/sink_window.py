@@ -1,0 +1,145 @@
+"""Softmax attention to a window and to the first tokens ("attention sinks"): exact up to `window` tokens, of constant size beyond.
+
+o_t = sum_j p_tj v_j,   p_t = softmax of q_t . k_j / sqrt(D_k) over the g first tokens j < g and the recent ones, t - (W - g) < j <= t
+Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453. So a token attends to at most W tokens, and
+up to W tokens this is causal softmax attention. Beyond, the distance of a query to the first tokens stops growing, as if the tokens
+between were not there (section 3.2 of the paper): their scores are those of a query at position W - 1.
+
+Token t is kept in slot 1 + t, and tokens beyond the last slot overwrite the oldest ones that are not among the first g. Slot 0 takes
+padding and stays 0. A token costs O(W) however long the past is.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.causal import State
+from models.attention.layers.grouped_heads import GroupedHeads
+from models.attention.layers.mechanism import Cost, Examples
+from models.attention.layers.multi_head import merge_heads
+from models.attention.sparse.sliding_window import lengths_of
+from models.parts.checks import at_least
+from models.parts.positions import Rotation, rotate
+
+PADDING = 1  # number of slots for padding, before all others
+
+
+class SinkWindowAttention(GroupedHeads):
+    """Multi-head attention to a window and the first tokens, with the options of `GroupedHeads`.
+
+    window is W, n_first is g. Raises ValueError unless 1 <= g < W and piece >= 1.
+
+    Its state is k and v, (H_k, S, D_k) each with S = W + piece slots, and n, the number of tokens. Keys are stored after rotation. With
+    `counted` False the state has no n, and every call needs a rotation with positions (`Rotation.t`). A call writes only the slots of its
+    own tokens. After a call of at most `piece` tokens the slots still have all that its first token sees, so a server may update them in
+    place, and make the call again.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
+    cost = Cost("O(N w D)", lambda N, s: 2 * N * s.window * s.D)
+    examples = Examples({"window": 6, "n_first": 2, "piece": 4}, {"window": 128, "n_first": 4, "piece": 128}, {"window": 5, "n_first": 1})
+    holds = (("n", "count"),)
+    slots = ("k", "v")
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = False,
+        window: int = 1024,
+        n_first: int = 4,
+        piece: int = 256,
+        counted: bool = True,
+        n_kv_heads: int | None = None,
+        out_bias: bool | None = None,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        grouped: dict[str, Any] = {"n_kv_heads": n_kv_heads, "out_bias": out_bias, "qk_norm": qk_norm, "norm_eps": norm_eps}
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, **grouped)
+        self.n_first = at_least("n_first", n_first, 1, "without first tokens it is a sliding window")
+        self.window = at_least("window", window, n_first + 1, "the window has the first tokens and the token itself")
+        self.piece = at_least("piece", piece, 1, "a call has tokens")
+        self.counted = counted
+
+    @property
+    def n_slots(self) -> int:
+        """S: enough that the tokens of a call do not overwrite those that its first token sees."""
+        return self.window + self.piece
+
+    @property
+    def n_around(self) -> int:
+        """The number of slots that are written again and again."""
+        return self.n_slots - PADDING - self.n_first
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        kept = (self.n_kv_heads, self.n_slots, self.d_head)
+        return {"k": kept, "v": kept} | ({"n": (1,)} if self.counted else {})
+
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
+        q, k, v = self.heads(x)  # (B, H, N, D_k), and H_k heads of k and v
+        q_first = q
+        if rotation is not None:
+            q, k, q_first = rotate(q, rotation), rotate(k, rotation), rotate(q, rotation.near or rotation)
+        t = self.positions(state, rotation, x.shape[1])
+        held = torch.cat([self.held(t[:, :1] - 1), t], dim=1)  # (B, S + N), the positions of all keys
+        keys, values = (
+            self.for_every_head(torch.cat([past, new], dim=2)) for past, new in ((state["k"], k), (state["v"], v))
+        )  # (B, H, S + N, D_k)
+        o = attend_with_first(q, q_first, keys, values, seen=self.seen(t, held), is_first=held < self.n_first)
+        lengths = lengths_of(x, mask)
+        # Of the tokens for one slot, only the newest is written.
+        written = (t < self.n_first) | (t >= t[:, :1] + lengths.long() - self.n_around)
+        written = written if mask is None else written & mask
+        slots, is_written = self.slots_of(t, written), written[:, None, :, None]
+        new = {name: write(state[name], slots, head * is_written) for name, head in (("k", k), ("v", v))}
+        if self.counted:
+            new["n"] = state["n"] + lengths
+        return self.to_out(merge_heads(o).to(x.dtype)), new
+
+    def positions(self, state: State, rotation: Rotation | None, N: int) -> Tensor:
+        """Return the positions (B, N) int64 of the tokens of a call: those of the rotation, or those after the counted ones."""
+        if rotation is not None and rotation.t is not None:
+            return rotation.t
+        if not self.counted:
+            raise ValueError("counted=False, so the layer needs positions; give a rotation with `t`")
+        return state["n"].long() + torch.arange(N, device=state["n"].device)
+
+    def slots_of(self, t: Tensor, mask: Tensor) -> Tensor:
+        """Return the slots (B, N) of tokens at positions t (B, N). Padding has slot 0."""
+        g = self.n_first
+        return (PADDING + torch.where(t < g, t, g + (t - g) % self.n_around)) * mask
+
+    def held(self, last: Tensor) -> Tensor:
+        """Return the position of the token in each slot after the token at position `last` (B, 1): (B, S), or -1 for an empty slot."""
+        g = self.n_first
+        first = torch.arange(self.n_slots, device=last.device) - PADDING  # the position of the first token of each slot
+        newest = last - (last - first) % self.n_around
+        held = torch.where(first < g, first, newest)
+        return torch.where((held <= last) & (held >= first), held, -1)
+
+    def seen(self, t: Tensor, held: Tensor) -> Tensor:
+        """Return which keys at positions `held` (B, K) a token at position t (B, N) attends to: bool (B, N, K)."""
+        t, held = t.unsqueeze(-1), held.unsqueeze(1)
+        return (held >= 0) & (held <= t) & ((held < self.n_first) | (t - held < self.window - self.n_first))
+
+
+def write(kept: Tensor, slots: Tensor, new: Tensor) -> Tensor:
+    """Return `kept` (B, H_k, S, D_k) with the tokens `new` (B, H_k, N, D_k) in the slots (B, N)."""
+    at = slots[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
+    return kept.scatter(2, at, new)
+
+
+def attend_with_first(q: Tensor, q_first: Tensor, k: Tensor, v: Tensor, *, seen: Tensor, is_first: Tensor) -> Tensor:
+    """Attend to K keys, to those of the first tokens with other queries: q, q_first (B, H, N, D_k), k, v (B, H, K, D_k) -> (B, H, N, D_k).
+
+    seen (B, N, K) bool: whether a query sees a key. A query that sees none has the output 0. is_first (B, K) bool: a first token's key.
+    """
+    scores = torch.where(is_first[:, None, None], q_first @ k.mT, q @ k.mT) * q.shape[-1] ** -0.5  # (B, H, N, K)
+    p = torch.softmax(scores.masked_fill(~seen.unsqueeze(1), torch.finfo(scores.dtype).min), dim=-1)
+    return (p * seen.any(-1)[:, None, :, None]) @ v

@@ -1,0 +1,117 @@
+"""Attention to a window and the first tokens: causal softmax up to the window, a constant state beyond."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import LAYERS
+from models.attention.sparse.sink_window import SinkWindowAttention
+from models.decoder.model import Decoder, DecoderConfig
+from models.parts.positions import rotate, rotation_at
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+D, H, D_K, BASE = 8, 4, 6, 100.0
+W, G, PIECE = 7, 2, 3
+
+
+def make(**options: object) -> SinkWindowAttention:
+    torch.manual_seed(0)
+    layer = SinkWindowAttention(D, H, **({"d_head": D_K, "window": W, "n_first": G, "piece": PIECE, "n_kv_heads": 2} | options))
+    return layer.double()
+
+
+def tokens(B: int, N: int) -> Tensor:
+    return torch.randn(B, N, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def rotated(x: Tensor, t: Tensor) -> Tensor:
+    return rotate(x, rotation_at(t, D_K, base=BASE, dtype=x.dtype))
+
+
+def reference(layer: SinkWindowAttention, x: Tensor) -> Tensor:
+    """The paper's section 3.2 in loops: the tokens that are seen get the positions 0, 1, 2, .. within the cache."""
+    q, k, v = layer.heads(x)
+    k, v = layer.for_every_head(k), layer.for_every_head(v)
+    outputs = []
+    for t in range(x.shape[1]):
+        seen = [j for j in range(t + 1) if j < G or j > t - (W - G)]
+        places = torch.arange(len(seen))[None]
+        scores = rotated(q[:, :, t : t + 1], places[:, -1:]) @ rotated(k[:, :, seen], places).mT * D_K**-0.5
+        outputs.append(scores.softmax(-1) @ v[:, :, seen])
+    return layer.to_out(torch.cat(outputs, dim=2).transpose(1, 2).flatten(2))
+
+
+def turned(t: Tensor) -> object:
+    near = rotation_at(t.clamp_max(W - 1), D_K, base=BASE, dtype=torch.float64)
+    return rotation_at(t, D_K, base=BASE, dtype=torch.float64)._replace(t=t, near=near)
+
+
+@pytest.mark.parametrize("pieces", [(40,), (1,) * 40, (3, 1, 2, 3, 1, 1, 29)])
+@torch.no_grad()
+def test_positions_are_those_within_the_cache(pieces: tuple[int, ...]) -> None:
+    """In any pieces; the slots are reused several times."""
+    layer, x = make(counted=False), tokens(2, 40)
+    outputs, state, begin = [], None, 0
+    for n in pieces:
+        t = torch.arange(begin, begin + n).expand(2, n)
+        y, state = layer(x[:, begin : begin + n], None, state, rotation=turned(t))
+        outputs.append(y)
+        begin += n
+    assert (torch.cat(outputs, dim=1) - reference(layer, x)).abs().max() <= EXACT
+    assert {name: tensor.shape[1:] for name, tensor in state.items()} == layer.state_shapes
+
+
+@torch.no_grad()
+def test_up_to_the_window_it_is_causal_softmax() -> None:
+    layer = make(window=20)
+    softmax = LAYERS["causal_softmax"](D, H, d_head=D_K, n_kv_heads=2).double()
+    softmax.load_state_dict(layer.state_dict())
+    x, t = tokens(2, 20), torch.arange(20).expand(2, 20)
+    assert (layer(x, rotation=turned(t)._replace(near=None))[0] - softmax(x, rotation=turned(t))[0]).abs().max() <= EXACT
+    assert (layer(tokens(2, 21))[0] - softmax(tokens(2, 21))[0])[:, -1].abs().max() > 1e-3  # the 21st token no longer sees the fifth
+
+
+@torch.no_grad()
+def test_a_call_writes_only_the_slots_of_its_tokens() -> None:
+    """So a call that is lost can be made again, and the state before it stays valid."""
+    layer, x, mask = make(), tokens(2, 30), torch.arange(3) < torch.tensor([[3], [1]])
+    _, before = layer(x[:, :25])
+    _, after = layer(x[:, 25:28], mask, before)
+    changed = (before["k"] != after["k"]).any(dim=(1, 3))  # (B, S)
+    assert changed.sum(dim=1).tolist() == [3, 1]
+    again = {"k": after["k"], "v": after["v"], "n": before["n"]}
+    for name, tensor in layer(x[:, 25:28], mask, again)[1].items():
+        assert torch.equal(tensor, after[name])
+    assert torch.equal(layer(x[:, 25:28], mask, again)[0], layer(x[:, 25:28], mask, before)[0])
+
+
+@torch.no_grad()
+def test_a_decoder_gives_it_positions() -> None:
+    config = DecoderConfig(
+        vocab_size=11,
+        d_model=8,
+        n_layers=2,
+        n_heads=2,
+        d_feedforward=8,
+        layers="sink_window",
+        window=6,
+        layer_options={"sink_window": {"piece": 4, "n_first": 2}},
+    )
+    torch.manual_seed(0)
+    decoder, ids = Decoder(config, dtype=torch.float64), torch.randint(11, (1, 30), generator=torch.Generator().manual_seed(0))
+    assert [list(state) for state in decoder.init_states(1)] == [["k", "v"]] * 2
+    whole = decoder(ids)[0]
+    _, states = decoder(ids[:, :23])
+    rest, _ = decoder(ids[:, 23:], None, states, torch.tensor([23]))
+    assert (whole[:, 23:] - rest).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"window": 2}, "window=2 must be at least 3"), ({"n_first": 0}, "n_first=0 must be at least 1"), ({"piece": 0}, "piece=0 must be")],
+)
+def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make(**options)
+    with pytest.raises(ValueError, match="counted=False"):
+        make(counted=False)(tokens(1, 2))

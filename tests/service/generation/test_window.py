@@ -1,0 +1,124 @@
+"""A decoder that attends to a window, served: its states are updated in place, cut to what is used, and say when the window is passed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from export import contract
+from service.app import build_app
+from service.catalog import Catalog, slots_within
+from service.generation.session import HostStates
+from service.generation.slots import Row, Slots
+from service.settings import Settings
+from tests.decoders import tiny_decoder_bundle
+
+WINDOW, FIRST, PIECE = 16, 2, 240  # 256 slots, of which 253 are written again and again
+SLOTS = contract.SLOT_BLOCK
+DECODER = contract.Decoder(
+    states=(
+        contract.StateTensor(name="state_0_k", shape=(1, 2 * SLOTS, 2), slots=True),
+        contract.StateTensor(name="state_0_n", shape=(1,)),
+    ),
+    takes_positions=True,
+    exact=True,
+)
+
+
+class Memory:
+    """As much of a session as slots need."""
+
+    def states(self, rows: int) -> HostStates:
+        return HostStates(DECODER, rows)
+
+
+def fed(slots: Slots[str], tokens: int) -> None:
+    """Feed the same number of tokens to every row. Token t writes t to its slot; n counts the tokens."""
+    slots.reserve(tokens)
+    states, out = slots.sets
+    for row in range(len(slots)):
+        t = slots.positions[row] + np.arange(tokens)
+        out.arrays[0][row, 0, np.where(t + 1 < 2 * SLOTS, t + 1, 1 + (t + 1) % SLOTS)] = t[:, None]
+        out.arrays[1][row] = states.arrays[1][row] + tokens
+    slots.stepped(np.full(len(slots), tokens))
+
+
+def test_tensors_with_slots_are_one_memory_that_grows_with_the_longest_row() -> None:
+    slots: Slots[str] = Slots(Memory(), 3)
+    slots.add("a")
+    fed(slots, 100)
+    front, back = slots.sets
+    assert front.arrays[0] is back.arrays[0]
+    assert front.arrays[1] is not back.arrays[1]
+    assert front.arrays[0].shape == (3, 1, SLOTS, 2)
+    before = slots.state(0)
+    assert [tensor.shape for tensor in before] == [(1, 101, 2), (1,)], "cut to the slots in use"
+    slots.add("b", [np.full((1, 301, 2), 7, np.float32), np.array([300], np.float32)], 300)
+    assert slots.moved == 1
+    assert slots.sets[0].arrays[0] is slots.sets[1].arrays[0]
+    assert slots.sets[0].arrays[0].shape == (3, 1, 2 * SLOTS, 2)
+    assert all(np.array_equal(x, y) for x, y in zip(before, slots.state(0), strict=True))
+    fed(slots, 1)
+    assert [state[0].shape[1] for state in map(slots.state, (0, 1))] == [102, 302]
+    other: Slots[str] = Slots(Memory(), 1)
+    other.add("b", Row(slots, 1), 301)
+    assert np.array_equal(other.state(0)[0], slots.state(1)[0])
+    slots.remove(0)
+    assert np.array_equal(other.state(0)[0], slots.state(0)[0]), "the last row has moved"
+
+
+def test_large_states_take_fewer_slots() -> None:
+    settings = Settings(bundles=(Path("x"),), slots=32, slot_bytes=10 * DECODER.state_bytes)
+    assert slots_within(settings, DECODER) == 10
+    assert slots_within(settings.model_copy(update={"slot_bytes": 1}), DECODER) == 1
+    assert slots_within(settings.model_copy(update={"slots": 3}), DECODER) == 3
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = {"sink_window": {"n_first": FIRST, "piece": PIECE, "n_kv_heads": 1}}
+    return tiny_decoder_bundle(tmp_path_factory.mktemp("window") / "bundle", layers="sink_window", window=WINDOW, layer_options=options)
+
+
+@pytest.fixture
+async def http(bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
+    catalog = Catalog(Settings(bundles=(bundle,), threads=1, slots=3, states="memory"))
+    await asyncio.to_thread(catalog.load)
+    catalog.start()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(catalog)), base_url="http://attnserve") as client:
+        yield client
+    await catalog.stop()
+
+
+async def completed(http: httpx.AsyncClient, prompt: str, max_tokens: int, **more: object) -> dict[str, object]:
+    body = {"model": "tiny-decoder", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.7, "seed": 1, "ignore_eos": True}
+    answer = await http.post("/v1/completions", json=body | more, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, object] = answer.json()
+    return found
+
+
+@pytest.mark.export
+@pytest.mark.slow
+async def test_texts_beyond_the_window_and_the_slots_are_the_same_alone_among_others_and_from_a_state(http: httpx.AsyncClient) -> None:
+    """The slots are written again from the 254th token on. Five texts share three slots of the engine, so they are preempted too."""
+    prompts = ["a" * 300, "b", "c" * 9, "d" * 120, "e" * 700]
+    together = await asyncio.gather(*(completed(http, prompt, 150) for prompt in prompts))
+    texts = [answer["choices"][0]["text"] for answer in together]  # type: ignore[index]
+    assert texts == [(await completed(http, prompt, 150, cache_salt="alone"))["choices"][0]["text"] for prompt in prompts]  # type: ignore[index]
+    half = await completed(http, prompts[0], 70, store_state=True)
+    rest = await completed(http, "", 80, state=half["state"]["id"])  # type: ignore[index]
+    begun, ended = half["choices"][0]["text"], rest["choices"][0]["text"]  # type: ignore[index]
+    assert begun + ended == texts[0]
+
+
+@pytest.mark.export
+async def test_an_answer_says_that_the_window_is_passed(http: httpx.AsyncClient) -> None:
+    assert "warnings" not in await completed(http, "a" * 10, WINDOW - 10)
+    answer = await completed(http, "a" * 10, WINDOW - 9)
+    assert answer["warnings"] == [
+        "the text has 17 tokens and the model attends to 16 of them, the first 2 and the last 14: the answer may ignore what stands between"
+    ]
