@@ -85,10 +85,13 @@ def load_checkpoint(
     """
     folder = Path(folder)
     pipeline = read_pipeline(folder)
-    if (files := find_static(folder, pipeline)) is not None:
-        return _of_static(folder, files, pipeline, attention, dtype)
     file = pipeline.transformer / "config.json"
-    settings = settings if settings is not None and settings.file == file else read_settings(file)
+    if settings is None or settings.file != file:
+        settings = read_settings(file, required=False)
+    if (files := find_static(folder, pipeline, settings)) is not None:
+        return _of_static(folder, files, pipeline, attention, dtype)
+    if not settings.values:
+        read_settings(file)  # raises the reason: the file is missing, or has no settings
     architecture = settings.need("architectures")[0]
     if architecture == ARCHITECTURE:
         return _of_our_own(folder, read_own(settings), pipeline, attention, dtype)

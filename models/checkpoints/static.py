@@ -20,7 +20,6 @@ from models.folders.folder import (
     WEIGHTS,
     CheckpointError,
     JsonSettings,
-    present,
     read_safetensors,
     read_settings,
     read_tensors,
@@ -47,10 +46,11 @@ class StaticFiles:
     skips_unknown: bool = False
 
 
-def find_static(folder: Path, pipeline: Pipeline) -> StaticFiles | None:
-    """Return the files of the static embedding in `folder`, or None if the folder has another kind of model."""
+def find_static(folder: Path, pipeline: Pipeline, config: JsonSettings) -> StaticFiles | None:
+    """Return the files of the static embedding in `folder`, or None if the folder has another kind of model. `config`: the settings of
+    config.json, empty if there is none.
+    """
     place = pipeline.transformer
-    config = read_settings(place / "config.json", required=False)
     if config.values.get("model_type") == "model2vec":
         return StaticFiles(
             weights=place / WEIGHTS,
@@ -61,7 +61,7 @@ def find_static(folder: Path, pipeline: Pipeline) -> StaticFiles | None:
         )
     if pipeline.static:
         return StaticFiles(weights=place / WEIGHTS, tokenizer=place / "tokenizer.json", normalized=pipeline.normalized)
-    return _wordllama(folder) if not present(place / "config.json") else None
+    return None if config.values else _wordllama(folder)
 
 
 def _max_length(config: JsonSettings) -> float:

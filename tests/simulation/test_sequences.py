@@ -93,7 +93,7 @@ class Sequences(RuleBasedStateMachine):
         """Rewind by some tokens: feed the ids after the nearest earlier ancestor."""
         position = len(of.ids) - back
         ancestor: Kept | None = of
-        while ancestor is not None and len(ancestor.ids) >= position:
+        while ancestor is not None and (len(ancestor.ids) >= position or ancestor.may_be_gone):
             ancestor = None if ancestor.parent is None else self.history.kept[ancestor.parent]
         first = 0 if ancestor is None else len(ancestor.ids)
         if position <= first:
