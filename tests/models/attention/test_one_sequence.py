@@ -51,7 +51,7 @@ CALLS: dict[str, Call] = {
     "linear recurrence, step by step": RECURRENCE,
 }
 # Of other lengths by nature: scores are given, or slots, or the keys of a past.
-OTHERS = {"Synthesizer", "sliding window", "atrous, slots", "sparse, slots"}
+OTHERS = {"Synthesizer", "sliding window", "window and first tokens", "atrous, slots", "sparse, slots"}
 
 
 def test_all_that_do_not_say_cross_are_here() -> None:
