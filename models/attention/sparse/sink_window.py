@@ -82,6 +82,17 @@ class SinkWindowAttention(GroupedHeads):
         return {"k": kept, "v": kept} | ({"n": (1,)} if self.counted else {})
 
     def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
+        if torch.compiler.is_exporting() or x.shape[1] <= self.n_slots:
+            return self._at_once(x, mask, state, rotation)
+        outputs = []  # of S tokens at a time, so that the cost does not grow with N²
+        for begin in range(0, x.shape[1], self.n_slots):
+            part = slice(begin, begin + self.n_slots)
+            of_part = None if rotation is None else _part_of(rotation, part)
+            o, state = self._at_once(x[:, part], None if mask is None else mask[:, part], state, of_part)
+            outputs.append(o)
+        return torch.cat(outputs, dim=1), state
+
+    def _at_once(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         q, k, v = self.heads(x)  # (B, H, N, D_k), and H_k heads of k and v
         q_first = q
         if rotation is not None:
@@ -127,6 +138,12 @@ class SinkWindowAttention(GroupedHeads):
         """Return which keys at positions `held` (B, K) a token at position t (B, N) attends to: bool (B, N, K)."""
         t, held = t.unsqueeze(-1), held.unsqueeze(1)
         return (held >= 0) & (held <= t) & ((held < self.n_first) | (t - held < self.window - self.n_first))
+
+
+def _part_of(rotation: Rotation, part: slice) -> Rotation:
+    t, near = rotation.t, rotation.near
+    cos, sin = rotation.cos[..., part, :], rotation.sin[..., part, :]
+    return Rotation(cos, sin, None if t is None else t[:, part], None if near is None else _part_of(near, part))
 
 
 def write(kept: Tensor, slots: Tensor, new: Tensor) -> Tensor:

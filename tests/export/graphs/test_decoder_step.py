@@ -28,7 +28,8 @@ CONFIGS = {
     "sinusoids": {"positions": "sinusoidal", "layers": "gated_delta", "layer_options": {"gated_delta": {"n_key_heads": 1, "d_value": 6}}},
 }
 VOCAB = 61
-N_RECURRENCES = {"sliding_window": 0, "causal_flash": 4, "causal_longformer": 0, "causal_efficient": 2}  # of a layer; 1 unless said
+# of a layer; 1 unless said
+N_RECURRENCES = {"sliding_window": 0, "sink_window": 0, "causal_flash": 4, "causal_longformer": 0, "causal_efficient": 2}
 
 
 class Exported:
