@@ -246,6 +246,6 @@ SCHEDULES |= dict.fromkeys(("a zombie's write is accepted", "a zombie's version 
 
 def _put(slots: Slots[Any], row: int, states: Any) -> None:
     if isinstance(states, Row):
-        slots._front.copy(row, states.slots._front, states.at)
+        slots._front.copy(row, states.slots._front, states.at, int(states.slots.positions[states.at]))
     else:
         slots._front.put(row, states)

@@ -95,7 +95,7 @@ def test_rotation_is_that_of_the_paper_up_to_the_order_of_columns() -> None:
     """The paper turns columns (2i, 2i + 1), eq. 34; here i and i + D_k/2 are partners."""
     x = torch.randn(1, 1, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rotation: Rotation = RotationTable(5, 8, base=10.0, dtype=torch.float64)(torch.arange(5))
-    cos, sin = (angles.repeat_interleave(2, dim=-1) for angles in rotation)
+    cos, sin = (angles.repeat_interleave(2, dim=-1) for angles in (rotation.cos, rotation.sin))
     other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
     paper = x * cos + other * sin
     order = [0, 2, 4, 6, 1, 3, 5, 7]

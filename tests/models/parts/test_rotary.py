@@ -84,7 +84,9 @@ def test_without_scaling_it_is_the_plain_rotation() -> None:
     t = torch.tensor([[0, 3, 10_000_000]])
     rotary = Rotary(width=8, base=50.0)
     plain = rotation_at(t, 8, base=50.0, dtype=torch.float64)
-    assert all(torch.equal(a, b) for a, b in zip(rotary.at(t, dtype=torch.float64), plain, strict=True))
+    turned = rotary.at(t, dtype=torch.float64)
+    assert torch.equal(turned.cos, plain.cos)
+    assert torch.equal(turned.sin, plain.sin)
     assert (rotary.attention_factor, rotary.depends_on_length) == (1.0, False)
 
 

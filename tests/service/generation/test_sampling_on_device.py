@@ -121,7 +121,7 @@ def test_a_run_goes_on_from_its_state(gpu_decoder: Path) -> None:
     tokens, whole = np.array([65]), []
     for step in range(20):
         if step == 9:
-            kept, position, last = session.current.read(0), int(session.positions[0]), tokens
+            kept, position, last = session.current.read(0, step), int(session.positions[0]), tokens
         tokens = session.step(tokens)
         whole.append(int(tokens[0]))
     session.put(2, seed=1, temperature=1)

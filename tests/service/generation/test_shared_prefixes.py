@@ -184,7 +184,7 @@ async def test_a_prompt_after_a_named_state_is_found_by_that_state_alone(store: 
 
 
 def made(position: int) -> State:
-    tensors, logits = FakeSteps().states(1).read(0), FakeSteps().logits(FakeSteps().states(1).read(0)[0])
+    tensors, logits = FakeSteps().states(1).read(0, 0), FakeSteps().logits(FakeSteps().states(1).read(0, 0)[0])
     tensors[1][:] = position
     return State(tensors=tuple(tensors), position=position, logits=logits, fingerprint="fake")
 
