@@ -11,6 +11,7 @@ from service.generation.sampling.grammar import Grammars
 from service.generation.session import StepSession
 from service.generation.text import Vocabulary
 from service.telemetry.metrics import GeneratorMetrics, Metrics
+from tests.service.fakes import PATIENCE_S
 
 
 @asynccontextmanager
@@ -22,7 +23,7 @@ async def running(session: StepSession[Any], bundle: Path, *, slots: int) -> Asy
         eos_token_ids=(),
         grammars=Grammars(file, ()),
         numerics="0",
-        limits=GeneratorLimits(slots=slots),
+        limits=GeneratorLimits(slots=slots, max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S),  # else a slow machine would refuse
         metrics=GeneratorMetrics(Metrics(), "b"),
     )
     engine.start()
