@@ -25,7 +25,6 @@ _LAYERS = (
     "delta",
     "gated_delta",
     "sliding_window",
-    "sink_window",
     "causal_longformer",
 )
 EVERY_CONSTANT_STATE = {
@@ -36,7 +35,6 @@ EVERY_CONSTANT_STATE = {
         "causal_vq": {"n_codes": 16},
         "causal_flash": {"group": 9},
         "causal_longformer": {"window": 9, "n_global": 2},
-        "sink_window": {"n_first": 2, "piece": 247, "n_kv_heads": 1},
     },
 }
 
