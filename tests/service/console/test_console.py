@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.service, pytest.mark.skipif(CHROMIUM is None, reason=N
 PICTURES = Path(__file__).parents[3] / "out" / "console"
 RESTART_S = 60
 # The address of a text that cannot end early: the model's own end would come after about 250 tokens.
-LONG = urlencode({"max_tokens": 1500, "schema": json.dumps({"type": "string", "minLength": 4000})})
+LONG = urlencode({"max_tokens": 4000, "schema": json.dumps({"type": "string", "minLength": 12000})})
 
 
 @pytest.fixture(scope="module")
