@@ -1,13 +1,13 @@
 """What follows from the kind of a model is in one table, `export.contract.KINDS`, and nothing else asks for the kind."""
 
 import ast
+import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from export import contract
-from service.dialects.pages import _ASKED
 from tests.imports import ROOT
 
 SERVED = {"DecoderModel", "Generator", "Model"}
@@ -34,8 +34,9 @@ def test_the_table_has_every_kind() -> None:
     assert {*contract.kinds_of("encoder"), *contract.kinds_of("generator")} == set(contract.KINDS)
 
 
-def test_the_first_page_has_an_example_for_every_kind() -> None:
-    assert set(contract.KINDS) <= set(_ASKED)
+def test_the_console_has_an_example_for_every_kind() -> None:
+    examples = (ROOT / "service/console/source/src/lib/examples.js").read_text(encoding="utf-8")
+    assert set(re.findall(r"case '(\w+)':", examples)) == set(contract.KINDS)
 
 
 @pytest.mark.parametrize("code", ["model.manifest.kind == 'encoder'", "kind not in ('reranker', 'classifier')", "isinstance(found, Model)"])

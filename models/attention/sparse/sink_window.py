@@ -9,6 +9,7 @@ Token t is kept in slot 1 + t, and tokens beyond the last slot overwrite the old
 padding and stays 0. A token costs O(W) however long the past is.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,28 +83,33 @@ class SinkWindowAttention(GroupedHeads):
         return {"k": kept, "v": kept} | ({"n": (1,)} if self.counted else {})
 
     def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        if torch.compiler.is_exporting() or x.shape[1] <= self.n_slots:
-            return self._at_once(x, mask, state, rotation)
-        outputs = []  # of S tokens at a time, so that the cost does not grow with N²
-        for begin in range(0, x.shape[1], self.n_slots):
-            part = slice(begin, begin + self.n_slots)
-            of_part = None if rotation is None else _part_of(rotation, part)
-            o, state = self._at_once(x[:, part], None if mask is None else mask[:, part], state, of_part)
-            outputs.append(o)
-        return torch.cat(outputs, dim=1), state
+        heads, N = self.heads(x), x.shape[1]
+        if torch.compiler.is_exporting() or N <= self.n_slots:
+            o, state = self._attend(heads, mask, state, rotation)
+        else:
+            outputs = []  # of S tokens at a time, so that the cost does not grow with N²
+            for begin in range(0, N, self.n_slots):
+                part = slice(begin, begin + self.n_slots)
+                of_part = None if rotation is None else _part_of(rotation, part)
+                mask_of_part = None if mask is None else mask[:, part]
+                o, state = self._attend([head[:, :, part] for head in heads], mask_of_part, state, of_part)
+                outputs.append(o)
+            o = torch.cat(outputs, dim=2)
+        return self.to_out(merge_heads(o).to(x.dtype)), state
 
-    def _at_once(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        q, k, v = self.heads(x)  # (B, H, N, D_k), and H_k heads of k and v
+    def _attend(self, heads: Sequence[Tensor], mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
+        """Attend from q (B, H, N, D_k) to k and v (B, H_k, N, D_k) and to the state: o (B, H, N, D_k) and the next state."""
+        q, k, v = heads
         q_first = q
         if rotation is not None:
             q, k, q_first = rotate(q, rotation), rotate(k, rotation), rotate(q, rotation.near or rotation)
-        t = self.positions(state, rotation, x.shape[1])
+        t = self.positions(state, rotation, q.shape[2])
         held = torch.cat([self.held(t[:, :1] - 1), t], dim=1)  # (B, S + N), the positions of all keys
         keys, values = (
             self.for_every_head(torch.cat([past, new], dim=2)) for past, new in ((state["k"], k), (state["v"], v))
         )  # (B, H, S + N, D_k)
         o = attend_with_first(q, q_first, keys, values, seen=self.seen(t, held), is_first=held < self.n_first)
-        lengths = lengths_of(x, mask)
+        lengths = lengths_of(t, mask)
         # Of the tokens for one slot, only the newest is written.
         written = (t < self.n_first) | (t >= t[:, :1] + lengths.long() - self.n_around)
         written = written if mask is None else written & mask
@@ -111,7 +117,7 @@ class SinkWindowAttention(GroupedHeads):
         new = {name: write(state[name], slots, head * is_written) for name, head in (("k", k), ("v", v))}
         if self.counted:
             new["n"] = state["n"] + lengths
-        return self.to_out(merge_heads(o).to(x.dtype)), new
+        return o, new
 
     def positions(self, state: State, rotation: Rotation | None, N: int) -> Tensor:
         """Return the positions (B, N) int64 of the tokens of a call: those of the rotation, or those after the counted ones."""

@@ -39,7 +39,7 @@ def fed(session: OnnxStepSession, rows: Sequence[Sequence[Tensor]], ids: Sequenc
         states.put(row, tensors)
     lengths = np.full(B, len(ids), np.int64)
     logits = session.run(np.array([ids] * B, np.int64), lengths, np.full(B, position, np.int64), lengths[:, None] - 1, states, out)
-    return [(out.read(row), logits[row, 0]) for row in range(B)]
+    return [(out.read(row, position + len(ids)), logits[row, 0]) for row in range(B)]
 
 
 def blob_of(session: OnnxStepSession, ids: Sequence[int], tensors: Sequence[Tensor], logits: Any) -> Blob:

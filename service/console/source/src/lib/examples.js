@@ -14,6 +14,7 @@ export function exampleOf(model) {
       return { method: 'POST', path: `/v2/models/${encodeURIComponent(id)}/infer`, body: { inputs: [{ name: 'text', datatype: 'BYTES', shape: [1], data: ['I like Paris.'] }] } };
     case 'encoder_decoder':
       return { method: 'POST', path: '/v1/completions', body: { model: id, prompt: 'forty-two', max_tokens: 64 } };
+    case 'decoder':
     default:
       return { method: 'POST', path: '/v1/completions', body: { model: id, prompt: 'def mean(values):\n', max_tokens: 64 } };
   }
