@@ -83,12 +83,12 @@ class SinkWindowAttention(GroupedHeads):
         return {"k": kept, "v": kept} | ({"n": (1,)} if self.counted else {})
 
     def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        heads, N = self.heads(x), x.shape[1]
-        if torch.compiler.is_exporting() or N <= self.n_slots:
+        heads = self.heads(x)
+        if torch.compiler.is_exporting() or x.shape[1] <= self.n_slots:
             o, state = self._attend(heads, mask, state, rotation)
         else:
             outputs = []  # of S tokens at a time, so that the cost does not grow with N²
-            for begin in range(0, N, self.n_slots):
+            for begin in range(0, x.shape[1], self.n_slots):
                 part = slice(begin, begin + self.n_slots)
                 of_part = None if rotation is None else _part_of(rotation, part)
                 mask_of_part = None if mask is None else mask[:, part]
