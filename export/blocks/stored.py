@@ -19,23 +19,37 @@ from pathlib import Path
 import numpy as np
 from gguf.quants import Q4_K
 
-from export.blocks.blocks import BLOCK, Array, Blocks, Bytes, rounded
+from export.blocks.blocks import BLOCK, Array, Blocks, Bytes, below_each_other, rounded
 from export.blocks.graph import digest
 from models.checkpoints.gguf.file import GgufFile, StoredTensor
 from models.checkpoints.gguf.tensors import published_tensors
 
 
-def stored_blocks(path: Path) -> dict[str, Blocks]:
-    """Return the blocks of all matrices of a GGUF file that have blocks, by the digest of their weights (see `graph.digest`).
+class StoredBlocks:
+    """The blocks of all matrices of a GGUF file that have blocks, found by the values of the weights.
 
     The rows are in the order of Hugging Face folders, in which the model is loaded.
     """
-    found: dict[str, Blocks] = {}
-    for tensor in published_tensors(GgufFile(path)):
-        if len(tensor.stored.shape) == 2 and tensor.stored.type in (*_READERS, "Q6_K"):
-            blocks = blocks_of(tensor.stored)
-            found[digest(tensor.weights())] = blocks if tensor.rows is None else blocks.rows(tensor.rows)
-    return found
+
+    def __init__(self, path: Path) -> None:
+        self._found: dict[str, list[tuple[str, Blocks]]] = {}  # digest of the first row -> digest and blocks of matrices that begin with it
+        for tensor in published_tensors(GgufFile(path)):
+            if len(tensor.stored.shape) == 2 and tensor.stored.type in (*_READERS, "Q6_K"):
+                blocks, weights = blocks_of(tensor.stored), tensor.weights()
+                blocks = blocks if tensor.rows is None else blocks.rows(tensor.rows)
+                self._found.setdefault(digest(weights[:1]), []).append((digest(weights), blocks))
+
+    def __call__(self, weights: Array) -> Blocks | None:
+        """Return the blocks of a matrix (M, K), which may be several matrices of the file below each other; None if the file has none."""
+        parts: list[Blocks] = []
+        while (done := sum(len(part.q) for part in parts)) < len(weights):
+            rest = weights[done:]
+            beginning = self._found.get(digest(rest[:1]), [])
+            part = next((blocks for name, blocks in beginning if digest(rest[: len(blocks.q)]) == name), None)
+            if part is None:
+                return None
+            parts.append(part)
+        return below_each_other(parts)
 
 
 def blocks_of(tensor: StoredTensor) -> Blocks:

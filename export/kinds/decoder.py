@@ -11,8 +11,8 @@ import torch
 
 from export import contract
 from export.blocks.blocks import BLOCK, rounded
-from export.blocks.graph import Choice, digest, with_blocks
-from export.blocks.stored import stored_blocks
+from export.blocks.graph import Choice, with_blocks
+from export.blocks.stored import StoredBlocks
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import TOLERANCE, Steps, compare, inexact, sizes_within
 from export.checks.full_attention import compare_within
@@ -171,8 +171,7 @@ class DecoderExporter(Exporter):
         progress(self.options.precision, None)
         choose = IN_BLOCKS.get(self.options.precision)
         if self.options.precision == "as-stored" and self.options.gguf is not None:
-            stored = stored_blocks(self.options.gguf)
-            choose = lambda weights: stored.get(digest(weights))  # noqa: E731
+            choose = StoredBlocks(self.options.gguf)
         if choose is not None:
             (scratch / "blocks").mkdir()
             save(with_blocks(onnx.load(files[contract.GRAPH]), choose), scratch / "blocks" / contract.GRAPH, weights_beside=True)

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from export import contract
-from export.blocks.graph import digest
-from export.blocks.stored import blocks_of, stored_blocks
+from export.blocks.blocks import below_each_other, rounded
+from export.blocks.stored import StoredBlocks, blocks_of
 from export.bundle import export_bundle
 from export.errors import ExportError
 from models.checkpoints.decoder import load_decoder
@@ -36,12 +37,30 @@ def test_the_rows_are_in_the_order_of_the_loaded_model(tmp_path: Path) -> None:
     """Every matrix of the model is found by its values, also q and k, whose rows have another order in the file."""
     file = tiny_gguf(tmp_path / "tiny.gguf", "Q8_0")
     unpack(file, tmp_path / "folder")
-    table = stored_blocks(file)
+    stored = StoredBlocks(file)
     matrices = [p for name, p in load_decoder(tmp_path / "folder").model.named_parameters() if p.dim() == 2]
     assert len(matrices) == 1 + 2 * 7
     for matrix in matrices:
         weights = matrix.detach().numpy()
-        assert np.array_equal(table[digest(weights)].weights(), weights)
+        assert np.array_equal(stored(weights).weights(), weights)
+
+
+def test_joined_matrices_are_found_and_get_the_bits_of_the_widest(tmp_path: Path) -> None:
+    """Graphs compute q, k and v in one product."""
+    file = tiny_gguf(tmp_path / "tiny.gguf", "Q4_1")
+    unpack(file, tmp_path / "folder")
+    layer = load_decoder(tmp_path / "folder").model.blocks[0].layer
+    joined = torch.cat([layer.to_q.weight, layer.to_k.weight, layer.to_v.weight]).detach().numpy()
+    stored = StoredBlocks(file)
+    found = stored(joined)
+    assert found is not None
+    assert found.bits == 4
+    assert np.abs(found.weights() - joined).max() <= 1e-6
+    assert stored(joined[:-1]) is None
+    assert stored(np.concatenate([joined, np.ones_like(joined[:1])])) is None
+    wide = below_each_other([found, rounded(joined, 8)])
+    assert wide.bits == 8
+    assert np.array_equal(wide.weights(), np.concatenate([found.weights(), rounded(joined, 8).weights()]))
 
 
 @pytest.mark.export
