@@ -1,15 +1,21 @@
 """Measures the console: `python -m loadtest.console.figures`.
 
-Time to the first useful paint, what a minute of the overview costs the service, frames per second while drawings are panned, and the size
+Time to the first useful paint, what the overview costs a service under load, frames per second while drawings are panned, and the size
 of the files.
 """
 
 import gzip
+import json
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Annotated
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import psutil
 import typer
@@ -22,6 +28,8 @@ from service.terminal import command_app
 app = command_app()
 _STATIC = Path(__file__).parents[2] / "service" / "console" / "static"
 _SAMPLES = 200  # requests for /metrics, of which the overview sends one a second
+_LOAD_PER_S = 20  # requests a second of the load beside which they are sent
+_BASE_S = 15  # seconds for which the CPU time of the load alone is measured
 _PAN_S = 3
 # The page is useful when the first model is in its table and has been painted.
 _USEFUL = """
@@ -79,15 +87,57 @@ def cpu_s(pid: int) -> float:
 
 
 def share_of_a_core(pid: int, address: str) -> float:
-    """Return the CPU time of the service for one request to `/metrics`. At one a second, it is a share of one core."""
+    """Return the CPU time of the service for one request to `/metrics` beside a load. At one a second, it is a share of one core."""
+    with _load(address):
+        base = _share(pid, lambda: time.sleep(_BASE_S))
+        started = time.monotonic()
+        asked = _share(pid, lambda: _ask(f"{address}/metrics"))
+        return (asked - base) * (time.monotonic() - started) / _SAMPLES
+
+
+def _share(pid: int, work: Callable[[], object]) -> float:
+    """Return the cores that the service uses while `work` runs."""
     started, before = time.monotonic(), cpu_s(pid)
-    time.sleep(5)
-    idle = (cpu_s(pid) - before) / (time.monotonic() - started)
-    started, before = time.monotonic(), cpu_s(pid)
+    work()
+    return (cpu_s(pid) - before) / (time.monotonic() - started)
+
+
+@contextmanager
+def _load(address: str) -> Iterator[None]:
+    """Send `_LOAD_PER_S` requests a second to the models in turn, as long as the block runs."""
+    encoders, decoder = BUNDLES[:2], BUNDLES[2]
+    bodies: list[tuple[str, object]] = [
+        ("/v1/embeddings", {"model": each.name, "input": ["Attention is all you need"]}) for each in encoders
+    ]
+    bodies.append(("/v1/completions", {"model": decoder.name, "prompt": "def mean(values):", "max_tokens": 4}))
+    ended = Event()
+
+    def send() -> None:
+        begin = time.monotonic()
+        for number in count():
+            path, body = bodies[number % len(bodies)]
+            _send(f"{address}{path}", body)
+            if ended.wait(max(0.0, begin + (number + 1) / _LOAD_PER_S - time.monotonic())):
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        try:
+            yield
+        finally:
+            ended.set()
+            sending.result()
+
+
+def _ask(url: str) -> None:
     for _ in range(_SAMPLES):
-        with urlopen(f"{address}/metrics") as answer:
-            answer.read()
-    return (cpu_s(pid) - before - idle * (time.monotonic() - started)) / _SAMPLES
+        _send(url)
+
+
+def _send(url: str, body: object | None = None) -> None:
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(url, data, {"content-type": "application/json"})) as answer:
+        answer.read()
 
 
 def frames(page: Page, address: str, lines: int) -> tuple[float, float | None]:

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from loadtest.faults.kills import Clients, Fault, Outcome, Victim, hit, requests, victim
@@ -199,12 +201,17 @@ def test_lean(bundles: list[Path]) -> None:
 
 def test_profile_split_with_two_gateways(bundles: list[Path]) -> None:
     """One of two gateways that is stopped costs no request. Without its controller Serve replaces nothing: it must come back."""
-    with victim(bundles, "split", "--set", "gateways=2") as running:
+    with victim(bundles, "split", "--set", "gateways=2", "--development") as running:
+
+        def by_route(generator: psutil.Process) -> None:
+            answer = httpx.post(f"http://127.0.0.1:{running.port}/v1/development/kill")
+            assert answer.json() == {"pid": generator.pid, "process": "generator"}
+
         with under_load(running) as clients:
             assert set(survived(running, clients, "ServeReplica:attnserve:gateway", STOP).statuses) == {"200"}
             controller = running.find("ServeController")
             survived(running, clients, "ServeController", STOP)
-            for title in ("gateway", "encoder", "generator"):
-                survived(running, clients, f"ServeReplica:attnserve:{title}", KILL)
+            for title, how in (("gateway", KILL), ("encoder", KILL), ("generator", by_route)):
+                survived(running, clients, f"ServeReplica:attnserve:{title}", how)
             assert running.find("ServeController").pid != controller.pid
         ended(running, "raylet", STOP)
