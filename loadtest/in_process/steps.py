@@ -3,6 +3,7 @@ once, without a sampler or text. Tokens are random, because their values do not 
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,11 +39,18 @@ def open_steps(bundle: Path, threads: int, *, share_out: bool = False) -> OnnxSt
     return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, share_out=share_out)
 
 
-def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps: int = WARM_STEPS) -> Callable[[], None]:
-    """Return a function that feeds the next `width` tokens to each of `rows` sequences and computes the logits after the last token."""
+def stepping(
+    session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps: int = WARM_STEPS, position: int = 0, longest: int = sys.maxsize
+) -> Callable[[], None]:
+    """Return a function that feeds the next `width` tokens to each of `rows` sequences and computes the logits after the last token.
+
+    The first token is at `position`. States with slots have as many as a sequence of `longest` tokens needs, or all.
+    """
     one, other = session.states(rows), session.states(rows)
+    one.reserve(longest, rows)
+    other.share(one)
     tokens = np.random.default_rng(0).integers(0, session.vocab_size, (rows, width))
-    lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.zeros(rows, np.int64)
+    lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.full(rows, position)
     logits = np.empty((rows, 1, session.vocab_size), np.float32)
     there, back = (
         session.bind(tokens, lengths, positions, wanted, before, after, logits) for before, after in ((one, other), (other, one))

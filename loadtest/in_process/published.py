@@ -1,0 +1,144 @@
+"""Measures a published decoder with a window beside transformers and llama.cpp, on the same weights, in turns.
+
+`python -m loadtest.in_process.published --bundle bundles/smollm2 --gguf FILE --llama PYTHON` prints tokens a second, as medians of the
+rounds. transformers computes in fp32, with the weights of the file. PYTHON is an interpreter that has llama-cpp-python; without `--llama`
+its rows are left out. Prompts are random tokens.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from export import contract
+from loadtest.in_process import engine
+from loadtest.in_process.steps import median_s, open_steps, stepping
+
+PROMPT_TOKENS = 1000
+NEW_TOKENS = 128
+BATCHES = (1, 8)
+FAR = (2_000, 100_000)  # positions beyond the window at which a step must take the same time
+FIRST = contract.SLOT_BLOCK - 1  # tokens of a sequence that needs the fewest slots
+READ_BYTES = 1 << 28  # more than the caches of a CPU have
+
+# What an interpreter with llama-cpp-python runs: it prints tokens a second of a prompt and of what follows.
+_LLAMA = """
+import json, sys, time
+from llama_cpp import Llama
+file, threads, prompt, new = sys.argv[1], *map(int, sys.argv[2:])
+model = Llama(file, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+model.eval(list(range(100, 116)))
+model.reset()
+started = time.perf_counter()
+model.eval([100 + at for at in range(prompt)])
+read = time.perf_counter() - started
+model.reset()
+model.eval(list(range(100, 108)))
+started = time.perf_counter()
+for _ in range(new):
+    model.eval([model.sample(temp=0)])
+print(json.dumps({"prompt": prompt / read, "1": new / (time.perf_counter() - started)}))
+"""
+
+
+class Transformers:
+    """`generate` of transformers, with the weights of a GGUF file in fp32."""
+
+    def __init__(self, gguf: Path, threads: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        self._model = loaded.eval()
+        self._model.generation_config.eos_token_id = None  # without an end token, no text ends early
+
+    def new_tokens_per_s(self, rows: int) -> float:
+        prompts = torch.randint(100, 1000, (rows, engine.PROMPT_TOKENS))
+        started = time.perf_counter()
+        made = self._model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, max_new_tokens=NEW_TOKENS, pad_token_id=0
+        )
+        assert made.shape == (rows, engine.PROMPT_TOKENS + NEW_TOKENS)
+        return rows * NEW_TOKENS / (time.perf_counter() - started)
+
+    def prompt_tokens_per_s(self) -> float:
+        prompt = torch.randint(100, 1000, (1, PROMPT_TOKENS))
+        started = time.perf_counter()
+        with torch.inference_mode():
+            self._model(prompt, use_cache=True, logits_to_keep=1)
+        return PROMPT_TOKENS / (time.perf_counter() - started)
+
+
+def llama(python: Path, gguf: Path, threads: int) -> dict[str, float]:
+    """Return the tokens per second of llama.cpp: of a prompt, and of the tokens after a short one."""
+    command = [str(python), "-c", _LLAMA, str(gguf), str(threads), str(PROMPT_TOKENS), str(NEW_TOKENS)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    return found
+
+
+def read_bytes_per_s(threads: int) -> float:
+    """Return how fast `threads` threads read memory together: the best of ten passes over arrays that no cache holds."""
+    arrays = [np.ones(READ_BYTES // 8) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+
+        def once() -> float:
+            started = time.perf_counter()
+            list(pool.map(np.max, arrays))
+            return threads * READ_BYTES / (time.perf_counter() - started)
+
+        return max(once() for _ in range(10))
+
+
+def step_s(bundle: Path, threads: int, *, position: int = 0, longest: int = 1 << 30) -> float:
+    """Return the median seconds of a step of one sequence."""
+    return median_s(stepping(open_steps(bundle, threads), 1, position=position, longest=longest), 2.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/smollm2"))
+    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--llama", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    bundle, threads = arguments.bundle, arguments.threads
+    peer = Transformers(arguments.gguf, threads)
+    weights = sum(file.stat().st_size for file in bundle.glob("*.data"))
+    rows: dict[str, Callable[[], float]] = {}
+    for batch in BATCHES:
+        rows[f"{batch} texts, attnserve"] = partial(engine.texts_tokens_per_s, bundle, batch, NEW_TOKENS, threads)
+        rows[f"{batch} texts, transformers"] = partial(peer.new_tokens_per_s, batch)
+    rows["prompt, attnserve"] = partial(engine.prefill_tokens_per_s, bundle, PROMPT_TOKENS, threads)
+    rows["prompt, transformers"] = peer.prompt_tokens_per_s
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(arguments.rounds):
+        for name, measure in rows.items():
+            found[name].append(measure())
+        if arguments.llama is not None:
+            theirs = llama(arguments.llama, arguments.gguf, threads)
+            found["1 texts, llama.cpp"].append(theirs["1"])
+            found["prompt, llama.cpp"].append(theirs["prompt"])
+        for width in sorted({1, threads}):
+            found[f"steps, {width} threads"].append(1 / step_s(bundle, width, longest=FIRST))
+        read = weights / step_s(bundle, threads, longest=FIRST)
+        found["weights read a second / what memory gives"].append(read / read_bytes_per_s(threads))
+        near, far = (step_s(bundle, threads, position=position) for position in FAR)
+        found[f"a step at {FAR[1]:,} / at {FAR[0]:,}"].append(far / near)
+    for name, figures in sorted(found.items()):
+        print(f"{name:45} {statistics.median(figures):10,.2f}  ({min(figures):,.2f} to {max(figures):,.2f})")
+
+
+if __name__ == "__main__":
+    main()
