@@ -96,6 +96,11 @@ class DeviceStepSession:
         used.
         """
         assert manifest.decoder is not None
+        if manifest.decoder.window is not None:
+            raise SettingsConflict(
+                f"{manifest.name} attends to a window of {manifest.decoder.window} tokens, whose slots are updated in place on the CPU only. "
+                "Set provider=cpu, or auto"
+            )
         self.decoder = manifest.decoder
         self.vocab_size = manifest.limits.vocab_size
         self.fingerprint = manifest.fingerprint

@@ -191,6 +191,14 @@ def test_a_state_that_would_not_stay_on_the_device_stops_the_start(decoder_bundl
         OnDevice(decoder_bundle)
 
 
+def test_a_window_is_for_the_cpu(decoder_bundle: Path) -> None:
+    manifest = contract.read_manifest(decoder_bundle)
+    assert manifest.decoder is not None
+    windowed = manifest.model_copy(update={"decoder": manifest.decoder.model_copy(update={"window": 1024})})
+    with pytest.raises(SettingsConflict, match=r"tiny-decoder attends to a window of 1024 tokens, .*Set provider=cpu, or auto"):
+        DeviceStepSession(decoder_bundle, windowed, provider=CPU)
+
+
 async def test_memory_that_runs_out_ends_the_run_that_asked_for_it_and_no_other(decoder_bundle: Path, afar: None) -> None:
     session = OnDevice(decoder_bundle)
     state = State(tensors=tuple(beginning(session.decoder)), position=5, logits=None, fingerprint=session.fingerprint)
