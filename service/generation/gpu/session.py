@@ -98,8 +98,8 @@ class DeviceStepSession:
         assert manifest.decoder is not None
         if manifest.decoder.window is not None:
             raise SettingsConflict(
-                f"{manifest.name} attends to a window of {manifest.decoder.window} tokens, whose slots are updated in place on the CPU only. "
-                "Set provider=cpu, or auto"
+                f"{manifest.name} attends to a window of {manifest.decoder.window} tokens, whose slots are updated in place on the CPU "
+                "only. Set provider=cpu, or auto"
             )
         self.decoder = manifest.decoder
         self.vocab_size = manifest.limits.vocab_size
