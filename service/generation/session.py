@@ -5,6 +5,7 @@ The engine uses only the protocols `StepSession` and `States`. Their implementat
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -25,6 +26,7 @@ Tensor = NDArray[Any]  # one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
+TRIES = 5  # times that a step is tried on one thread and on all threads at the start
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
 
 
@@ -94,6 +96,19 @@ def beginning(decoder: contract.Decoder) -> list[Tensor]:
     return [np.zeros(state.shape_at(0), state.dtype) for state in decoder.states]
 
 
+def quickest(calls: Sequence[Callable[[], object]], clock: Callable[[], float] = time.perf_counter) -> int:
+    """Return the index of the call that takes the least time. Each is made once before, and then TRIES times, in turns."""
+    for call in calls:
+        call()
+    least = [math.inf] * len(calls)
+    for _ in range(TRIES):
+        for at, call in enumerate(calls):
+            started = clock()
+            call()
+            least[at] = min(least[at], clock() - started)
+    return least.index(min(least))
+
+
 class HostStates:
     """States in host memory: an array (B, ...) for each state tensor.
 
@@ -152,7 +167,8 @@ class OnnxStepSession:
     """A bundle's step graph in ONNX Runtime on the CPU. Inputs and outputs are bound to the caller's memory.
 
     The graph is opened twice, with shared weights. A call with few rows uses one session with `threads` threads. The rows of a larger call
-    are divided among single-threaded calls, so that the cores synchronise once per step and not at every operator.
+    are divided among single-threaded calls, so that the cores synchronise once per step and not at every operator. A call of few tokens
+    uses the session that was faster at the start: the threads of a small model wait for each other longer than they compute.
     """
 
     provider = CPU
@@ -172,6 +188,8 @@ class OnnxStepSession:
         self._parts = threads if share_out else 1
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
+        both = [self._wide, self._narrow]
+        self._quickest = both[quickest([self._one_token(session) for session in both])] if self._parts > 1 else self._wide
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
@@ -189,9 +207,17 @@ class OnnxStepSession:
             return self._bound(session, tokens[part], lengths[part], positions[part], wanted[part], own, own_out, logits[part])
 
         if P == 1 or B < LEAST_ROWS * P:
-            return of_rows(slice(B), self._wide)
+            return of_rows(slice(B), self._quickest if tokens.size < LEAST_ROWS else self._wide)
         ends = [B * part // P for part in range(P + 1)]
         return partial(self._side_by_side, [of_rows(slice(begin, end), self._narrow) for begin, end in pairwise(ends)])
+
+    def _one_token(self, session: "ort.InferenceSession") -> Callable[[], None]:
+        """Return a call of the session that feeds one token to an empty sequence."""
+        states, out = self.states(1), self.states(1)
+        out.share(states)
+        zero, one = np.zeros((1, 1), np.int64), np.ones(1, np.int64)
+        logits: Logits = np.empty((1, 1, self.vocab_size), np.float32)
+        return self._bound(session, zero, one, zero[0], zero, states.arrays, out.arrays, logits)
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
