@@ -38,7 +38,7 @@ $(ENCODER)-int8/manifest.json: $(VENV)/.export
 # The encoder of linear cost is kept as its difference to the encoder above.
 bundles/$(LINEAR)/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
 	$(BIN)/python -m models.distillation.delta --teacher $(TEACHER) --delta $(<D) --out out/$(LINEAR)
-	$(BIN)/attnserve export --checkpoint out/$(LINEAR) --out $(@D)
+	$(BIN)/attnserve export --checkpoint out/$(LINEAR) --out $(@D) --maps
 
 bundles/all-MiniLM-L6-v2-repeated/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
 	$(BIN)/python -m models.distillation.delta --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
