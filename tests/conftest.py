@@ -3,6 +3,8 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,11 @@ def pytest_configure() -> None:
     Settings.model_fields["states"].default = "memory"
     Settings.model_rebuild(force=True)
     os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="states-of-tests-"))
+    # Each export would parse the source of 500 ONNX functions, which never change: half a second of CPU time each of a hundred times.
+    with suppress(ImportError, AttributeError):
+        from torch.onnx._internal._lazy_import import onnxscript_apis
+
+        onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
