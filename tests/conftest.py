@@ -3,6 +3,8 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from filelock import FileLock
 
 from export.bundle import export_bundle
 from service.settings import Settings
-from tests.bundles import tiny_classifier_bundle, tiny_reranker_bundle
+from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_reranker_bundle
 from tests.checkpoints import tiny_encoder
 from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder, tiny_decoder_bundle, tiny_image
 from tests.encoder_decoders import tiny_encoder_decoder_bundle
@@ -25,6 +27,11 @@ def pytest_configure() -> None:
     Settings.model_fields["states"].default = "memory"
     Settings.model_rebuild(force=True)
     os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="states-of-tests-"))
+    # Each export would parse the source of 500 ONNX functions, which never change: half a second of CPU time each of a hundred times.
+    with suppress(ImportError, AttributeError):
+        from torch.onnx._internal._lazy_import import onnxscript_apis
+
+        onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,6 +71,27 @@ def minilm() -> Path:
 @pytest.fixture(scope="session")
 def minilm_bundle(minilm: Path, once: Once) -> Path:
     return once("all-MiniLM-L6-v2", lambda out: export_bundle(minilm, out, name="all-MiniLM-L6-v2"))
+
+
+@pytest.fixture(scope="session")
+def encoder_bundle(once: Once) -> Path:
+    return once("tiny-encoder", tiny_encoder_bundle)
+
+
+@pytest.fixture(scope="session")
+def encoder_with_maps(once: Once) -> Path:
+    return once("tiny-encoder-with-maps", lambda out: tiny_encoder_bundle(out, maps=True))
+
+
+@pytest.fixture(scope="session")
+def reranker_bundle(once: Once) -> Path:
+    return once("tiny-reranker", tiny_reranker_bundle)
+
+
+@pytest.fixture(scope="session")
+def classifier_bundle(once: Once) -> Path:
+    """With attention maps."""
+    return once("tiny-classifier", lambda out: tiny_classifier_bundle(out, maps=True))
 
 
 @pytest.fixture(scope="session")
@@ -115,11 +143,14 @@ def writer_bundle(once: Once) -> Path:
 
 @pytest.fixture(scope="session")
 def service(
-    minilm_bundle: Path, decoder_bundle: Path, image_bundle: Path, writer_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+    minilm_bundle: Path,
+    reranker_bundle: Path,
+    classifier_bundle: Path,
+    decoder_bundle: Path,
+    image_bundle: Path,
+    writer_bundle: Path,
 ) -> Iterator[LiveService]:
     """The real thing: MiniLM, a tiny reranker, a tiny classifier, two tiny decoders and an encoder-decoder behind Ray Serve and HAProxy."""
-    folder = tmp_path_factory.mktemp("tiny")
-    encoders = [minilm_bundle, tiny_reranker_bundle(folder / "reranker"), tiny_classifier_bundle(folder / "classifier", maps=True)]
-    bundles = [*encoders, decoder_bundle, image_bundle, writer_bundle]
+    bundles = [minilm_bundle, reranker_bundle, classifier_bundle, decoder_bundle, image_bundle, writer_bundle]
     with live(bundles, "--alias", "text-embedding-3-small=all-MiniLM-L6-v2") as running:
         yield running

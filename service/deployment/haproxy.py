@@ -30,6 +30,9 @@ _ERRORS = {
 # Paths whose clients expect the field `error` to be a string; tests/service/deployment/test_haproxy.py compares them with the dialects.
 _STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /invocations /tokenize /decode /info /health /ping"
 _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
+# HAProxy answers 502 where a gateway dies with a request that cannot be sent to another one. For clients that is the same as no gateway: no
+# part of an answer was sent, and they should ask again. So they have one status to handle. The service itself never answers 502.
+_LOST_IS_UNAVAILABLE = f"    http-after-response set-status {_NO_GATEWAY} if {{ status 502 }}"
 _EVERYWHERE = (
     # Only the owner may use HAProxy's control socket.
     (r" mode 666 ", " mode 600 "),
@@ -42,6 +45,7 @@ _EVERYWHERE = (
     (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
     # Remove this header if the client has sent it, because its time would come from another machine's clock.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),
+    (r"^frontend http_frontend$", rf"\g<0>\n{_LOST_IS_UNAVAILABLE}"),
     # For the errors 502, 503 and 504 Ray's template sends status 500 and plain text instead.
     (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
     # A HAProxy that has just started has no gateways yet, and Ray's template would answer 404 to every request.
@@ -111,6 +115,7 @@ frontend public
     # Liveness is answered here: a gateway with a busy event loop could not answer.
     acl live path /health/live
     http-request return status 200 content-type text/plain string live if live {{ method GET HEAD }} {{ nbsrv(alive) ge 1 }}
+{_LOST_IS_UNAVAILABLE}
     # HAProxy's own series: only it can count requests for which there was no gateway.
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }} {{ method GET }}
     default_backend gateways

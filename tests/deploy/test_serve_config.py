@@ -22,7 +22,6 @@ import yaml
 
 from service.deployment.flags import CLUSTER_FLAGS
 from service.deployment.ports import free_ports
-from tests.bundles import tiny_classifier_bundle
 from tests.deploy.rendered import RAY_OVERLAYS, environment, manifests, pods, ray_service
 
 # The one place of the tests that says what a cluster imports.
@@ -131,12 +130,11 @@ def eventually(attempt: Callable[[], Any], cluster: Cluster) -> Any:
 
 
 @pytest.fixture(scope="module")
-def cluster(decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(classifier_bundle: Path, decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("deploy")
-    encoder = tiny_classifier_bundle(folder / "classifier")
     found = manifests("overlays/cpu")
     (worker,) = [pod for pod in pods(found) if pod.role == "worker"]
-    variables = {**environment(found, worker), "ATTNSERVE_BUNDLES": f"{encoder},{decoder_bundle}"}
+    variables = {**environment(found, worker), "ATTNSERVE_BUNDLES": f"{classifier_bundle},{decoder_bundle}"}
     running = Cluster(variables, folder)
     try:
         yield running

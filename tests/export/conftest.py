@@ -1,11 +1,10 @@
-"""Tiny bundles that several tests look at, made once."""
+"""A tiny checkpoint that several tests look at, made once."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.bundles import tiny_encoder_bundle
 from tests.checkpoints import tiny_encoder
 
 
@@ -17,8 +16,3 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def encoder_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_encoder(tmp_path_factory.mktemp("checkpoints") / "encoder")
-
-
-@pytest.fixture(scope="session")
-def encoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_encoder_bundle(tmp_path_factory.mktemp("bundles") / "encoder")

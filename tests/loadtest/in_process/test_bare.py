@@ -6,7 +6,6 @@ import pytest
 
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
-from tests.bundles import tiny_encoder_bundle
 
 
 def test_the_best_batch_sets_the_cost_of_a_length():
@@ -33,12 +32,11 @@ def test_shapes_stay_within_the_model_and_the_batch():
     assert bare.shapes_for_mix(512)[-1][1] == 256
 
 
-def test_a_bundle_is_run_in_a_process_of_its_own(tmp_path: Path):
-    bundle = tiny_encoder_bundle(tmp_path / "bundle")
-    timings = bare.measure(bundle, [(2, 16), (1, 8)], threads=1, seconds=0.05, spin=True, callers=2)
+def test_a_bundle_is_run_in_a_process_of_its_own(encoder_bundle: Path):
+    timings = bare.measure(encoder_bundle, [(2, 16), (1, 8)], threads=1, seconds=0.05, spin=True, callers=2)
     assert set(timings) == {(2, 16), (1, 8)}
     assert all(timing["texts_per_s"] > 0 and timing["p50_ms"] > 0 for timing in timings.values())
-    assert bare.token_counts(bundle, ["the cat", "the cat " * 100]) == [4, 64]
+    assert bare.token_counts(encoder_bundle, ["the cat", "the cat " * 100]) == [4, 64]
 
 
 def test_what_is_no_bundle_is_an_error(tmp_path: Path):

@@ -129,11 +129,12 @@ def test_a_soak_that_sees_no_process_does_not_pass(encoder_url: str, tmp_path: P
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch):
-    """Every fifth one hangs: at the end of the run each of them is a sample without an answer, of the stage in which it was due. The
-    folder of the run is where the caller says, and a `locust.conf` beside it is not for this."""
+    """Every fifth one hangs: at the end of the run each of them is a sample without an answer, of the stage in which it was due. On a busy
+    machine others have no answer either, which the server had not read or was about to answer; no sample is of an
+    answer that the server did not give. The folder of the run is where the caller says, and a `locust.conf` beside it is not for this."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "locust.conf").write_text("run-time = 1s\ntags = nothing-of-ours\n")
-    asked, swallowed, over = count(1), [], Event()
+    asked, swallowed, answered, over = count(1), [], [], Event()
 
     class Swallowing(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -145,6 +146,7 @@ def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, worke
                 over.wait(60)
                 self.close_connection = True
                 return
+            answered.append(number)
             content = json.dumps({"data": [{}], "usage": {"total_tokens": 1}}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(content)))
@@ -165,7 +167,8 @@ def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, worke
             server.shutdown()
     found, begun = samples.read(tmp_path / "run")
     lost = [sample for sample in found if not sample.status]
-    assert len(lost) == len(swallowed) > 0
+    assert len(lost) >= len(swallowed) > 0
+    assert len(found) - len(lost) <= len(answered)
     assert {sample.problem for sample in lost} == {"no answer by the end of the run"}
     assert all(begun[0].begin_s <= sample.due_s <= begun[1].begin_s + 1 for sample in lost)
     assert all(sample.good for sample in found if sample not in lost)

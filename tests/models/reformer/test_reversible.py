@@ -1,15 +1,11 @@
 """A reversible stack has the gradients of plain autograd, keeps as much for 8 blocks as for 2, and runs backwards."""
 
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
 
-from export.graphs.torch_graph import OPSET, quiet
 from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.sparse.lsh import LSHAttention
 from models.parts.feedforward import ChunkedFeedForward, FeedForward
@@ -152,32 +148,6 @@ def test_gradients_of_gradients_are_refused() -> None:
     (gradient,) = torch.autograd.grad(model(x, x, mask())[0].square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
-
-
-@pytest.mark.export
-def test_onnxruntime_runs_the_plain_sum(tmp_path: Path) -> None:
-    model = stack(1, lsh=True).eval()
-    x, file = tokens(dtype=torch.float32), tmp_path / "stack.onnx"
-    axes = {0: torch.export.Dim("B"), 1: torch.export.Dim("N", max=100)}
-    with quiet():
-        torch.onnx.export(
-            model,
-            (x, x.clone(), mask()),
-            file,
-            dynamo=True,
-            dynamic_shapes={"x1": axes, "x2": axes, "context": (axes,)},
-            input_names=["x1", "x2", "mask"],
-            opset_version=OPSET,
-            external_data=False,
-            verbose=False,
-        )
-    session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
-    x = torch.randn(3, 21, D)
-    seen = torch.arange(21) < torch.tensor([[21], [10], [1]])
-    ours = session.run(None, {"x1": x.numpy(), "x2": x.numpy(), "mask": seen.numpy()})
-    with torch.no_grad():
-        reference = model(x, x, seen)
-    assert max(np.abs(a - b.numpy())[seen.numpy()].max() for a, b in zip(ours, reference, strict=True)) <= 1e-4
 
 
 # The feed-forward layer in chunks

@@ -12,7 +12,6 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Browser
 
-from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_reranker_bundle
 from tests.decoders import tiny_decoder_bundle
 from tests.service.console.browser import AXE, CHROMIUM, NO_CHROMIUM, Watched, chromium, watched
 from tests.service.fakes import fake_app, fake_bundle, serve_in_thread
@@ -33,18 +32,24 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def service(image_bundle: Path, writer_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+def service(
+    encoder_with_maps: Path,
+    reranker_bundle: Path,
+    classifier_bundle: Path,
+    image_bundle: Path,
+    writer_bundle: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[LiveService]:
     """A model of each kind, in development mode, with states on disk, so that streams survive the process. The decoder is large enough
     that a text lasts for seconds, during which tests press buttons."""
     folder = tmp_path_factory.mktemp("console")
-    encoders = [tiny_encoder_bundle(folder / "encoder", maps=True), tiny_reranker_bundle(folder / "reranker")]
-    encoders.append(tiny_classifier_bundle(folder / "classifier"))
     env = {"ATTNSERVE_STATES": str(folder / "states")}
     template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
     shape = {"d_model": 192, "n_layers": 10, "layers": "gated_delta", "positions": "none"}
     decoder = folder / "decoder"
     tiny_decoder_bundle(decoder, chat_template=template, **shape)
-    with live([*encoders, decoder, image_bundle, writer_bundle], "--lean", "--development", env=env) as running:
+    bundles = [encoder_with_maps, reranker_bundle, classifier_bundle, decoder, image_bundle, writer_bundle]
+    with live(bundles, "--lean", "--development", env=env) as running:
         yield running
 
 

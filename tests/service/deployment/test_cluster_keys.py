@@ -11,7 +11,6 @@ from service import app
 from service.call import Call
 from service.pools.catalog import GatewayCatalog
 from service.settings import Settings, SettingsError, freeze
-from tests.bundles import tiny_encoder_bundle
 
 with warnings.catch_warnings():  # Ray's own, at import
     warnings.simplefilter("ignore")
@@ -22,30 +21,25 @@ with warnings.catch_warnings():  # Ray's own, at import
 KEY = "do-not-tell-anybody"
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_encoder_bundle(tmp_path_factory.mktemp("keys") / "tiny")
-
-
-def arguments(tiny: Path) -> dict[str, tuple]:
+def arguments(encoder_bundle: Path) -> dict[str, tuple]:
     """Of each deployment's constructor."""
-    built = build_app(application({"bundles": [str(tiny)]}), name="attnserve")
+    built = build_app(application({"bundles": [str(encoder_bundle)]}), name="attnserve")
     return {deployment.name: deployment.init_args for deployment in built.deployments}
 
 
-def test_what_serve_stores_has_no_key(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_serve_stores_has_no_key(encoder_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNSERVE_API_KEYS", KEY)
-    stored = arguments(tiny)
+    stored = arguments(encoder_bundle)
     assert set(stored) == {"gateway", "encoder"}
     assert KEY not in str(stored)
     assert stored["gateway"][2] is True, "the gateway is told to read its own"
 
 
-def test_a_file_of_keys_is_read_by_gateways_alone(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_keys_is_read_by_gateways_alone(encoder_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve stores its path; the node that reads the configuration needs no such file, and replicas behind a gateway read none."""
     file = tmp_path / "keys.json"
     monkeypatch.setenv("ATTNSERVE_API_KEYS_FILE", str(file))
-    stored = arguments(tiny)
+    stored = arguments(encoder_bundle)
     assert stored["gateway"][2] is False
     assert json.loads(stored["gateway"][0])["api_keys_file"] == str(file)
     assert json.loads(stored["encoder"][0])["api_keys_file"] is None
@@ -58,17 +52,17 @@ def test_a_file_of_keys_is_read_by_gateways_alone(tiny: Path, tmp_path: Path, mo
     assert (call.client, call.key) == ("tenant:acme", "ci")
 
 
-def test_both_kinds_of_keys_reach_a_gateway(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_kinds_of_keys_reach_a_gateway(encoder_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNSERVE_API_KEYS_FILE", str(tmp_path / "keys.json"))
     monkeypatch.setenv("ATTNSERVE_API_KEYS", KEY)
-    stored = arguments(tiny)
+    stored = arguments(encoder_bundle)
     assert KEY not in str(stored)
     frozen = json.loads(with_keys(stored["gateway"][0]))
     assert (frozen["api_keys"], frozen["api_keys_file"]) == ([KEY], str(tmp_path / "keys.json"))
 
 
-def test_without_keys_a_gateway_reads_none(tiny: Path) -> None:
-    assert arguments(tiny)["gateway"][2] is False
+def test_without_keys_a_gateway_reads_none(encoder_bundle: Path) -> None:
+    assert arguments(encoder_bundle)["gateway"][2] is False
 
 
 def test_a_gateway_takes_the_keys_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:

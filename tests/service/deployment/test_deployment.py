@@ -17,15 +17,9 @@ import psutil
 import pytest
 
 from service.deployment.ports import free_port
-from tests.bundles import tiny_encoder_bundle
 from tests.service.live import LiveService, live
 
 pytestmark = pytest.mark.service
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_encoder_bundle(tmp_path_factory.mktemp("deployment") / "tiny")
 
 
 NAMES = {"raylet", "gcs_server", "haproxy"}
@@ -63,9 +57,9 @@ def post(connection: http.client.HTTPConnection, text: str) -> tuple[int, bytes]
     return answer.status, answer.read()
 
 
-def test_sigterm_under_load_loses_no_accepted_request(tiny: Path, before: set[str]) -> None:
+def test_sigterm_under_load_loses_no_accepted_request(encoder_bundle: Path, before: set[str]) -> None:
     """Every request ends as a whole 200, as a 503 that says so, or before it was accepted; none is cut off, none fails otherwise."""
-    with live([tiny]) as service:
+    with live([encoder_bundle]) as service:
         outcomes: Counter[str] = Counter()
         under_way = threading.Semaphore(0)
 
@@ -106,9 +100,9 @@ def test_sigterm_under_load_loses_no_accepted_request(tiny: Path, before: set[st
     assert left(before) == set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_long_request_is_finished_before_the_service_ends(tiny: Path, before: set[str], number: int) -> None:
-    with live([tiny], "--set", "max_client_batch=20000") as service:
+def test_a_long_request_is_finished_before_the_service_ends(encoder_bundle: Path, before: set[str]) -> None:
+    """By SIGINT, which the command treats as SIGTERM."""
+    with live([encoder_bundle], "--set", "max_client_batch=20000") as service:
         body = json.dumps({"input": [f"one two three {at}" for at in range(20_000)]})
         answers: list[int] = []
 
@@ -122,14 +116,14 @@ def test_a_long_request_is_finished_before_the_service_ends(tiny: Path, before: 
         asking.start()
         while "attnserve_active_requests 2.0" not in metrics(service) and asking.is_alive():  # the scrape itself is one
             pass
-        assert service.stop(number) == 0
+        assert service.stop(signal.SIGINT) == 0
         asking.join(60)
     assert answers == [20_000]
     assert left(before) == set()
 
 
-def test_second_signal_ends_at_once_and_leaves_nothing(tiny: Path, before: set[str]) -> None:
-    with live([tiny], "--set", "drain_timeout_s=600") as service, ExitStack() as stack:
+def test_second_signal_ends_at_once_and_leaves_nothing(encoder_bundle: Path, before: set[str]) -> None:
+    with live([encoder_bundle], "--set", "drain_timeout_s=600") as service, ExitStack() as stack:
         family = service.family()
         connection = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
         connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
@@ -148,8 +142,8 @@ def test_second_signal_ends_at_once_and_leaves_nothing(tiny: Path, before: set[s
 
 
 @pytest.mark.parametrize("step", ["starting Ray", "starting Ray Serve", "starting the replica", "loading models"])
-def test_signal_during_start_takes_everything_down(tiny: Path, before: set[str], step: str) -> None:
-    service = LiveService([tiny])
+def test_signal_during_start_takes_everything_down(encoder_bundle: Path, before: set[str], step: str) -> None:
+    service = LiveService([encoder_bundle])
     service.wait_for(step)
     assert service.stop(signal.SIGINT) in (0, 128 + signal.SIGINT), "ready in the same moment, or not"
     assert "Traceback" not in service.output
@@ -162,8 +156,8 @@ def test_ray_starts_no_process_that_is_not_needed(service: LiveService) -> None:
     assert [name for name in names if name != "ray::IDLE"] == sorted(["cat", "cat", "gcs_server", "haproxy", "raylet", *workers])
 
 
-def test_killed_outright_its_processes_end_too(tiny: Path, before: set[str]) -> None:
-    with live([tiny]) as service:
+def test_killed_outright_its_processes_end_too(encoder_bundle: Path, before: set[str]) -> None:
+    with live([encoder_bundle]) as service:
         family = service.family()
         directories = {path for process in family for path in re.findall(r"/tmp/attnserve-\w+", " ".join(process.cmdline()))}
         service.stop(signal.SIGKILL)
@@ -173,11 +167,11 @@ def test_killed_outright_its_processes_end_too(tiny: Path, before: set[str]) -> 
         shutil.rmtree(directory)
 
 
-def test_lean_serves_without_haproxy_and_starts_again_at_once(tiny: Path) -> None:
+def test_lean_serves_without_haproxy_and_starts_again_at_once(encoder_bundle: Path) -> None:
     """At the port that it has left, whose last connections the kernel still remembers; open to others it is that port alone."""
     port = free_port()
     for _ in range(2):
-        with live([tiny], "--lean", "--host", "0.0.0.0", port=port) as service:
+        with live([encoder_bundle], "--lean", "--host", "0.0.0.0", port=port) as service:
             assert "haproxy" not in {process.name() for process in service.family()}
             assert listening_outside(service) == {port}
             with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
@@ -227,18 +221,18 @@ def test_who_only_hangs_keeps_nobody_else_from_an_answer(service: LiveService) -
         pytest.fail("the runs of clients that are gone go on")
 
 
-def test_taken_port_stops_the_start(tiny: Path, service: LiveService) -> None:
-    second = LiveService([tiny], port=service.port)
+def test_taken_port_stops_the_start(encoder_bundle: Path, service: LiveService) -> None:
+    second = LiveService([encoder_bundle], port=service.port)
     second.process.wait(60)
     assert second.stop() == 1
     assert f"cannot listen on 127.0.0.1:{service.port}" in second.output
     assert "Traceback" not in second.output
 
 
-def test_changed_byte_stops_the_start(tiny: Path, tmp_path: Path) -> None:
+def test_changed_byte_stops_the_start(encoder_bundle: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "changed"
     bundle.mkdir()
-    for file in tiny.iterdir():
+    for file in encoder_bundle.iterdir():
         (bundle / file.name).write_bytes(file.read_bytes())
     graph = bytearray((bundle / "model.onnx").read_bytes())
     graph[len(graph) // 2] ^= 1

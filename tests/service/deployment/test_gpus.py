@@ -13,7 +13,6 @@ from service.errors import StartFailed
 from service.generation.session import OnnxStepSession
 from service.runtime.onnx import CPU
 from service.settings import Settings
-from tests.encoder_decoders import tiny_encoder_decoder_bundle
 from tests.service.fakes import FakeSession, fake_bundle, open_fake
 
 
@@ -56,15 +55,14 @@ def test_generators_need_gpus_as_encoders_do(encoder: Path, decoder_bundle: Path
         check_gpus(beside, 2)
 
 
-def test_encoder_decoders_need_no_gpu(encoder: Path, decoder_bundle: Path, tmp_path: Path) -> None:
+def test_encoder_decoders_need_no_gpu(encoder: Path, decoder_bundle: Path, writer_bundle: Path) -> None:
     """They compute on the CPU: a pool of them reserves no GPU, for which Ray would wait, and those beside them are counted as before."""
-    writer = tiny_encoder_decoder_bundle(tmp_path / "writer")
-    alone = Settings(bundles=(writer,), provider="cuda")
+    alone = Settings(bundles=(writer_bundle,), provider="cuda")
     check_gpus(alone, 0)
     assert reserved(alone) == {"gateway": 0, "generator": 0}
-    check_gpus(Settings(bundles=(encoder, writer), provider="cuda", generators=3), 1)
-    assert reserved(Settings(bundles=(encoder, writer), provider="cuda")) == {"gateway": 0, "encoder": 1, "generator": 0}
-    beside = Settings(bundles=(writer, decoder_bundle), provider="cuda")
+    check_gpus(Settings(bundles=(encoder, writer_bundle), provider="cuda", generators=3), 1)
+    assert reserved(Settings(bundles=(encoder, writer_bundle), provider="cuda")) == {"gateway": 0, "encoder": 1, "generator": 0}
+    beside = Settings(bundles=(writer_bundle, decoder_bundle), provider="cuda")
     assert reserved(beside) == {"gateway": 0, "generator": 1}
     with pytest.raises(StartFailed, match="generators=1 and replica_gpus=1 need 1 GPUs"):
         check_gpus(beside, 0)

@@ -126,7 +126,7 @@ def test_what_a_gateway_did_not_answer_another_is_asked(client: httpx.Client, po
         answer = slow.recv(65536)
     assert len(served) > 1
     assert all(request.endswith(b"12345678") and b"x-connection" in request for request in served)
-    assert answer.startswith(b"HTTP/1.1 502 ")
+    assert answer.startswith(b"HTTP/1.1 503 ")
 
 
 def test_errors_say_what_to_do(client: httpx.Client, ports: list[int]) -> None:
@@ -135,7 +135,7 @@ def test_errors_say_what_to_do(client: httpx.Client, ports: list[int]) -> None:
     assert "send it again" in nobody.json()["error"]["message"]
     with closing_gateway(ports[1], []):
         lost = client.post("/v1/embeddings", content=b"x" * 100_000)
-    assert (lost.status_code, lost.headers["retry-after"]) == (502, "1")
+    assert (lost.status_code, lost.headers["retry-after"]) == (503, "1")
     assert "no other could be asked" in lost.json()["error"]["message"]
     for answer in (nobody, lost):  # where Cohere's clients look
         assert answer.json()["message"] == answer.json()["error"]["message"]
@@ -292,6 +292,16 @@ def test_a_gateway_that_dies_over_a_connection_in_use_costs_no_silent_end(public
     assert gateway.died.wait(10)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert public.get("/health/live").status_code == 503
+
+
+def test_a_gateway_that_dies_with_a_request_too_long_to_be_kept_is_503_too(public: httpx.Client, places: list[Path]) -> None:
+    """HAProxy cannot send it to another gateway, and its own status for that is 502."""
+    gateway = Gateway(places[0], answered=0)
+    until(public, 200)
+    answer = public.post("/v1/embeddings", content=b"x" * 100_000)
+    assert gateway.died.wait(10)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "no other could be asked" in answer.json()["error"]["message"]
 
 
 def test_a_request_goes_to_the_gateway_that_is_left(public: httpx.Client, places: list[Path]) -> None:

@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from service.settings import LIVE
-from tests.bundles import tiny_encoder_bundle
 from tests.encoder_decoders import endless_writer_bundle
 from tests.service.dialects.test_writing_clients import expect_what_torch_writes
 from tests.service.live import LiveService, live
@@ -31,14 +30,11 @@ ENDLESS: list[dict[str, Any]] = [{"model": "tiny-decoder", "extra_body": {"ignor
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_encoder_bundle(tmp_path_factory.mktemp("split") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def split(tiny: Path, decoder_bundle: Path, writer_bundle: Path) -> Iterator[LiveService]:
+def split(
+    encoder_bundle: Path, decoder_bundle: Path, writer_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveService]:
     """Two encoders and two generators, for all tests of this file."""
-    bundles = [tiny, decoder_bundle, writer_bundle, endless_writer_bundle(tiny.with_name("endless-writer"))]
+    bundles = [encoder_bundle, decoder_bundle, writer_bundle, endless_writer_bundle(tmp_path_factory.mktemp("split") / "endless-writer")]
     with live(bundles, "--profile", "split", "--encoders", "2", "--generators", "2", "--set", "max_queue_tokens=4000") as made:
         yield made
 

@@ -19,7 +19,6 @@ from service.errors import DeadlineExceeded, Overloaded, RuntimeFailed
 from service.pools.catalog import GatewayCatalog
 from service.pools.host import Host
 from service.settings import Settings
-from tests.bundles import tiny_encoder_bundle
 from tests.checkpoints import N_HEADS, N_LAYERS
 from tests.service.fakes import fake_bundle
 from tests.service.live import LiveService
@@ -31,51 +30,46 @@ SAME = 1e-4  # float32 on both sides, sums in another order
 TEXT = "the cat"
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_encoder_bundle(tmp_path_factory.mktemp("maps") / "looking", name="looking", maps=True)
-
-
 def from_torch(bundle: Path, ids: list[int]) -> list[np.ndarray]:
     encoder = load_checkpoint(bundle.with_name(f"{bundle.name}-checkpoint")).model.encoder
     return [each.A.numpy() for each in attention_maps(encoder, torch.tensor([ids]))]
 
 
-async def test_a_graph_is_opened_at_its_first_text_and_gives_what_torch_gives(bundle: Path) -> None:
-    maps, manifest = AttentionMaps(), contract.verify(bundle)
+async def test_a_graph_is_opened_at_its_first_text_and_gives_what_torch_gives(encoder_with_maps: Path) -> None:
+    maps, manifest = AttentionMaps(), contract.verify(encoder_with_maps)
     assert not maps._sessions
-    found = await maps.of(bundle, manifest, [2, 5, 6, 3], [2, 0])
+    found = await maps.of(encoder_with_maps, manifest, [2, 5, 6, 3], [2, 0])
     assert len(maps._sessions) == 1
-    wanted = from_torch(bundle, [2, 5, 6, 3])
+    wanted = from_torch(encoder_with_maps, [2, 5, 6, 3])
     assert max(np.abs(A - wanted[layer]).max() for layer, A in zip((2, 0), found, strict=True)) <= SAME
     maps.close()
 
 
-async def test_waits_end_with_the_deadline_and_are_few(bundle: Path) -> None:
-    maps, manifest = AttentionMaps(), contract.verify(bundle)
+async def test_waits_end_with_the_deadline_and_are_few(encoder_with_maps: Path) -> None:
+    maps, manifest = AttentionMaps(), contract.verify(encoder_with_maps)
     with pytest.raises(DeadlineExceeded):
-        await maps.of(bundle, manifest, [2, 3], [0], time.monotonic() - 1)
-    waiting = [asyncio.create_task(maps.of(bundle, manifest, [2, 3], [0])) for _ in range(_MOST_WAITING)]
+        await maps.of(encoder_with_maps, manifest, [2, 3], [0], time.monotonic() - 1)
+    waiting = [asyncio.create_task(maps.of(encoder_with_maps, manifest, [2, 3], [0])) for _ in range(_MOST_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match=f"{_MOST_WAITING} texts already wait for their attention weights"):
-        await maps.of(bundle, manifest, [2, 3], [0])
+        await maps.of(encoder_with_maps, manifest, [2, 3], [0])
     assert all(len(found) == 1 for found in await asyncio.gather(*waiting))
     maps.close()
 
 
-async def test_a_graph_that_fails_says_so(bundle: Path) -> None:
-    maps, manifest = AttentionMaps(), contract.verify(bundle)
+async def test_a_graph_that_fails_says_so(encoder_with_maps: Path) -> None:
+    maps, manifest = AttentionMaps(), contract.verify(encoder_with_maps)
     with pytest.raises(RuntimeFailed, match="the attention graph failed; the log says why"):
-        await maps.of(bundle, manifest, [10**6], [0])
+        await maps.of(encoder_with_maps, manifest, [10**6], [0])
     maps.close()
 
 
 # The route, in both profiles ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_route(bundle: Path, tmp_path: Path) -> None:
+async def test_the_route(encoder_with_maps: Path, tmp_path: Path) -> None:
     """In the process, and through a gateway: the same answers and the same refusals."""
-    settings = Settings(bundles=(bundle,), threads=1)
+    settings = Settings(bundles=(encoder_with_maps,), threads=1)
     here = Catalog(settings)
     await asyncio.to_thread(here.load)
     here.start()
@@ -84,7 +78,7 @@ async def test_the_route(bundle: Path, tmp_path: Path) -> None:
     await gateway.connect()
     await asyncio.to_thread(gateway.load)
     for catalog in (here, gateway):
-        await answers(catalog, bundle)
+        await answers(catalog, encoder_with_maps)
         await refusals(catalog)
     await gateway.stop()
     await here.stop()
@@ -100,14 +94,14 @@ async def answers(catalog: Catalog, bundle: Path) -> None:
     async with asked(catalog) as http:
         whole = (await http.post("/v1/attention", json={"input": TEXT})).json()
         assert whole["tokens"] == ["[CLS]", "the", "cat", "[SEP]"]
-        assert (whole["object"], whole["model"], whole["usage"]["prompt_tokens"]) == ("attention", "looking", 4)
+        assert (whole["object"], whole["model"], whole["usage"]["prompt_tokens"]) == ("attention", "tiny-encoder", 4)
         assert [layer["layer"] for layer in whole["layers"]] == list(range(N_LAYERS))
         for layer, wanted in zip(whole["layers"], from_torch(bundle, whole["token_ids"]), strict=True):
             weights = np.array(layer["weights"])
             assert (layer["attention"], layer["effective"], layer["heads"]) == ("softmax", False, list(range(N_HEADS)))
             assert np.abs(weights - wanted).max() <= SAME
             assert np.abs(weights.sum(-1) - 1).max() <= SAME
-        some = (await http.post("/v1/attention", json={"model": "looking", "input": TEXT, "layers": [-1], "heads": [1, -1]})).json()
+        some = (await http.post("/v1/attention", json={"model": "tiny-encoder", "input": TEXT, "layers": [-1], "heads": [1, -1]})).json()
         (last,) = some["layers"]
         assert (last["layer"], last["heads"]) == (N_LAYERS - 1, [1, N_HEADS - 1])
         assert last["weights"] == [whole["layers"][-1]["weights"][head] for head in (1, -1)]
@@ -134,9 +128,9 @@ async def refusals(catalog: Catalog) -> None:
         assert (await http.post("/v1/attention", json={"input": TEXT, "model": "none"})).status_code == 404
 
 
-async def test_an_answer_has_a_largest_size(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_has_a_largest_size(encoder_with_maps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MOST_NUMBERS", 100)
-    catalog = Catalog(Settings(bundles=(bundle,), threads=1))
+    catalog = Catalog(Settings(bundles=(encoder_with_maps,), threads=1))
     await asyncio.to_thread(catalog.load)
     async with asked(catalog) as http:
         answer = await http.post("/v1/attention", json={"input": TEXT})

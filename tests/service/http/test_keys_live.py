@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from service.cli import app as command
-from tests.bundles import tiny_encoder_bundle
 from tests.service.live import live
 
 CHANGED_WITHIN_S = 20  # it is looked at every second
@@ -21,10 +20,10 @@ def new_key(file: Path, name: str) -> str:
 
 
 @pytest.mark.service
-def test_a_key_is_rotated_without_a_restart(tmp_path: Path) -> None:
+def test_a_key_is_rotated_without_a_restart(encoder_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     old = new_key(file, "old")
-    with live([tiny_encoder_bundle(tmp_path / "tiny")], "--api-keys-file", str(file), "--access-log") as service:
+    with live([encoder_bundle], "--api-keys-file", str(file), "--access-log") as service:
 
         def ask(key: str) -> httpx.Response:
             headers = {"authorization": f"Bearer {key}"}

@@ -254,7 +254,7 @@ def test_schemathesis_finds_nothing(service: LiveService, tmp_path: Path) -> Non
         "--request-timeout",
         "60",
         "--max-examples",
-        "50",
+        "20",
         "--generation-deterministic",
         "--phases",
         "examples,fuzzing",

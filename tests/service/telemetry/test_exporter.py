@@ -14,7 +14,6 @@ import yaml
 from prometheus_client.samples import Sample
 
 from service.deployment.ports import free_ports
-from tests.bundles import tiny_encoder_bundle
 from tests.service.exposition import samples
 
 # In a process of its own: Ray reads its flags when it is imported, and what it starts must not outlive the test.
@@ -54,9 +53,7 @@ Labels = Mapping[str, str | None]  # None: there, with any value
 
 
 @pytest.mark.service
-def test_rays_exporter_has_ours_and_its_own_by_deployment(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rays_exporter_has_ours_and_its_own_by_deployment(encoder_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything of Ray's that rules and dashboards ask for is there with its labels, but for GPUs and failures.
 
     Ten seconds of the time are Ray's: workers report to the exporter so often."""
@@ -64,12 +61,11 @@ def test_rays_exporter_has_ours_and_its_own_by_deployment(
     rays: dict[str, Labels] = {name: dict.fromkeys(one["labels"]) for name, one in listed if "GpuIndex" not in one["labels"]}
     for name in OF_FAILURES:
         del rays[name]
-    bundle = tiny_encoder_bundle(tmp_path_factory.mktemp("exported") / "tiny")
     for name, value in WITH.items():
         monkeypatch.setenv(name, value)
     port, exporter = free_ports(2)
     folder = tempfile.mkdtemp(prefix="ray-")  # short, since paths of sockets must be
-    command = [sys.executable, "-c", CLUSTER, str(bundle), str(port), str(exporter), folder]
+    command = [sys.executable, "-c", CLUSTER, str(encoder_bundle), str(port), str(exporter), folder]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[3]
     ) as cluster:
