@@ -85,9 +85,11 @@ def test_a_call_can_be_made_again_after_its_slots_are_written() -> None:
     assert all(torch.equal(again[1][name], after[name]) for name in after)
 
 
-def test_gradients_are_finite_for_large_scores() -> None:
-    """Exponents beyond float32, and queries whose near weights are 0 beside the far ones."""
+def test_outputs_and_gradients_are_finite_for_large_scores() -> None:
+    """Exponents beyond float32, and queries whose weights are all 0: their largest feature is 0 in every key, and hides near ones."""
     layer = make().float()
+    with torch.no_grad():
+        layer.phi_q.bias[0, :, 0], layer.phi_k.bias[:, :, 0] = 1e5, -1e5
     x = 100 * tokens(1, 30).float()
     layer(x)[0].square().sum().backward()
     for name, parameter in layer.named_parameters():
