@@ -7,6 +7,7 @@ Every measured figure is kept in OUT/figures.json at once, so that the same comm
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -124,8 +125,19 @@ def _bits(found: dict[str, Any]) -> str:
     for name, by_model in found["bits"].items():
         lengths = list(next(iter(by_model.values())))
         rows = {f"{int(N):,}": {model: bits[N] for model, bits in by_model.items()} for N in lengths}
-        lines += ["", *_table(name, rows, ".4f")]
+        last = {model: bits[lengths[-1]] for model, bits in by_model.items()}
+        lines += ["", *_table(name, rows, ".4f"), "", *_ratios(int(lengths[-1]), last)]
     return "\n".join(lines)
+
+
+def _ratios(N: int, bits: dict[str, float]) -> list[str]:
+    """Say how this model and its window alone compare with others, if they were measured."""
+    return [
+        f"At {N:,} tokens this model needs {bits[STUDENT] / bits[other]:.3f} times the bits of {other}; its window alone needs "
+        f"{bits[WINDOW] / bits[other]:.3f} times."
+        for other in (LONG_WINDOW, FULL)
+        if other in bits and WINDOW in bits
+    ]
 
 
 def _recall(found: dict[str, Any]) -> str:
@@ -184,28 +196,40 @@ def _training(report: dict[str, Any]) -> str:
     config = report["config"]
     return training_section(
         report,
-        f"{config['texts']} texts of {config['context']:,} tokens, each read once by the teacher, with {config['parts']} steps a text in\n"
-        f"which all layers learn apart from each other to give the outputs of softmax attention,",
+        f"{len(_read(report))} texts of {config['context']:,} tokens, each read once by the teacher, with {config['parts']} steps a text\n"
+        f"in which all layers learn apart from each other to give the outputs of softmax attention: {report['step']} steps",
     )
 
 
 def _data(report: dict[str, Any], sources: dict[str, Any]) -> str:
+    read = _read(report)
+    used = {text.partition("/")[0] for text in read}
     return "\n".join(
         (
             "## Data",
             "",
-            f"The beginnings of {len(report['data']['texts'])} long documents of {sources['rule']};",
-            f"`run.json` names them. Held out as whole packages: {held_out_packages(sources)}.",
+            f"The beginnings of {len(read)} long documents of {sources['rule']}.",
+            f"Held out as whole packages: {held_out_packages(sources)}. The packages of the documents that were read:",
             "",
-            *licence_table(sources["packages"]),
+            *licence_table(package for package in sources["packages"] if package["name"] in used),
+            "",
+            *(f"- {text}" for text in read),
         )
     )
+
+
+def _read(report: dict[str, Any]) -> list[str]:
+    """Return the names of the texts that the run has read; it may have ended before the last one."""
+    texts: list[str] = report["data"]["texts"]
+    return texts[: math.ceil(report["step"] / report["config"]["parts"])]
 
 
 def _limits() -> str:
     return """## Limits, and what is next
 
-- Only the maps are trained, in minutes on one core, on Python and its documentation.
+- Only the maps are trained, in minutes on one core, on Python and its documentation. The outputs of layers get nearer to
+  the teacher's, but that hardly helps to predict the next token: what it needs of far tokens is mostly single ones, such as
+  a name that comes again.
 - What a sum over keys cannot hold, such as a number to repeat, is lost beyond the window: see needle and copy.
 - With a GPU-day: attention transfer on some 20 million tokens of general text, of 8,192 tokens a text, then low-rank
   changes of the projections on the loss of the next token, the paper's second phase, which is not done here."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from models.distillation.decoder.card import FULL, STUDENT, Figures, model_card
+from models.distillation.decoder.card import FULL, STUDENT, WINDOW, Figures, model_card
 from models.distillation.decoder.evaluation import PIECE, Reader, bits_per_byte, copy, needle
 from models.folders.byte_tokenizer import byte_tokenizer
 from tests.decoders import random_decoder
@@ -52,7 +52,7 @@ def test_a_figure_is_measured_once(tmp_path: Path) -> None:
 
 
 def test_the_card_has_the_figures() -> None:
-    both = {STUDENT: 1.25, FULL: 1.0}
+    both = {STUDENT: 1.25, WINDOW: 1.5, FULL: 1.0}
     report = {
         "name": "tiny",
         "teacher_name": "t.gguf",
@@ -60,14 +60,15 @@ def test_the_card_has_the_figures() -> None:
         "delta_bytes": 3_000_000,
         "parameters": 77,
         "layers": [[0.1, 0.2], [0.3, 0.4]],
-        "data": {"texts": ["a", "b", "c"]},
+        "data": {"texts": ["p/a.py", "p/b.py", "o/c.py"]},
+        "step": 4,
         "seconds": 60.0,
         "hardware": "a CPU",
         "tokens_per_s": 10.0,
         "date": "2026-11-24",
         "torch": "2",
     }
-    sources = {"rule": "made up", "packages": [{"name": "q", "split": "held_out", "licence": "MIT", "bytes": 5}]}
+    sources = {"rule": "made up", "packages": [{"name": name, "split": "train", "licence": name * 2, "bytes": 5} for name in "po"]}
     found = {
         "bits": {"Python": {model: {"256": bits} for model, bits in both.items()}},
         "needle": {"400": both},
@@ -75,5 +76,15 @@ def test_the_card_has_the_figures() -> None:
         "samples": [{"text": "q/x.py", "end": "def", STUDENT: " f", FULL: " g"}],
     }
     card = model_card(report, sources, found)
-    for line in ("| 256 | 1.2500 | 1.0000 |", "| 400 | 1.25 | 1.00 |", "| 1 | 0.3000 | 0.4000 | 0.75 |", "     f", "3.0 MB in float16"):
+    assert "| pp | 1 |" in card
+    assert "| oo |" not in card, "the run ended before its text"
+    lines = (
+        "| 256 | 1.2500 | 1.5000 | 1.0000 |",
+        "needs 1.250 times the bits of full",
+        "| 400 | 1.25 | 1.50 | 1.00 |",
+        "| 1 | 0.3000 | 0.4000 | 0.75 |",
+        "     f",
+        "3.0 MB in float16",
+    )
+    for line in lines:
         assert line in card
