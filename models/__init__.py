@@ -61,6 +61,7 @@ _CLASSES = {
     "causal_linear": "linear.causal_linear.CausalLinearAttention",
     "causal_efficient": "linear.causal_efficient.CausalEfficientAttention",
     "causal_performer": "linear.causal_performer.CausalPerformerAttention",
+    "causal_hybrid": "linear.causal_hybrid.CausalHybridAttention",
     "hedgehog": "linear.hedgehog.HedgehogAttention",
     "based": "linear.based.BasedAttention",
     "retention": "recurrent.retention.Retention",

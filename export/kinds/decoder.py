@@ -34,8 +34,8 @@ from models.checkpoints.chat import CHAT_TEMPLATE
 from models.checkpoints.decoder import ARCHITECTURE, load_decoder
 from models.checkpoints.families import DECODERS
 from models.checkpoints.published import UNLIMITED
-from models.decoder.model import Decoder
-from models.decoder.window import windowed
+from models.decoder.model import HYBRID, Decoder
+from models.decoder.window import softmax_of, windowed
 from models.folders.folder import JsonSettings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
@@ -71,10 +71,12 @@ class DecoderExporter(Exporter):
         if options.precision == "as-stored" and options.gguf is None:
             raise ExportError(f"precision='as-stored' keeps the blocks of a GGUF file, and {checkpoint} is none; choose int8 or int4")
         self.source = load_decoder(checkpoint, settings=settings)
-        self.full: Decoder | None = None  # the model without a window
+        self.full: Decoder | None = None  # the model whose layers attend to all tokens
         if options.window is not None:
             self.full = self.source.model
             self.source = replace(self.source, **_windowed(self.full, options.window))
+        elif HYBRID in self.source.config.layer_names:
+            self.full = softmax_of(self.source.model)
         self.n_positions: int | None = self.source.config.n_positions
         self.max_tokens, self.vocab_size = self.n_positions or UNLIMITED, self.source.config.vocab_size
         self.exact = False
@@ -151,7 +153,7 @@ class DecoderExporter(Exporter):
             )
         if precision == "fp32" and self.full is not None:
             progress("compare with full attention", None)
-            compare_within(steps, self.full, self.options.window or 0, self.source.config.vocab_size, bar.logit_error)
+            compare_within(steps, self.full, self.source.config.window, self.source.config.vocab_size, bar.logit_error)
         if self.bits[precision] > (most := self.bits["fp32"] * (1 + bar.lost_bits)) and precision != "fp32":
             raise ExportError(f"{precision} takes {self.bits[precision]:.3f} bits per byte; the limit is {most:.3f}. Keep fp32")
         shapes = tuple(first for first, _ in sizes_within(self.n_positions))

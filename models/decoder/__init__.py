@@ -1,1 +1,1 @@
-"""Decoders: `model.py`, `window.py` (a window in the place of full attention)."""
+"""Decoders: `model.py`, `window.py` (a window, alone or with feature maps, in the place of full attention)."""

@@ -23,7 +23,9 @@ from models.parts.rotary import Rotary, RotaryScaling
 from models.parts.scale_norm import ScaleNorm
 
 SINK_WINDOW = "sink_window"
-WINDOWED = ("sliding_window", SINK_WINDOW)  # layers with the option `window`
+HYBRID = "causal_hybrid"
+WITH_FIRST = (SINK_WINDOW, HYBRID)  # layers that attend to a window and the first tokens, and take positions from the rotation
+WINDOWED = ("sliding_window", *WITH_FIRST)  # layers with the option `window`
 DRAWN = ("to_q", "to_k", "to_v")  # a causal layer's projections that the decoder initialises, if the layer has them
 
 
@@ -38,7 +40,7 @@ class DecoderConfig:
     d_feedforward: int
     layers: str | tuple[str, ...]  # names of causal layers in LAYERS: one for all blocks, or one per block
     d_head: int | None = None  # None: d_model / n_heads
-    window: int = 128  # tokens that a sliding_window or sink_window layer attends to, including the current one
+    window: int = 128  # tokens that a layer of WINDOWED attends to exactly, including the current one
     layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> constructor keywords
     positions: Literal["rotary", "sinusoidal", "learned", "none"] = "rotary"
     n_positions: int | None = None  # N_max, the number of rows of a learned position table; None for other kinds of positions
@@ -206,7 +208,7 @@ class Decoder(nn.Module):
         if c.positions != "rotary":
             return x, None
         rotation = c.rotary.at(t, dtype=x.dtype, lengths=lengths)
-        if SINK_WINDOW in c.layer_names:
+        if any(name in WITH_FIRST for name in c.layer_names):
             near = c.rotary.at(t.clamp_max(c.window - 1), dtype=x.dtype, lengths=lengths)
             rotation = rotation._replace(t=t, near=near)
         return x, rotation
@@ -236,7 +238,7 @@ class DecoderBlock(nn.Module):
         c = config
         options: dict[str, Any] = {"n_heads": c.n_heads, "d_head": c.d_head, "bias": c.bias}
         options |= {"window": c.window} if layer in WINDOWED else {}
-        options |= {"counted": c.positions != "rotary"} if layer == SINK_WINDOW else {}
+        options |= {"counted": c.positions != "rotary"} if layer in WITH_FIRST else {}
         self.layer_norm = _norm(c)
         make: Any = LAYERS[layer]
         self.layer: CausalLayer = make(c.d_model, **(options | dict(c.layer_options.get(layer, {}))))

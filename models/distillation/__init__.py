@@ -4,4 +4,5 @@
 the student, `objectives.py` has the losses, `evaluation.py` compares student and teacher, `task.py` is the task that
 `models/training/trainer.py` runs, `delta.py` saves the student as its difference to the teacher, `plot.py` draws curves, `card.py`
 writes the model card, and `commands.py` has the command `distill`. `trials.py` compares feature maps.
+`decoder/` is the same for decoders.
 """

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.checkpoints.own_encoder import save_encoder
 from models.checkpoints.published import Checkpoint, load_checkpoint
@@ -30,9 +30,14 @@ WEIGHTS, DESCRIPTION = "delta.safetensors", "delta.json"
 
 
 def fingerprint(teacher: Checkpoint) -> str:
-    """Return the sha256 of the encoder's tensors and their names, in the order of the names."""
+    """Return the fingerprint of the encoder."""
+    return fingerprint_of(teacher.model.encoder)
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """Return the sha256 of the model's tensors and their names, in the order of the names."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(teacher.model.encoder.state_dict().items()):
+    for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + b"\0" + tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -10,7 +10,7 @@ padding and stays 0. A token costs O(W) however long the past is.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,18 @@ from models.parts.checks import at_least
 from models.parts.positions import Rotation, rotate
 
 PADDING = 1  # number of slots for padding, before all others
+
+
+class WindowCall(NamedTuple):
+    """The queries of N tokens and all S + N keys that they may see: those in the S slots, then those of the tokens themselves."""
+
+    q: Tensor  # (B, H, N, D_k)
+    q_first: Tensor  # (B, H, N, D_k), the queries for the keys of the first tokens
+    keys: Tensor  # (B, H_k, S + N, D_k), rotated
+    values: Tensor  # (B, H_k, S + N, D_k)
+    t: Tensor  # (B, N), the positions of the tokens
+    seen: Tensor  # bool (B, N, S + N)
+    is_first: Tensor  # bool (B, S + N)
 
 
 class SinkWindowAttention(GroupedHeads):
@@ -99,25 +111,34 @@ class SinkWindowAttention(GroupedHeads):
 
     def _attend(self, heads: Sequence[Tensor], mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         """Attend from q (B, H, N, D_k) to k and v (B, H_k, N, D_k) and to the state: o (B, H, N, D_k) and the next state."""
+        call = self.call(heads, state, rotation)
+        keys, values = self.for_every_head(call.keys), self.for_every_head(call.values)
+        o = attend_with_first(call.q, call.q_first, keys, values, seen=call.seen, is_first=call.is_first)
+        return o, self.kept(call, mask, state)
+
+    def call(self, heads: Sequence[Tensor], state: State, rotation: Rotation | None) -> "WindowCall":
+        """Rotate q (B, H, N, D_k), k and v (B, H_k, N, D_k), and find the keys of the state and of the call that the queries see."""
         q, k, v = heads
         q_first = q
         if rotation is not None:
             q, k, q_first = rotate(q, rotation), rotate(k, rotation), rotate(q, rotation.near or rotation)
         t = self.positions(state, rotation, q.shape[2])
-        held = torch.cat([self.held(t[:, :1] - 1), t], dim=1)  # (B, S + N), the positions of all keys
-        keys, values = (
-            self.for_every_head(torch.cat([past, new], dim=2)) for past, new in ((state["k"], k), (state["v"], v))
-        )  # (B, H, S + N, D_k)
-        o = attend_with_first(q, q_first, keys, values, seen=self.seen(t, held), is_first=held < self.n_first)
+        held = torch.cat([self.held(t[:, :1] - 1), t], dim=1)
+        keys, values = (torch.cat([past, new], dim=2) for past, new in ((state["k"], k), (state["v"], v)))
+        return WindowCall(q, q_first, keys, values, t, self.seen(t, held), held < self.n_first)
+
+    def kept(self, call: "WindowCall", mask: Tensor | None, state: State) -> State:
+        """Return the state after a call: its tokens in their slots."""
+        t, S = call.t, state["k"].shape[2]
         lengths = lengths_of(t, mask)
         # Of the tokens for one slot, only the newest is written.
         written = (t < self.n_first) | (t >= t[:, :1] + lengths.long() - self.n_around)
         written = written if mask is None else written & mask
         slots, is_written = self.slots_of(t, written), written[:, None, :, None]
-        new = {name: write(state[name], slots, head * is_written) for name, head in (("k", k), ("v", v))}
+        new = {name: write(state[name], slots, heads[:, :, S:] * is_written) for name, heads in (("k", call.keys), ("v", call.values))}
         if self.counted:
             new["n"] = state["n"] + lengths
-        return o, new
+        return new
 
     def positions(self, state: State, rotation: Rotation | None, N: int) -> Tensor:
         """Return the positions (B, N) int64 of the tokens of a call: those of the rotation, or those after the counted ones."""

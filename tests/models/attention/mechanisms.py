@@ -205,6 +205,24 @@ MECHANISMS = {
         ("q", "q_first", "k", "v", "seen", "is_first"),
         layers=("sink_window",),
     ),
+    "hybrid, causal": Mechanism(
+        "models.attention.linear.causal_hybrid.CausalHybridAttention",
+        (
+            "d_model",
+            "n_heads",
+            "d_head",
+            "bias",
+            "window",
+            "n_first",
+            "piece",
+            "counted",
+            "n_kv_heads",
+            "out_bias",
+            "qk_norm",
+            "norm_eps",
+        ),
+        layers=("causal_hybrid",),
+    ),
     "any score, causal": Mechanism("models.attention.layers.causal_scored.CausalScoredAttention", ("d_model", "n_heads", "d_head", "bias")),
     "additive, hidden units given": Mechanism(
         "models.attention.scoring.additive.attend_hidden", ("q", "k", "v", "w_v", "mask", "bias", "queries_at_once")

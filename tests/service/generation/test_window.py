@@ -77,10 +77,12 @@ def test_large_states_take_fewer_slots() -> None:
     assert slots_within(settings.model_copy(update={"slots": 3}), DECODER) == 3
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    options = {"sink_window": {"n_first": FIRST, "piece": PIECE, "n_kv_heads": 1}}
-    return tiny_decoder_bundle(tmp_path_factory.mktemp("window") / "bundle", layers="sink_window", window=WINDOW, layer_options=options)
+@pytest.fixture(scope="module", params=["sink_window", "causal_hybrid"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A window alone, and one beside sums that take the tokens that leave it, from their slots."""
+    piece = PIECE - (request.param == "causal_hybrid")
+    options = {request.param: {"n_first": FIRST, "piece": piece, "n_kv_heads": 1}}
+    return tiny_decoder_bundle(tmp_path_factory.mktemp("window") / "bundle", layers=request.param, window=WINDOW, layer_options=options)
 
 
 @pytest.fixture
