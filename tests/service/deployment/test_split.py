@@ -273,9 +273,9 @@ def error_of(stream: openai.Stream[Any], enough: Callable[[int], bool] = lambda 
     return None
 
 
-def test_a_provider_that_is_missing_stops_the_start(tiny: Path) -> None:
+def test_a_provider_that_is_missing_stops_the_start(encoder_bundle: Path) -> None:
     """Before Ray, which would look for a GPU for as long as it may."""
-    service = LiveService([tiny], "--profile", "split", "--provider", "cuda")
+    service = LiveService([encoder_bundle], "--profile", "split", "--provider", "cuda")
     service.process.wait(PATIENCE_S)
     assert service.stop() == 1
     assert "error: provider=cuda, but this onnxruntime offers only" in service.output
@@ -283,17 +283,17 @@ def test_a_provider_that_is_missing_stops_the_start(tiny: Path) -> None:
     assert "Traceback" not in service.output
 
 
-def test_more_gpus_than_there_are_stop_the_start(tiny: Path) -> None:
+def test_more_gpus_than_there_are_stop_the_start(encoder_bundle: Path) -> None:
     """The same where onnxruntime is the right one: auto has no default share of a GPU, so it is set here."""
-    service = LiveService([tiny], "--profile", "split", "--set", "replica_gpus=64")
+    service = LiveService([encoder_bundle], "--profile", "split", "--set", "replica_gpus=64")
     service.process.wait(PATIENCE_S)
     assert service.stop() == 1
     assert "error: encoders=1 and replica_gpus=64 need 64 GPUs, but this machine has" in service.output
     assert "starting Ray" not in service.output
 
 
-def test_the_configuration_is_one_that_serve_takes(tiny: Path, decoder_bundle: Path) -> None:
-    command = [sys.executable, "-m", "service.cli", "config", "--bundle", str(tiny), "--bundle", str(decoder_bundle)]
+def test_the_configuration_is_one_that_serve_takes(encoder_bundle: Path, decoder_bundle: Path) -> None:
+    command = [sys.executable, "-m", "service.cli", "config", "--bundle", str(encoder_bundle), "--bundle", str(decoder_bundle)]
     command += ["--encoders", "2", "--max-encoders", "5", "--threads", "3", "--set", "api_keys=do-not-tell", "--provider", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert "do-not-tell" not in done.stdout
