@@ -349,7 +349,7 @@ def test_it_exports_what_it_has_answered_itself(public: httpx.Client, places: li
 
     assert count("frontend", "5xx", proxy="public") >= 1
     assert count("server", "5xx", proxy="gateways", server="nowhere") >= 1
-    assert count("server", "2xx", proxy="gateways", server=places[0].stem) == 1
+    assert count("server", "2xx", proxy="gateways", server=places[0].stem) >= 1  # a probe of a busy machine may be one more
     assert count("server", "5xx", proxy="gateways", server=places[0].stem) == 0
     assert len(found) < 700  # of three places
 
