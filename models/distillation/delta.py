@@ -64,20 +64,29 @@ def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, config: Dis
     return sum((folder / name).stat().st_size for name in (WEIGHTS, DESCRIPTION))
 
 
+def read_description(folder: Path, found: str, teacher: Path, *, written_by: str) -> dict[str, Any]:
+    """Return what delta.json says. found: the fingerprint of the model in the folder `teacher`.
+
+    Raises CheckpointError if a file is missing, or if this is not the teacher of the difference.
+    """
+    for name in (WEIGHTS, DESCRIPTION):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is missing; `{written_by}` writes it")
+    described: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
+    if found != described["teacher_sha256"]:
+        raise CheckpointError(
+            f"{folder} is the difference to {described['teacher']} with fingerprint {described['teacher_sha256'][:12]}, and "
+            f"{teacher} has {found[:12]}; give the teacher from which it was made"
+        )
+    return described
+
+
 def read_student(folder: Path, teacher: Checkpoint) -> Encoder:
     """Rebuild the student from the teacher and the saved difference.
 
     Raises CheckpointError if `teacher` is not the teacher of the difference, or if the files are missing or inconsistent.
     """
-    for name in (WEIGHTS, DESCRIPTION):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is missing; `attnserve distill` writes it")
-    described: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
-    if (found := fingerprint(teacher)) != described["teacher_sha256"]:
-        raise CheckpointError(
-            f"{folder} is the difference to {described['teacher']} with fingerprint {described['teacher_sha256'][:12]}, and "
-            f"{teacher.folder} has {found[:12]}; give the teacher from which it was made"
-        )
+    described = read_description(folder, fingerprint(teacher), teacher.folder, written_by="attnserve distill")
     student = _extended(teacher, described["attention"], described["options"], described["n_positions"])
     old = {name for name, _ in teacher.model.encoder.named_parameters()}
     places = dict(student.named_parameters())

@@ -10,7 +10,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,7 +19,7 @@ from models.decoder.model import Decoder
 from models.decoder.window import hybrid
 from models.distillation.decoder.config import TransferConfig
 from models.distillation.decoder.teacher import load_teacher
-from models.distillation.delta import DESCRIPTION, WEIGHTS, fingerprint_of
+from models.distillation.delta import DESCRIPTION, WEIGHTS, fingerprint_of, read_description
 from models.folders.folder import CheckpointError
 
 
@@ -42,15 +41,8 @@ def read_student(folder: Path, teacher: DecoderCheckpoint) -> Decoder:
 
     Raises CheckpointError if `teacher` is not the teacher of the difference, or if the files are missing or inconsistent.
     """
-    for name in (WEIGHTS, DESCRIPTION):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is missing; `python -m models.distillation.decoder.task` writes it")
-    described: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
-    if (found := fingerprint_of(teacher.model)) != described["teacher_sha256"]:
-        raise CheckpointError(
-            f"{folder} is the difference to {described['teacher']} with fingerprint {described['teacher_sha256'][:12]}, and "
-            f"{teacher.folder} has {found[:12]}; give the teacher from which it was made"
-        )
+    written_by = "python -m models.distillation.decoder.task"
+    described = read_description(folder, fingerprint_of(teacher.model), teacher.folder, written_by=written_by)
     student = hybrid(teacher.model, described["window"], described["options"])
     delta, places = load_file(folder / WEIGHTS), dict(student.named_parameters())
     if odd := sorted(set(map_names(student)) ^ delta.keys()):
