@@ -21,8 +21,7 @@ from tests.service.live import LiveService, live
 pytestmark = [pytest.mark.service, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 PICTURES = Path(__file__).parents[3] / "out" / "console"
 RESTART_S = 60
-# The address of a text that cannot end early: the model's own end would come after about 250 tokens, and random bytes end a string
-# when they are no UTF-8.
+# The address of a text that cannot end early. The end token of the tiny decoders is "+", which strings may have and integers not.
 LONG = urlencode({"max_tokens": 4000, "schema": json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 4000})})
 
 
