@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.service, pytest.mark.skipif(CHROMIUM is None, reason=N
 PICTURES = Path(__file__).parents[3] / "out" / "console"
 RESTART_S = 60
 # The address of a text that cannot end early. The end token of the tiny decoders is "+", which strings may have and integers not.
-LONG = urlencode({"max_tokens": 4000, "schema": json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 4000})})
+TOKENS = 1500  # a few seconds of text, during which a test presses a button
+LONG = urlencode({"max_tokens": TOKENS, "schema": json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": TOKENS})})
 
 
 @pytest.fixture(scope="module")

@@ -122,8 +122,9 @@ async def test_what_a_silent_encoder_was_asked_for_is_asked_of_another(tmp_path:
         assert await gateway.ready()
         pool.thaw("one")
         await until(lambda: not any(replica.lost for replica in gateway._pools[0]._replicas.values()))
-        await asyncio.gather(*(ask(gateway, f"cow {number}") for number in range(20)))
-        assert pool.asked["one", "encode"] > before
+        async with asyncio.timeout(PATIENCE_S):  # on a busy machine it may be counted as silent once more, so one attempt proves nothing
+            while pool.asked["one", "encode"] == before:
+                await asyncio.gather(*(ask(gateway, f"cow {number}") for number in range(20)))
 
 
 async def test_a_call_that_is_ending_already_can_be_given_up() -> None:
