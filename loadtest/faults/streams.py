@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +26,7 @@ from loadtest.common.terminal import interruptible, progress, run, stdout
 from loadtest.errors import LoadtestError
 from loadtest.faults.kills import records, wall
 from loadtest.faults.reading import Reading, compare, difference, read
-from loadtest.faults.striking import FAULTS, Service, What, service, strike
+from loadtest.faults.striking import FAULTS, Service, What, service, strike, until
 from service.terminal import command_app, console
 
 app = command_app()
@@ -111,10 +112,15 @@ class Readers:
     def __init__(self, port: int, bodies: Sequence[dict[str, Any]], *, resumes: bool) -> None:
         self.asked: list[tuple[int, Reading]] = []
         self._port, self._resumes = port, resumes
+        self._streaming = set[int]()  # the requests whose stream has begun and not ended
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._read, args=each, daemon=True) for each in enumerate(bodies)]
         for thread in self._threads:
             thread.start()
+
+    def half_stream(self) -> bool:
+        """Return whether half of the clients have received a part of a stream that has not ended."""
+        return len(self._streaming) >= len(self._threads) / 2
 
     def stop(self) -> None:
         """Begin no more streams, and wait until those that have begun are complete."""
@@ -126,10 +132,14 @@ class Readers:
         round_ = 0
         while not self._stopping.is_set():
             round_ += 1
-            reading = read(self._port, body, f"stream-{number}-{round_}", resumes=self._resumes)
+            reading = read(self._port, body, f"stream-{number}-{round_}", partial(self._begun, number), resumes=self._resumes)
+            self._streaming.discard(number)
             self.asked.append((number, reading))
             if reading.error is not None:
                 self._stopping.wait(1.0)  # avoids a busy loop if the service refuses at once
+
+    def _begun(self, number: int, reading: Reading) -> None:
+        self._streaming.add(number)
 
 
 def losses(output: str, asked: Sequence[tuple[int, Reading]], faults: Sequence[float]) -> list[Lost]:
@@ -185,6 +195,7 @@ def campaign(running: Service, count: int, what: What, seed: int, tokens: int) -
             for number in range(count):
                 begin(f"{what.value} {number + 1} of {count}")
                 time.sleep(chance.uniform(*_INSTANTS_S))
+                until(readers.half_stream, "the traffic", running.check)
                 made.faults.append(strike(running, what, chance))
             begin("last streams")
         finally:
