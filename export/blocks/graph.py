@@ -1,8 +1,9 @@
 """Replaces the constant matrices of a graph by blocks: products become MatMulNBits, and tables are gathered as bytes.
 
 The bits of a row must not depend on the other rows of its batch. MatMulNBits with int8 products (accuracy_level 4) and 8 bits has this
-property. With 4 bits it has another kernel for a single row, whose sums differ in the last bits (docs/log.md, 2026-11-24). So a product
-with 4 bits gets one more row, of zeros, which is removed from its result.
+property. With 4 bits it has another kernel for a single row, whose sums differ in the last bits (docs/log.md, 2026-11-24). So a graph that
+has products with 4 bits computes at least two tokens: a call of a single token gets a second one, which no row counts. Products after the
+choice of the wanted tokens may still have a single row, and so have 8 bits.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from export import contract
 from export.blocks.blocks import BLOCK, Array, Blocks
 from export.graphs.compact import OPERATORS
 from export.int8.recipes import with_nodes
@@ -26,10 +28,10 @@ def with_blocks(model: ModelProto, choose: Choice) -> ModelProto:
 
     These are the right inputs (K, M) of MatMul, for which `choose` receives the transposed matrix (M, K), and the tables (M, K) from which
     Gather reads rows. A table that is a product's matrix too is stored once, in 8 bits. The matrices of a graph are recognised by their
-    values, because torch's exporter gives most of them new names.
+    values, because torch's exporter gives most of them new names. The graph has the inputs `tokens` and `wanted` of a decoder's step.
     """
     rewriting = _Rewriting(model, choose)
-    return with_nodes(model, [new for node in list(model.graph.node) for new in rewriting.nodes_of(node)])
+    return with_nodes(model, rewriting.with_two_tokens([new for node in model.graph.node for new in rewriting.nodes_of(node)]))
 
 
 def digest(weights: Array) -> str:
@@ -48,14 +50,17 @@ class _Rewriting:
             tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
         }
         tables = {node.input[0] for node in model.graph.node if _reads_rows(node)} & floats.keys()
-        factors = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"} & floats.keys() - tables
+        products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in floats]
+        factors = {node.input[1] for node in products} - tables
+        chosen_tokens = _after(model, contract.WANTED)
+        in_bytes = tables | {node.input[1] for node in products if node.input[0] in chosen_tokens}
         chosen: dict[str, tuple[str, Blocks] | None] = {}
         for name in [*sorted(tables), *sorted(factors)]:
             weights: Array = numpy_helper.to_array(floats[name])
             weights = weights if name in tables else weights.T
             if (key := digest(weights)) not in chosen:
                 blocks = choose(weights)
-                chosen[key] = None if blocks is None else (name, blocks.widened if name in tables else blocks)
+                chosen[key] = None if blocks is None else (name, blocks.widened if name in in_bytes else blocks)
             if (found := chosen[key]) is not None:
                 self.matrices[name] = found
 
@@ -67,6 +72,21 @@ class _Rewriting:
             return self._rows(*self.matrices[node.input[0]], node.input[1], node.output[0])
         return [node]
 
+    def with_two_tokens(self, nodes: list[NodeProto]) -> list[NodeProto]:
+        """Let the nodes read at least two tokens, if there are products with 4 bits: (B, N) -> (B, N + 1) if B N = 1."""
+        if all(blocks.bits == 8 for _, blocks in self.matrices.values()):
+            return nodes
+        for node in nodes:
+            node.input[:] = ["tokens.two" if name == contract.TOKENS else name for name in node.input]
+        return [
+            _node("Size", [contract.TOKENS], "tokens.size"),
+            _node("Sub", [self._ints("2"), "tokens.size"], "tokens.needed"),
+            _node("Max", ["tokens.needed", self._ints("0")], "tokens.missing"),
+            _node("Concat", [self._ints("0", "0", "0"), "tokens.missing"], "tokens.pads", axis=0),
+            _node("Pad", [contract.TOKENS, "tokens.pads"], "tokens.two"),
+            *nodes,
+        ]
+
     def _product(self, x: str, name: str, blocks: Blocks, y: str) -> list[NodeProto]:
         """x (.., K) times the matrix (M, K) -> y (.., M)."""
         M, n = blocks.scales.shape
@@ -74,15 +94,7 @@ class _Rewriting:
         weights = [self._constant(f"{name}.q", blocks.packed), self._constant(f"{name}.scales", blocks.scales)]
         sizes = {"K": K, "N": M, "bits": blocks.bits, "block_size": BLOCK, "accuracy_level": INT8_PRODUCTS}
         product = y if blocks.offsets is None else f"{y}.product"
-        if blocks.bits == 8:
-            nodes = [_custom("MatMulNBits", [x, *weights], product, **sizes)]
-        else:
-            nodes = [
-                *self._once(f"{x}.flat", lambda: self._with_a_row(x, K)),
-                _custom("MatMulNBits", [f"{x}.flat", *weights], f"{y}.rows", **sizes),
-                _node("Slice", [f"{y}.rows", self._ints("0"), self._ints("-1"), self._ints("0")], f"{y}.cut"),
-                _node("Reshape", [f"{y}.cut", f"{x}.shape"], product),
-            ]
+        nodes = [_custom("MatMulNBits", [x, *weights], product, **sizes)]
         if blocks.offsets is None:
             return nodes
         # The offset of a block is added to all its weights, so it is multiplied by the sum of the block's activations.
@@ -93,16 +105,6 @@ class _Rewriting:
             *self._once(f"{x}.sums", lambda: [_node("MatMul", [x, self._constant(f"sums.{K}", sums)], f"{x}.sums")]),
             _node("MatMul", [f"{x}.sums", offsets], f"{y}.offsets"),
             _node("Add", [product, f"{y}.offsets"], y),
-        ]
-
-    def _with_a_row(self, x: str, K: int) -> list[NodeProto]:
-        """x (.., K) -> x.flat (T + 1, K), whose last row is zero, and x.shape, in which a result (T, M) gets the axes of x."""
-        zeros = self._constant(f"zeros.{K}", np.zeros((1, K), np.float32))
-        return [
-            _node("Reshape", [x, self._ints("-1", str(K))], f"{x}.tokens"),
-            _node("Concat", [f"{x}.tokens", zeros], f"{x}.flat", axis=0),
-            _node("Shape", [x], f"{x}.axes", end=-1),
-            _node("Concat", [f"{x}.axes", self._ints("-1")], f"{x}.shape", axis=0),
         ]
 
     def _rows(self, name: str, blocks: Blocks, places: str, y: str) -> list[NodeProto]:
@@ -147,6 +149,15 @@ class _Rewriting:
             return []
         self.made.add(name)
         return nodes()
+
+
+def _after(model: ModelProto, start: str) -> set[str]:
+    """Return the tensors that depend on the tensor `start`."""
+    found = {start}
+    for node in model.graph.node:  # inputs come before what is computed from them
+        if found & {*node.input}:
+            found |= {*node.output}
+    return found
 
 
 def _reads_rows(node: NodeProto) -> bool:

@@ -49,12 +49,16 @@ BARS = {
     "int4": ErrorLimits(4.0, logit_error=1.0),
     "as-stored": ErrorLimits(1.0, logit_error=0.25),  # the reference has the same weights; only the activations are rounded
 }
+# The tolerances are those of at most this many layers, as rounding errors grow with the layers. In fp32 SmolLM2's 30 layers were 1.0e-4
+# away from the same model in fp64, and 1.2e-4 from torch, at random tokens on a CPU with AVX-512.
+LAYERS_OF_TOLERANCE = 12
 LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with weights in fp16, and those of torch, after a golden prompt
 HOW = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
     "int8": f"{OPERATORS}; {REWRITTEN}; weights in 8 bits, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
-    "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables in 8, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
+    "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables and the last product in 8, a scale per {BLOCK}; "
+    "products in 8-bit integers (MatMulNBits)",
     "as-stored": f"{OPERATORS}; {REWRITTEN}; weights in the blocks of the GGUF file; products in 8-bit integers (MatMulNBits)",
 }
 IN_BLOCKS: dict[contract.Precision, Choice] = {"int8": partial(rounded, bits=8), "int4": partial(rounded, bits=4)}
@@ -131,6 +135,9 @@ class DecoderExporter(Exporter):
     def n_slots(self) -> int | None:
         return None if self.windowed is None else self.windowed.n_slots
 
+    def tolerance(self, precision: contract.Precision) -> float:
+        return BARS[precision].tolerance * max(1.0, len(self.source.model.blocks) / LAYERS_OF_TOLERANCE)
+
     @cached_property
     def examples(self) -> DecoderExamples:
         return DecoderExamples(self.tokenizer, self.reference)
@@ -141,7 +148,7 @@ class DecoderExporter(Exporter):
 
     def check(self, files: Files, precision: contract.Precision, progress: Progress) -> contract.Parity:
         bar, steps, examples = BARS[precision], self._steps(files[contract.GRAPH], 0), self.examples
-        error = compare(steps, self.reference, vocab_size=self.vocab_size, tolerance=bar.tolerance)
+        error = compare(steps, self.reference, vocab_size=self.vocab_size, tolerance=self.tolerance(precision))
         rows = examples.run(steps)
         largest_error(rows, examples.logits, bar.logit_error, "a logit of the golden prompts is")
         likeness = cosines(*(logits - logits.mean(axis=1, keepdims=True) for logits in (rows, examples.logits)))
@@ -157,7 +164,7 @@ class DecoderExporter(Exporter):
         if self.bits[precision] > (most := self.bits["fp32"] * (1 + bar.lost_bits)) and precision != "fp32":
             raise ExportError(f"{precision} takes {self.bits[precision]:.3f} bits per byte; the limit is {most:.3f}. Keep fp32")
         shapes = tuple(first for first, _ in sizes_within(self.n_positions))
-        return contract.Parity(max_abs_error=error, min_cosine=float(likeness.min()), shapes=shapes, tolerance=bar.tolerance)
+        return contract.Parity(max_abs_error=error, min_cosine=float(likeness.min()), shapes=shapes, tolerance=self.tolerance(precision))
 
     def _bits_per_byte(self, steps: Steps, show: Callable[[float], None]) -> float:
         ends = {"bos_token_id": self.source.bos_token_id, "eos_token_id": next(iter(self.source.eos_token_ids), None)}
