@@ -1,8 +1,8 @@
 """Measures a published decoder with a window beside transformers and llama.cpp, on the same weights, in turns.
 
 `python -m loadtest.in_process.published --bundle bundles/smollm2 --gguf FILE --llama PYTHON` prints tokens a second, as medians of the
-rounds. transformers computes in fp32, with the weights of the file. PYTHON is an interpreter that has llama-cpp-python; without `--llama`
-its rows are left out. Prompts are random tokens.
+rounds. transformers computes in fp32, with the weights of the file. Prompts are random tokens. PYTHON is an interpreter that has xllamacpp,
+llama.cpp's server in a wheel (`python3 -m venv out/llama && out/llama/bin/pip install xllamacpp`); without `--llama` its rows are left out.
 """
 
 import argparse
@@ -32,23 +32,36 @@ FAR = (2_000, 100_000)  # positions beyond the window at which a step must take 
 FIRST = contract.SLOT_BLOCK - 1  # tokens of a sequence that needs the fewest slots
 READ_BYTES = 1 << 28  # more than the caches of a CPU have
 
-# What an interpreter with llama-cpp-python runs: it prints tokens a second of a prompt and of what follows.
+# What an interpreter with xllamacpp runs. It prints tokens a second of a prompt, and of 1 and 8 texts after short prompts. Each text has a
+# slot of its own, as in llama.cpp's server, and the time counts from the first prompt to the last token.
 _LLAMA = """
 import json, sys, time
-from llama_cpp import Llama
-file, threads, prompt, new = sys.argv[1], *map(int, sys.argv[2:])
-model = Llama(file, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
-model.eval(list(range(100, 116)))
-model.reset()
-started = time.perf_counter()
-model.eval([100 + at for at in range(prompt)])
-read = time.perf_counter() - started
-model.reset()
-model.eval(list(range(100, 108)))
-started = time.perf_counter()
-for _ in range(new):
-    model.eval([model.sample(temp=0)])
-print(json.dumps({"prompt": prompt / read, "1": new / (time.perf_counter() - started)}))
+from concurrent.futures import ThreadPoolExecutor
+import xllamacpp
+file, threads, long, short, new, *batches = sys.argv[1], *map(int, sys.argv[2:])
+options = xllamacpp.CommonParams()
+options.model.path, options.verbosity = file, 0
+options.cpuparams.n_threads = options.cpuparams_batch.n_threads = threads
+options.n_parallel, options.n_ctx = max(batches), 2048 * max(batches)
+server = xllamacpp.Server(options)
+
+def write(seed, prompt, new):
+    ids = [100 + (seed + at) % 1000 for at in range(prompt)]
+    fixed = {"temperature": 0, "ignore_eos": True, "cache_prompt": False}
+    made = server.handle_completions({"prompt": ids, "n_predict": new, **fixed})["timings"]
+    assert (made["prompt_n"], made["predicted_n"]) == (prompt, new), made
+
+def rate(tokens, *runs):
+    started = time.perf_counter()
+    with ThreadPoolExecutor(len(runs)) as pool:
+        list(pool.map(lambda run: write(*run), runs))
+    return tokens / (time.perf_counter() - started)
+
+write(0, 16, 1)
+found = {"prompt": rate(long, (0, long, 1))}
+for rows in batches:
+    found[f"{rows} texts"] = rate(rows * new, *((seed, short, new) for seed in range(rows)))
+print(json.dumps(found))
 """
 
 
@@ -81,8 +94,9 @@ class Transformers:
 
 
 def llama(python: Path, gguf: Path, threads: int) -> dict[str, float]:
-    """Return the tokens per second of llama.cpp: of a prompt, and of the tokens after a short one."""
-    command = [str(python), "-c", _LLAMA, str(gguf), str(threads), str(PROMPT_TOKENS), str(NEW_TOKENS)]
+    """Return the tokens per second of llama.cpp, by the names that the rows of the others have."""
+    sizes = map(str, (threads, PROMPT_TOKENS, engine.PROMPT_TOKENS, NEW_TOKENS, *BATCHES))
+    command = [str(python), "-c", _LLAMA, str(gguf), *sizes]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     return found
 
@@ -127,9 +141,8 @@ def main() -> None:
         for name, measure in rows.items():
             found[name].append(measure())
         if arguments.llama is not None:
-            theirs = llama(arguments.llama, arguments.gguf, threads)
-            found["1 texts, llama.cpp"].append(theirs["1"])
-            found["prompt, llama.cpp"].append(theirs["prompt"])
+            for name, figure in llama(arguments.llama, arguments.gguf, threads).items():
+                found[f"{name}, llama.cpp"].append(figure)
         for width in sorted({1, threads}):
             found[f"steps, {width} threads"].append(1 / step_s(bundle, width, longest=FIRST))
         read = weights / step_s(bundle, threads, longest=FIRST)
