@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
 
 from export.bundle import export_bundle
@@ -23,7 +24,8 @@ from tests.service.live import LiveService, live
 
 def pytest_configure() -> None:
     """Keep the states of tests out of the user's directory: in memory in this process, in a directory of their own in services that tests
-    start."""
+    start. One thread for torch: the threads of several workers would wait for each other."""
+    torch.set_num_threads(1)
     Settings.model_fields["states"].default = "memory"
     Settings.model_rebuild(force=True)
     os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="states-of-tests-"))
@@ -34,11 +36,23 @@ def pytest_configure() -> None:
         onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a bundle of the session export a model: `make quick` leaves them out."""
+    """Tests with a bundle of the session export a model: `make quick` leaves them out.
+
+    With `--dist loadgroup` a worker runs whole files. One worker runs all that use the session's service, so that it starts once.
+    """
+    together = {item.path for item in items if _uses_the_service(item)}
     for item in items:
         if "once" in getattr(item, "fixturenames", ()):
             item.add_marker("export")
+        item.add_marker(pytest.mark.xdist_group("service" if item.path in together else str(item.path)))
+
+
+def _uses_the_service(item: pytest.Item) -> bool:
+    """Return whether the test gets the fixture `service` of this file, and not one of its own."""
+    found = getattr(item, "_fixtureinfo", None)
+    return found is not None and any(each.baseid == "tests" for each in found.name2fixturedefs.get("service", ())[-1:])
 
 
 Once = Callable[[str, Callable[[Path], Any]], Path]

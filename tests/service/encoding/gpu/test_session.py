@@ -45,7 +45,7 @@ def vectors(session: PackedSession | OnnxSession, ids: Sequence[list[int]]) -> n
     return session.run([contract.EMBEDDING], ids, None)[contract.EMBEDDING]
 
 
-@pytest.mark.parametrize(("n", "longest"), [(1, 1), (3, MAX_TOKENS), (200, MAX_TOKENS), (1000, 2)])
+@pytest.mark.parametrize(("n", "longest"), [(1, 1), (3, MAX_TOKENS), (150, MAX_TOKENS), (1000, 2)])
 def test_any_number_of_texts_has_the_vectors_of_the_served_graph(gpu_bundle: Path, session: PackedSession, n: int, longest: int) -> None:
     ids = some_texts(n, longest)
     assert np.abs(vectors(session, ids) - vectors(served(gpu_bundle), ids)).max() < FP16
@@ -54,8 +54,8 @@ def test_any_number_of_texts_has_the_vectors_of_the_served_graph(gpu_bundle: Pat
 def test_addresses_never_change_and_the_number_of_shapes_is_bounded(session: PackedSession) -> None:
     session.warm_up()
     before = [dict(session.bound(at).addresses) for at in range(len(session.buckets))]
-    for seed in range(12):
-        vectors(session, some_texts(1 + 31 * seed, seed=seed))
+    for n in (1, 40, 110, 200):
+        vectors(session, some_texts(n, seed=n))
     assert [session.bound(at).addresses for at in range(len(session.buckets))] == before
     assert len(session.buckets) == 3
     addresses = [address for bound in before for address in bound.values()]
