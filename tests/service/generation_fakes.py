@@ -30,6 +30,12 @@ SAID = "Once upon a time, there was a café."
 TEMPLATE = """{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 TOOL_TEMPLATE = "{% if tools %}{{ tools | tojson }}\n{% endif %}" + TEMPLATE
+CALL_TEMPLATE = TOOL_TEMPLATE.replace(
+    "{{ message.content }}",
+    """{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
+{{ call.function | tojson }}
+</tool_call>{% endfor %}""",
+)
 
 
 def byte_tokenizer(*, bos: bool = True) -> Tokenizer:

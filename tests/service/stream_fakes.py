@@ -20,7 +20,7 @@ from service.settings import Settings
 from service.states.store import Store
 from tests.service.fakes import PATIENCE_S, client
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
-from tests.service.generation_fakes import TEMPLATE, FakeGenerator, FakeGeneratorCatalog, _chat_template, _manifest
+from tests.service.generation_fakes import CALL_TEMPLATE, FakeGenerator, FakeGeneratorCatalog, _chat_template, _manifest
 
 MODEL = "tiny"
 _GROWING = ("text", "content", "arguments")
@@ -35,7 +35,7 @@ class RealGenerator(FakeGenerator):
         self.tokenizer.encode_special_tokens = True
         self.vocabulary = Vocabulary(tokenizer)
         self.manifest = _manifest(MODEL, "decoder", VOCAB_SIZE, None)
-        self.chat_prompts = ChatPrompts(_chat_template(TEMPLATE), self.tokenizer, specials)
+        self.chat_prompts = ChatPrompts(_chat_template(CALL_TEMPLATE), self.tokenizer, specials)
         self.eos_token_ids = (EOS,)
         self.steps = FakeSteps()
         self.engine = GeneratorEngine(  # type: ignore[assignment]

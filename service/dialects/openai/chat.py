@@ -1,11 +1,11 @@
 """The route `/v1/chat/completions` of OpenAI, which generates the next message of a conversation.
 
 The model's chat template turns the conversation into a prompt, and shows tools to the model if it supports them. A tool call
-that the request requires (`tool_choice`) is returned as `tool_calls`; see `tool_calls.py`. A call that the model writes by
-itself is returned as text.
+that the request requires (`tool_choice`), or that the model writes by itself in its template's form, is returned as `tool_calls`; see
+`tool_calls.py` and `written_calls.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -24,9 +24,11 @@ from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
 from service.dialects.openai.tool_calls import AllowedTools, Calling, arguments_of, choose
+from service.dialects.openai.written_calls import CallPart, CallReader, RequiredCall, WrittenCalls
 from service.dialects.resuming import AnswerStart, Resumable
 from service.dialects.states import turns
 from service.errors import InvalidRequest
+from service.generation.chat.call_opening import call_form
 from service.generation.chat.continuation import turn_of
 from service.generation.model import Generator
 from service.generation.request import Delta
@@ -67,6 +69,7 @@ async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerS
     prompt = await turns.next_messages(model, catalog, messages, tools, "messages", begin, add_generation_prompt=answered)
     if calling is not None and answered:
         prompt = [*prompt, *await calling.opening(model, tools)]
+    reader = await _reader(body, model, tools, calling)
     format_ = None
     if (wanted := body.response_format) is not None:
         schema = wanted.json_schema.schema_ if wanted.json_schema else None
@@ -96,10 +99,10 @@ async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerS
     turns.tell_exactness(call, begin, runs)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
-        script = _ChatAnswer(body, model, runs, calling, start)
+        script = _ChatAnswer(body, model, runs, reader, start)
         again = body.model_copy(update={"model": model.name, "max_completion_tokens": max_tokens, "state": begin and begin.record.id})
         return await resuming.stream(script, again, start, model, call, catalog, path=PATH, durability=body.durability)
-    return json_answer(await _ChatAnswer(body, model, runs, calling, start).whole(), call.headers)
+    return json_answer(await _ChatAnswer(body, model, runs, reader, start).whole(), call.headers)
 
 
 def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], Calling | None]:
@@ -107,6 +110,25 @@ def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], Calling | None]:
     if isinstance(choice, AllowedTools):
         return choose(choice.allowed_tools.mode, choice.allowed_tools.tools, functions)
     return choose(choice, None, functions) if isinstance(choice, str) else choose("required", [choice], functions, show_all=True)
+
+
+async def _reader(
+    body: ChatRequest, model: Generator, tools: Sequence[dict[str, Any]], calling: Calling | None
+) -> Callable[[str], CallReader] | None:
+    """Return how the tool calls of a choice are read, given the name from which their ids are derived, or None if it is only text.
+
+    An id is the same when another process continues the stream.
+    """
+    if calling is not None:
+        only = calling.only
+        return lambda name: RequiredCall(only, generation.derived_id("call_", name))
+    if not tools or (prompts := model.chat_prompts) is None or not prompts.takes_tools:
+        return None
+    form = await call_form(prompts, tools, skip_special_tokens=body.skip_special_tokens)
+    if form is None:
+        return None
+    names, several = {tool["function"]["name"] for tool in tools}, body.parallel_tool_calls is not False
+    return lambda name: WrittenCalls(form, names, lambda at: generation.derived_id("call_", f"{name}/{at}"), several=several)
 
 
 def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
@@ -144,27 +166,39 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class _Choice:
-    """The text of a choice while its tokens arrive, or the tool call if the request requires one."""
+    """The text and the tool calls of a choice while its tokens arrive."""
 
-    def __init__(self, calling: Calling | None, name: str) -> None:
-        """`calling` is the required tool call, or None. `name` is the answer's id and the choice's index. The tool call's id is derived
-        from `name`, so it is the same when another process continues the stream."""
-        self.text, self.logprobs, self.last = Text(), Elements(), Delta("")
-        self.call = None if calling is None else calling.call(generation.derived_id("call_", name))
-        self.named = False  # whether a chunk with the tool call's id and name was built
+    def __init__(self, reader: CallReader | None) -> None:
+        self.text, self.logprobs, self.last, self.reader = Text(), Elements(), Delta(""), reader
+
+    def read(self, delta: Delta) -> list[str | CallPart]:
+        """Return the new content (str) and the new parts of tool calls."""
+        if self.reader is None:
+            return [delta.text] if delta.text else []
+        return [*self.reader.push(delta.text), *(self.reader.end() if delta.finish_reason is not None else ())]
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        return [] if self.reader is None else [call.json() for call in self.reader.calls]
+
+    def finish_reason(self, delta: Delta) -> str | None:
+        return tool_calls.finish_reason(delta) if self.reader is not None and self.reader.calls else delta.finish_reason
 
 
 class _ChatAnswer(Chunks):
     """Builds the answer to a chat request, as a whole or as the chunks of a stream."""
 
-    def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None, start: AnswerStart) -> None:
+    def __init__(
+        self, body: ChatRequest, model: Generator, runs: Runs, reader: Callable[[str], CallReader] | None, start: AnswerStart
+    ) -> None:
         object_ = "chat.completion.chunk" if body.stream else "chat.completion"
         super().__init__(model, runs, body.stream_options, start, object_=object_)
-        self._body, self._calling = body, calling
+        self._body, self._reader = body, reader
         self._begin()
 
     def _begin(self) -> None:
-        self._choices = [_Choice(self._calling, f"{self.head['id']}/{index}") for index in range(self._body.n)]
+        names = [f"{self.head['id']}/{index}" for index in range(self._body.n)]
+        self._choices = [_Choice(None if self._reader is None else self._reader(name)) for name in names]
 
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer. Its parts are serialised while the tokens arrive."""
@@ -178,15 +212,15 @@ class _ChatAnswer(Chunks):
     def _add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
         choice.last = delta
-        if choice.call is None:
-            choice.text.add(delta.text)
-        else:
-            choice.call.push(delta.text)
+        for part in choice.read(delta):
+            if isinstance(part, str):
+                choice.text.add(part)
         if self._body.logprobs:
             choice.logprobs.add(self.tokens.chat(delta.logprobs))
 
     def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        content, calls = (choice.text, {}) if choice.call is None else (None, {"tool_calls": [choice.call.json()]})
+        calls = {"tool_calls": choice.calls} if choice.calls else {}
+        content = None if calls and not choice.text else choice.text
         message = {"role": "assistant", "content": content, "refusal": None, "annotations": [], **calls}
         return self._form(index, {"message": message}, choice.logprobs, choice.last)
 
@@ -195,14 +229,15 @@ class _ChatAnswer(Chunks):
             "index": index,
             **message,
             "logprobs": {"content": logprobs, "refusal": None} if self._body.logprobs else None,
-            "finish_reason": last.finish_reason if self._calling is None else tool_calls.finish_reason(last),
+            "finish_reason": self._choices[index].finish_reason(last),
             "stop_reason": last.stop_reason,
             **self.state(index, last),
         }
 
     def opening(self) -> bytes:
         """Return one chunk with the message's role for each choice. Skip choices of which the client has received a part already."""
-        role = {"role": "assistant", "content": "" if self._calling is None else None, "refusal": None}
+        required = any(choice.calls for choice in self._choices)
+        role = {"role": "assistant", "content": None if required else "", "refusal": None}
         begun = {"delta": role, "logprobs": None, "finish_reason": None}
         opened = b""
         for index in range(self._body.n):
@@ -212,19 +247,12 @@ class _ChatAnswer(Chunks):
         return opened
 
     async def skip(self, index: int, part: Received) -> None:
-        choice = self._choices[index]
-        if choice.call is not None:
-            choice.call.push(part.text)
-            choice.named = choice.call.name is not None and bool(part.text or (self._body.logprobs and part.token_ids))
+        if part.text or (self._body.logprobs and part.token_ids):
+            self._choices[index].read(Delta(part.text))
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        choice = self._choices[index]
-        new: dict[str, Any] = {"content": delta.text} if delta.text else {}
-        if choice.call is not None:  # the first chunk of a tool call has the call's id and name
-            function = {"arguments": choice.call.push(delta.text)}
-            new = {"tool_calls": [{"index": 0, "function": function}]} if function["arguments"] else {}
-            if choice.call.name is not None and not choice.named:
-                choice.named = True
-                new = {"tool_calls": [{"index": 0, **choice.call.json(), "function": {"name": choice.call.name, **function}}]}
+        parts = self._choices[index].read(delta)
+        content, calls = [part for part in parts if isinstance(part, str)], [part.json() for part in parts if isinstance(part, CallPart)]
+        new = {**({"content": "".join(content)} if content else {}), **({"tool_calls": calls} if calls else {})}
         logprobs = orjson.Fragment(b"[%b]" % self.tokens.chat(delta.logprobs)) if self._body.logprobs else None
         return self._form(index, {"delta": new}, logprobs, delta)

@@ -78,7 +78,9 @@ class ChatRequest(GenerationRequestBody):
         description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called; "
         "allowed_tools is auto or required for some of them.",
     )
-    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
+    parallel_tool_calls: StrictBool | None = Field(
+        None, description="false: of the calls that the model writes, only the first counts. A required call is always one."
+    )
     store: Literal[False] = Field(False, description="Nothing is stored.")
     modalities: list[Literal["text"]] | None = Field(None, max_length=1)
     metadata: Metadata | None = None
@@ -103,7 +105,7 @@ class AssistantMessage(BaseModel):
     content: str | None = Field(description="Null where a tool is called.")
     refusal: None
     annotations: list[Any]
-    tool_calls: list[ToolCall] | None = Field(None, description="Only where `tool_choice` demands a call.")
+    tool_calls: list[ToolCall] | None = Field(None, description="Only if `tool_choice` demands a call or the model writes one.")
 
 
 class ChatLogprobs(BaseModel):

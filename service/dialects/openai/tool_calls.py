@@ -1,11 +1,11 @@
 """Tool calls that a request requires with `tool_choice`: a call of any tool, of a named tool, or of one of the allowed tools.
 
-A grammar forces the text to be a call, and `CallBuilder` parses the text. An answer has one call. If only one tool may be
+A grammar forces the text to be a call, and `CallBuilder` parses the text. Such an answer has one call. If only one tool may be
 called, the text is the tool's arguments; otherwise the text is `{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema.
 If the model's template has a form for calls, such as `<tool_call>`, the prompt ends with the beginning of a call in this form.
 Objects that list their properties get no other properties unless the schema allows them explicitly, since a model could
-otherwise generate endless properties. With `auto` no call is required: the template shows the tools to the model if it can, and
-the answer is text.
+otherwise generate endless properties. With `auto` no call is required: the template shows the tools to the model if it can, and the
+model writes text or calls (`written_calls.py`).
 """
 
 import json
@@ -23,7 +23,8 @@ from service.generation.model import Generator
 from service.generation.request import Delta, FinishReason, Grammar
 from service.http.fields import Fields
 
-_NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\S)')
+# A call up to its arguments, which templates call `arguments` or, those of Llama 3, `parameters`.
+NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)', re.DOTALL)
 _OPEN = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "patternProperties", "additionalProperties", "unevaluatedProperties")
 
 
@@ -148,6 +149,7 @@ class CallBuilder:
         self.id = id or generation.new_id("call_")
         self.name = name
         self.arguments = ""
+        self.after = ""  # text after the arguments, if the call is an object with a name
         self._bare = name is not None
         self._held = ""
         self._depth, self._in_string, self._escaped = 0, False, False
@@ -156,7 +158,7 @@ class CallBuilder:
         """Add generated text, and return the new part of the arguments."""
         if self.name is None:
             self._held += text
-            found = _NAMED.match(self._held)
+            found = NAMED.match(self._held)
             if found is None:
                 return ""
             self.name, text, self._held = json.loads(found[1]), self._held[found.end() :], ""
@@ -164,9 +166,15 @@ class CallBuilder:
         self.arguments += new
         return new
 
+    @property
+    def ended(self) -> bool:
+        """Return whether the arguments are complete. It is False for a call whose text has only arguments."""
+        return self._depth < 0
+
     def _within(self, text: str) -> str:
         """Return the part of `text` that belongs to the arguments. The arguments end at the brace that closes their first brace."""
-        if self._depth < 0:
+        if self.ended:
+            self.after += text
             return ""
         for at, letter in enumerate(text):
             if self._in_string:
@@ -183,7 +191,7 @@ class CallBuilder:
             elif letter in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    self._depth = -1
+                    self._depth, self.after = -1, text[at + 1 :]
                     return text[: at + 1]
         return text
 

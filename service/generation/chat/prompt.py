@@ -71,6 +71,10 @@ class ChatPrompts:
         """Return whether the template shows tools to the model."""
         return self._template.takes_tools
 
+    def without_specials(self, prompt: str) -> str:
+        """Return a rendered text without its special tokens, as a text of the model has none."""
+        return self._special.sub("", prompt)
+
     def close(self) -> None:
         self._template.close()
 

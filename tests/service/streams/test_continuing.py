@@ -23,6 +23,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"x": {"enum": [name, "abc"]}}}}}
     for name in ("one", "two")
 ]
+CALLS = r'[a-c]{3}(<tool_call>\{"name": "(one|two)", "arguments": \{"x": "[a-z]{2}"\}\}</tool_call>){2}'
 USAGE = {"stream_options": {"include_usage": True}}
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,6 +39,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nothing": (COMPLETIONS, {"prompt": PROMPT, "max_tokens": 0, "echo": True}),
     "chat": (CHAT, {"messages": MESSAGES, "max_tokens": 8, "n": 2, "logprobs": True, "top_logprobs": 2, **RANDOM, **USAGE}),
     "tool": (CHAT, {"messages": MESSAGES, "max_tokens": 60, "tools": TOOLS, "tool_choice": "required", "n": 2, **RANDOM}),
+    "calls": (CHAT, {"messages": MESSAGES, "max_tokens": 120, "tools": TOOLS, "guided_regex": CALLS, **RANDOM}),
     "schema": (CHAT, {"messages": MESSAGES, "max_tokens": 60, "guided_json": {"enum": [{"a": None}, {"b": [1, None]}]}, **RANDOM}),
 }
 

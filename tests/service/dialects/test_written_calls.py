@@ -1,0 +1,150 @@
+"""Tool calls that a model writes by itself: what is content, what is a call, and that a division of the text changes nothing."""
+
+from typing import Any
+
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+from service.dialects.openai.written_calls import CallReader, RequiredCall, WrittenCalls
+from service.generation.chat.call_opening import CallForm
+from tests.service.fakes import PATIENCE_S, client, serve_in_thread
+from tests.service.generation_fakes import CALL_TEMPLATE, FakeGenerator, generator_app
+
+ADD, OTHER = '{"name": "add", "arguments": {"a": 1}}', '{"name": "other", "arguments": {"b": {"c": "}{"}}}'
+MARKED, BARE, LIST = CallForm("<tool_call>"), CallForm(""), CallForm("[")
+
+
+def qwen(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def read(reader: CallReader, *texts: str) -> tuple[str, list[tuple[str | None, str]]]:
+    """Return the content, and the name and arguments of each call, as a client of a stream puts them together."""
+    content, calls = "", list[tuple[str | None, str]]()
+    for part in [part for text in texts for part in reader.push(text)] + reader.end():
+        if isinstance(part, str):
+            content += part
+        else:
+            assert part.index == len(calls) - (not part.first)
+            if part.first:
+                calls.append((part.call.name, ""))
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.arguments)
+    assert [(call.name, call.arguments) for call in reader.calls if call.name] == calls
+    return content, calls
+
+
+CASES: dict[str, tuple[CallForm, str, str, list[tuple[str, str]]]] = {
+    "no call": (MARKED, "It is 3 < 4.", "It is 3 < 4.", []),
+    "a call": (MARKED, qwen(ADD), "", [("add", '{"a": 1}')]),
+    "text before it": (MARKED, "I add.\n" + qwen(ADD), "I add.\n", [("add", '{"a": 1}')]),
+    "two calls": (MARKED, qwen(ADD, OTHER), "", [("add", '{"a": 1}'), ("other", '{"b": {"c": "}{"}}')]),
+    "text after a call": (MARKED, qwen(ADD) + '\nIt says {"name": 4}, {"sum": 3}.', "", [("add", '{"a": 1}')]),
+    "a marker that has just begun": (MARKED, "a <tool_ca", "a <tool_ca", []),
+    "a marker alone": (MARKED, "a <tool_call>\n", "a <tool_call>\n", []),
+    "an unknown tool": (MARKED, qwen('{"name": "sub", "arguments": {}}'), qwen('{"name": "sub", "arguments": {}}'), []),
+    "an unknown tool, then a call": (MARKED, '<tool_call>{"name": "x"<tool_call>' + ADD, '<tool_call>{"name": "x"', [("add", '{"a": 1}')]),
+    "no object": (MARKED, "<tool_call>add(1)</tool_call>", "<tool_call>add(1)</tool_call>", []),
+    "arguments that are no object": (
+        MARKED,
+        '<tool_call>{"name": "add", "arguments": 4}',
+        '<tool_call>{"name": "add", "arguments": 4}',
+        [],
+    ),
+    "a name that is cut": (MARKED, '<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
+    "arguments that are cut": (MARKED, '<tool_call>{"name": "add", "arguments": {"a"', "", [("add", '{"a"')]),
+    "an object, if the form has no marker": (BARE, '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
+    "another text, if the form has no marker": (BARE, 'No: {"name": "add"', 'No: {"name": "add"', []),
+    "a list": (LIST, f"[{ADD}, {OTHER}]", "", [("add", '{"a": 1}'), ("other", '{"b": {"c": "}{"}}')]),
+    "another list": (LIST, "[1, 2]", "[1, 2]", []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_content_and_calls_are_the_same_however_the_text_is_divided(name: str) -> None:
+    form, text, content, calls = CASES[name]
+
+    def reader() -> WrittenCalls:
+        return WrittenCalls(form, {"add", "other"}, str, several=True)
+
+    for at in range(len(text) + 1):
+        assert read(reader(), text[:at], text[at:]) == (content, calls)
+    assert read(reader(), *text) == (content, calls)
+
+
+def test_content_is_sent_before_the_answer_ends() -> None:
+    reader = WrittenCalls(MARKED, {"add"}, str, several=True)
+    assert [reader.push(text) for text in ("I add <", "b and c", " <tool_call>")] == [["I add "], ["<b and c"], [" "]]
+
+
+def test_only_the_first_call_counts_without_parallel_calls() -> None:
+    assert read(WrittenCalls(MARKED, {"add", "other"}, str, several=False), qwen(ADD, OTHER)) == ("", [("add", '{"a": 1}')])
+
+
+def test_a_required_call_has_the_same_parts() -> None:
+    assert read(RequiredCall("add", "1"), '{"a"', ": 1}") == ("", [("add", '{"a": 1}')])
+    assert read(RequiredCall(None, "1"), *ADD) == ("", [("add", '{"a": 1}')])
+
+
+# Over HTTP ------------------------------------------------------------------------------------------------------------------------------
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("add", "other")]
+BODY = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "max_tokens": 400}
+SAID = "I see.\n" + qwen(ADD, OTHER)
+
+
+async def test_calls_are_returned_whole_and_streamed() -> None:
+    model = FakeGenerator("caller", template=CALL_TEMPLATE)
+    model.engine.script = SAID
+    async with client(generator_app(model)) as http:
+
+        async def ask(**fields: Any) -> dict[str, Any]:
+            return (await http.post("/v1/chat/completions", json={**BODY, **fields})).json()
+
+        (choice,) = (await ask(logprobs=True))["choices"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "I see.\n")
+        assert [(each["function"]["name"], each["function"]["arguments"]) for each in choice["message"]["tool_calls"]] == CASES[
+            "two calls"
+        ][3]
+        assert len({each["id"] for each in choice["message"]["tool_calls"]}) == 2
+        assert "".join(each["token"] for each in choice["logprobs"]["content"]).startswith(SAID)
+        (one,) = (await ask(parallel_tool_calls=False))["choices"]
+        assert len(one["message"]["tool_calls"]) == 1
+        (text,) = (await ask(tool_choice="none"))["choices"]
+        assert (text["finish_reason"], text["message"]["content"]) == ("stop", SAID)
+        allowed = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "other"}}]},
+        }
+        (some,) = (await ask(tool_choice=allowed))["choices"]
+        assert [each["function"]["name"] for each in some["message"]["tool_calls"]] == ["other"]
+
+
+class Add(BaseModel):
+    """add"""
+
+    a: int
+
+
+def test_clients_read_calls_in_their_default_mode() -> None:
+    model = FakeGenerator("caller", template=CALL_TEMPLATE)
+    model.engine.script = "I see.\n" + qwen('{"name": "Add", "arguments": {"a": 1}}')
+    with serve_in_thread(generator_app(model)) as url:
+        official = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        asked: dict[str, Any] = {"model": "caller", "messages": BODY["messages"], "tools": [openai.pydantic_function_tool(Add)]}
+        with official.chat.completions.stream(**asked) as stream:
+            kinds = {event.type for event in stream}
+            message = stream.get_final_completion().choices[0].message
+        assert {"content.delta", "tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+        (call,) = message.tool_calls or []
+        assert (message.content, call.function.parsed_arguments) == ("I see.\n", Add(a=1))
+        chat = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="caller", max_retries=0, timeout=PATIENCE_S)
+        answer = chat.bind_tools([Add]).invoke("Hi")
+        assert [(each["name"], each["args"]) for each in answer.tool_calls] == [("Add", {"a": 1})]
+        function = {"name": call.function.name, "arguments": call.function.arguments}
+        called = {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+        again: Any = [*asked["messages"], called, result]
+        official.chat.completions.create(model="caller", messages=again, tools=asked["tools"])
+    assert '<tool_call>\n{"name": "Add", "arguments": {"a": 1}}\n</tool_call>' in model.decode(model.engine.requests[-1].prompt)
