@@ -70,7 +70,7 @@ $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
 test: $(VENV)/.test $(VENV)/.npm  ## All tests: about 25 minutes on two cores
-	$(BIN)/pytest -n 3 --dist loadgroup -m "not alone"
+	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
 	$(BIN)/pytest -m alone
 
 # One thread for each torch: two processes of two threads each would wait for each other.

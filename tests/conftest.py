@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from xdist.scheduler import LoadFileScheduling
 
 from export.bundle import export_bundle
 from service.settings import Settings
@@ -36,25 +37,33 @@ def pytest_configure() -> None:
         onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a bundle of the session export a model: `make quick` leaves them out.
-
-    With `--dist loadgroup` a worker runs whole files. One worker runs all that use the session's service, so that it starts once.
-    """
-    together = {item.path for item in items if _uses_the_service(item)}
+    """Tests with a bundle of the session export a model: `make quick` leaves them out."""
     for item in items:
         if "once" in getattr(item, "fixturenames", ()):
             item.add_marker("export")
-        item.add_marker(pytest.mark.xdist_group("service" if item.path in together else str(item.path)))
 
 
-def _uses_the_service(item: pytest.Item) -> bool:
-    """Return whether the test gets the fixture `service` of this file, and not one of its own."""
-    found = getattr(item, "_fixtureinfo", None)
-    return found is not None and any(each.baseid == "tests" for each in found.name2fixturedefs.get("service", ())[-1:])
+class _Scheduling(LoadFileScheduling):
+    """As `--dist loadfile`, but one worker gets all files that use the session's service, so that it starts once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "service" if _uses_the_service(ROOT / file) else file
 
 
+@cache
+def _uses_the_service(file: Path) -> bool:
+    source = file.read_text(encoding="utf-8")
+    return "service: LiveService" in source and "def service(" not in source
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+ROOT = Path(__file__).parents[1]
 Once = Callable[[str, Callable[[Path], Any]], Path]
 
 
