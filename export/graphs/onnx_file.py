@@ -30,6 +30,8 @@ def save(model: onnx.ModelProto, file: Path, *, weights_beside: bool = False) ->
     """Write a graph, with its weights in a second file if `weights_beside`, or if one file cannot contain them."""
     beside = weights_beside or sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE_BYTES
     onnx.save(model, file, save_as_external_data=beside, location=weight_file(file).name if beside else None)
+    if beside:  # onnx lets only its owner read the second file, but the server may be another user
+        weight_file(file).chmod(file.stat().st_mode)
 
 
 def weight_file(file: Path) -> Path:

@@ -14,7 +14,7 @@ from export import contract
 from export.bundle import export_bundle
 from export.checks.parity import Feed, open_graph
 from export.errors import ExportError
-from export.graphs.onnx_file import weight_file
+from export.graphs.onnx_file import save, weight_file
 from tests import checkpoints
 from tests.models.checkpoints import tiny
 
@@ -168,6 +168,11 @@ def test_fp16_answers_in_float32_and_is_close(gpu_bundle: Path, encoder_bundle: 
 def test_weights_stand_beside_the_graph(encoder_bundle: Path) -> None:
     graph = encoder_bundle / contract.GRAPH
     assert weight_file(graph).stat().st_size > 100_000 > graph.stat().st_size
+
+
+def test_who_may_read_a_graph_may_read_its_weights(encoder_bundle: Path, tmp_path: Path) -> None:
+    save(onnx.load(encoder_bundle / contract.GRAPH), file := tmp_path / contract.GRAPH, weights_beside=True)
+    assert weight_file(file).stat().st_mode == file.stat().st_mode
 
 
 def test_a_checkpoint_without_pooling_is_refused(encoder_checkpoint: Path, tmp_path: Path) -> None:
