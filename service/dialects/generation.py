@@ -272,6 +272,24 @@ def bound_unread(runs: Runs, top_logprobs: int | None, settings: Settings) -> No
     runs.bound_unread(settings.max_answer_bytes / (_TOKEN_BYTES + (0 if top_logprobs is None else 1 + top_logprobs) * _LOGPROB_BYTES))
 
 
+def sequence_tokens(request: GenerationRequest, generated: int) -> int:
+    """Return the length of a sequence: the tokens of the state at which it began, of its prompt, and those generated so far."""
+    return (0 if request.start is None else request.start.position) + len(request.prompt) + generated
+
+
+def window_warnings(model: Generator, tokens: int) -> dict[str, list[str]]:
+    """Return the field `warnings` of an answer whose longest sequence has `tokens` tokens. There is none if the model attends to all."""
+    decoder = model.manifest.decoder
+    if decoder is None or decoder.window is None or tokens <= decoder.window:
+        return {}
+    first = decoder.first_kept or 0
+    said = (
+        f"the text has {tokens} tokens and the model attends to {decoder.window} of them, the first {first} and the last "
+        f"{decoder.window - first}: the answer may ignore what stands between"
+    )
+    return {"warnings": [said]}
+
+
 def token_text(token_id: int, model: Generator) -> str:
     """Return a single token as text. Bytes that are not a whole character become U+FFFD."""
     return model.vocabulary[token_id].decode(errors="replace")

@@ -93,6 +93,7 @@ class TgiDetails(BaseModel):
 class TgiAnswer(BaseModel):
     generated_text: str
     details: TgiDetails | None = Field(None, description="Only where the request asked for them.")
+    warnings: list[str] | None = Field(None, description="Only if a text exceeds the model's window; in a stream, with the last token.")
 
 
 class TgiError(BaseModel):
@@ -223,7 +224,7 @@ class _TgiAnswer(sse.Script[tuple[int, Delta]]):
     async def whole(self) -> dict[str, Any]:
         """Return the whole answer. Each token is serialised when it arrives."""
         await self.runs.read(self._begin, self._add)
-        answer: dict[str, Any] = {"generated_text": self._written}
+        answer: dict[str, Any] = {"generated_text": self._written, **self._warnings()}
         if self._asked.details:
             prefill = Elements()
             await done(map(prefill.add, self._prefill()))
@@ -279,8 +280,11 @@ class _TgiAnswer(sse.Script[tuple[int, Delta]]):
                 events.append({"index": self._n, "token": {"id": 0, "text": "", "logprob": 0.0, "special": True}, **unfinished})
             usage = self.runs.runs[0].usage
             ended = {"finish_reason": _reason(delta), "generated_tokens": self._n, "seed": self._seed, "input_length": usage.prompt_tokens}
-            events[-1] |= {"generated_text": self._text, "details": ended}
+            events[-1] |= {"generated_text": self._text, "details": ended, **self._warnings()}
         return b"".join(map(sse.event, events))
+
+    def _warnings(self) -> dict[str, list[str]]:
+        return generation.window_warnings(self._model, generation.sequence_tokens(self.runs.runs[0].request, self._n))
 
     def _token(self, token_id: int, each: TokenLogprob | None) -> dict[str, Any]:
         special = token_id in self._model.vocabulary.special

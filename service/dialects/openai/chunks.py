@@ -93,14 +93,8 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         return {**self.head, "choices": choices, **usage, **self._only_state(choices), **(self._warnings() if ended else {})}
 
     def _warnings(self) -> dict[str, Any]:
-        """Return the field `warnings` if a text has become longer than the model's window, else no field. The tokens of a state at which
-        a run began are not counted here.
-        """
-        decoder = self.model.manifest.decoder
-        if decoder is None or decoder.window is None:
-            return {}
-        longest = max((len(run.request.prompt) + run.usage.completion_tokens for run in self.runs.runs), default=0)
-        return {"warnings": [window_warning(longest, decoder.window, decoder.first_kept or 0)]} if longest > decoder.window else {}
+        lengths = (generation.sequence_tokens(run.request, run.usage.completion_tokens) for run in self.runs.runs)
+        return generation.window_warnings(self.model, max(lengths, default=0))
 
     def state(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return the field `state` of a choice if this is its last delta and its state was stored, else no field."""
@@ -117,14 +111,6 @@ class Chunks(sse.Script[tuple[int, Delta]]):
 
     def failure(self, error: ServiceError) -> bytes:
         return sse.event(render(error)[1])
-
-
-def window_warning(tokens: int, window: int, first_kept: int) -> str:
-    """Return the warning about a text of more tokens than the model attends to."""
-    return (
-        f"the text has {tokens} tokens and the model attends to {window} of them, the first {first_kept} and the last "
-        f"{window - first_kept}: the answer may ignore what stands between"
-    )
 
 
 def worth_sending(delta: Delta) -> bool:

@@ -16,6 +16,7 @@ from service.generation.slots import Row, Slots
 from service.settings import Settings
 from tests.decoders import tiny_decoder_bundle
 
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 WINDOW, FIRST, PIECE = 16, 2, 240  # 256 slots, of which 253 are written again and again
 SLOTS = contract.SLOT_BLOCK
 DECODER = contract.Decoder(
@@ -82,7 +83,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A window alone, and one beside sums that take the tokens that leave it, from their slots."""
     piece = PIECE - (request.param == "causal_hybrid")
     options = {request.param: {"n_first": FIRST, "piece": piece, "n_kv_heads": 1}}
-    return tiny_decoder_bundle(tmp_path_factory.mktemp("window") / "bundle", layers=request.param, window=WINDOW, layer_options=options)
+    shape = {"layers": request.param, "window": WINDOW, "layer_options": options}
+    return tiny_decoder_bundle(tmp_path_factory.mktemp("window") / "bundle", chat_template=TEMPLATE, **shape)
 
 
 @pytest.fixture
@@ -117,10 +119,30 @@ async def test_texts_beyond_the_window_and_the_slots_are_the_same_alone_among_ot
     assert begun + ended == texts[0]
 
 
+ATTENDS = "the model attends to 16 of them, the first 2 and the last 14: the answer may ignore what stands between"
+
+
 @pytest.mark.export
 async def test_an_answer_says_that_the_window_is_passed(http: httpx.AsyncClient) -> None:
     assert "warnings" not in await completed(http, "a" * 10, WINDOW - 10)
-    answer = await completed(http, "a" * 10, WINDOW - 9)
-    assert answer["warnings"] == [
-        "the text has 17 tokens and the model attends to 16 of them, the first 2 and the last 14: the answer may ignore what stands between"
-    ]
+    answer = await completed(http, "a" * 10, WINDOW - 9, store_state=True)
+    assert answer["warnings"] == [f"the text has 17 tokens and {ATTENDS}"]
+    more = await completed(http, "a", 2, state=answer["state"]["id"])  # type: ignore[index]
+    assert more["warnings"] == [f"the text has 20 tokens and {ATTENDS}"], "the tokens of the state count"
+
+
+@pytest.mark.export
+async def test_every_dialect_says_it(http: httpx.AsyncClient) -> None:
+    async def asked(path: str, max_tokens: int) -> dict[str, object]:
+        if path == "/generate":
+            body: dict[str, object] = {"inputs": "a" * 10, "parameters": {"max_new_tokens": max_tokens, "ignore_eos": True, "seed": 1}}
+        else:
+            body = {"input": "a" * 10, "max_output_tokens": max_tokens, "ignore_eos": True, "seed": 1, "store": False}
+        answer = await http.post(path, json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, object] = answer.json()
+        return found
+
+    for path in ("/generate", "/v1/responses"):
+        assert "warnings" not in await asked(path, 2)
+        assert (await asked(path, 10))["warnings"] == [f"the text has 20 tokens and {ATTENDS}"]

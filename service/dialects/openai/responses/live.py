@@ -176,7 +176,8 @@ class Live:
         request = self._prepared.request
         before = 0 if request.start is None else request.start.position
         usage = usage_of(before + len(request.prompt), max(before, self._cached), self._saying.count)
-        answer = Answer({**self.answer.head, "usage": usage, **fields}, self._saying, self.answer.call)
+        warnings = generation.window_warnings(self._prepared.model, generation.sequence_tokens(request, self._saying.count))
+        answer = Answer({**self.answer.head, "usage": usage, **fields, **warnings}, self._saying, self.answer.call)
         answer.status = status
         try:
             if self.row is not None:

@@ -233,6 +233,9 @@ class ResponseObject(BaseModel):
     background: bool
     usage: ResponseUsage | None
     state: KeptState | None = Field(None, description="The state after the last token, if it was kept. Only when the response has ended.")
+    warnings: list[str] | None = Field(
+        None, description="Only if the conversation exceeds the model's window, when the response has ended."
+    )
 
 
 class InputItemContent(BaseModel):
