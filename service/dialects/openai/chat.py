@@ -24,11 +24,10 @@ from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
 from service.dialects.openai.tool_calls import AllowedTools, Calling, arguments_of, choose
-from service.dialects.openai.written_calls import CallPart, CallReader, RequiredCall, WrittenCalls
+from service.dialects.openai.written_calls import CallPart, CallReader, RequiredCall, WrittenCalls, content_of, written_form
 from service.dialects.resuming import AnswerStart, Resumable
 from service.dialects.states import turns
 from service.errors import InvalidRequest
-from service.generation.chat.call_opening import call_form
 from service.generation.chat.continuation import turn_of
 from service.generation.model import Generator
 from service.generation.request import Delta
@@ -122,13 +121,8 @@ async def _reader(
     if calling is not None:
         only = calling.only
         return lambda name: RequiredCall(only, generation.derived_id("call_", name))
-    if not tools or (prompts := model.chat_prompts) is None or not prompts.takes_tools:
-        return None
-    form = await call_form(prompts, tools, skip_special_tokens=body.skip_special_tokens)
-    if form is None:
-        return None
-    names, several = {tool["function"]["name"] for tool in tools}, body.parallel_tool_calls is not False
-    return lambda name: WrittenCalls(form, names, lambda at: generation.derived_id("call_", f"{name}/{at}"), several=several)
+    form = await written_form(model, tools, skip_special_tokens=body.skip_special_tokens, several=body.parallel_tool_calls)
+    return form and (lambda name: WrittenCalls(form, lambda at: generation.derived_id("call_", f"{name}/{at}")))
 
 
 def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
@@ -212,9 +206,7 @@ class _ChatAnswer(Chunks):
     def _add(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
         choice.last = delta
-        for part in choice.read(delta):
-            if isinstance(part, str):
-                choice.text.add(part)
+        choice.text.add(content_of(choice.read(delta)))
         if self._body.logprobs:
             choice.logprobs.add(self.tokens.chat(delta.logprobs))
 
@@ -252,7 +244,7 @@ class _ChatAnswer(Chunks):
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         parts = self._choices[index].read(delta)
-        content, calls = [part for part in parts if isinstance(part, str)], [part.json() for part in parts if isinstance(part, CallPart)]
-        new = {**({"content": "".join(content)} if content else {}), **({"tool_calls": calls} if calls else {})}
+        content, calls = content_of(parts), [part.json() for part in parts if isinstance(part, CallPart)]
+        new = {**({"content": content} if content else {}), **({"tool_calls": calls} if calls else {})}
         logprobs = orjson.Fragment(b"[%b]" % self.tokens.chat(delta.logprobs)) if self._body.logprobs else None
         return self._form(index, {"delta": new}, logprobs, delta)

@@ -1,19 +1,20 @@
 """Reads the tool calls of an answer while its text arrives: the one that a grammar forces, or those that the model writes by itself.
 
-A model writes a call in its template's form, such as `<tool_call>{"name": "add", "arguments": {..}}</tool_call>`; see `CallForm`. Text
-before a call is content. Only a call of a tool that the request has counts; everything else stays text. Text after a call is dropped,
+A model writes a call in its template's form, such as `<tool_call>{"name": "add", "arguments": {..}}</tool_call>`. Text before
+a call is content. Only a call of a tool that the request has counts; everything else stays text. Text after a call is dropped,
 unless it is another call, as vLLM does.
 """
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from service.dialects.openai.tool_calls import NAMED, CallBuilder
-from service.generation.chat.call_opening import CallForm
+from service.generation.chat.call_opening import call_marker
+from service.generation.model import Generator
 
 # NAMED in pieces. A text that matches the first of them, and a part of the next, may become a call.
 _STRING = ['"', r"(?:[^\"\\]|\\.)*\\?", '"']
@@ -70,13 +71,33 @@ class RequiredCall:
         return []
 
 
-class WrittenCalls:
-    """Reads an answer in which the model may call the tools `names`. If not `several`, only its first call counts."""
+class WrittenForm(TypedDict):
+    """How a model may write calls by itself: the text before a call (`call_marker`), the names of the tools, and whether it may write
+    several calls. If not, only the first counts."""
 
-    def __init__(self, form: CallForm, names: Collection[str], id: Callable[[int], str], *, several: bool) -> None:
+    marker: str
+    tools: list[str]
+    several: bool
+
+
+async def written_form(
+    model: Generator, tools: Sequence[dict[str, Any]], *, skip_special_tokens: bool, several: bool | None
+) -> WrittenForm | None:
+    """Return the form of calls of the tools that are shown to the model. None: the model writes only text. `several` None means True."""
+    if not tools or (prompts := model.chat_prompts) is None or not prompts.takes_tools:
+        return None
+    marker = await call_marker(prompts, tools, skip_special_tokens=skip_special_tokens)
+    names = [tool["function"]["name"] for tool in tools]
+    return None if marker is None else {"marker": marker, "tools": names, "several": several is not False}
+
+
+class WrittenCalls:
+    """Reads an answer in which the model may write calls by itself."""
+
+    def __init__(self, form: WrittenForm, id: Callable[[int], str]) -> None:
         """`id` gives the id of a call by its index."""
         self.calls: list[CallBuilder] = []
-        self._marker, self._names, self._id, self._several = form.marker, names, id, several
+        self._marker, self._names, self._several, self._id = form["marker"], form["tools"], form["several"], id
         self._held = ""  # text that may belong to a call which is not yet known
         self._found: list[str | CallPart] = []
         self._step = self._search if self._marker else self._name
@@ -151,3 +172,7 @@ class WrittenCalls:
         self._found += [self._held] if self._held else []
         self._held = ""
         return False
+
+
+def content_of(parts: Sequence[str | CallPart]) -> str:
+    return "".join(part for part in parts if isinstance(part, str))

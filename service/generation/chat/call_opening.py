@@ -9,7 +9,6 @@ of Qwen, `[TOOL_CALLS][{"name": "add", "arguments": ` of Mistral, `{"name": "add
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,14 +17,6 @@ from service.generation.chat.prompt import ChatPrompts
 
 _SAID = {"role": "user", "content": "Hello"}
 _ID = "call00000"  # nine letters and digits, which templates of Mistral demand
-
-
-@dataclass(frozen=True)
-class CallForm:
-    """How a model writes a call by itself: a marker such as `<tool_call>`, then an object `{"name": .., "arguments": ..}`. If the marker
-    is empty, an answer is a call if it begins with such an object."""
-
-    marker: str
 
 
 async def call_opening(prompts: ChatPrompts, tools: Sequence[Mapping[str, Any]], name: str | None) -> str:
@@ -37,18 +28,20 @@ async def call_opening(prompts: ChatPrompts, tools: Sequence[Mapping[str, Any]],
     return await _before_call(prompts, tools, name, "arguments") or ""
 
 
-_forms: WeakKeyDictionary[ChatPrompts, str | None] = WeakKeyDictionary()
+_before: WeakKeyDictionary[ChatPrompts, str | None] = WeakKeyDictionary()
 
 
-async def call_form(prompts: ChatPrompts, tools: Sequence[Mapping[str, Any]], *, skip_special_tokens: bool) -> CallForm | None:
-    """Return the form in which the template writes calls, or None if it writes none or in a form that is not read. With
-    `skip_special_tokens`, a marker has no special tokens, since they are not in the text of an answer. Raises Overloaded.
+async def call_marker(prompts: ChatPrompts, tools: Sequence[Mapping[str, Any]], *, skip_special_tokens: bool) -> str | None:
+    """Return the text, such as `<tool_call>`, after which the model writes a call by itself as an object `{"name": .., "arguments": ..}`.
+
+    If it is empty, an answer is a call if it begins with such an object. None: the template writes no calls, or in another form. With
+    `skip_special_tokens` it contains no special tokens, as they are not in the text of an answer. Raises Overloaded.
     """
-    if prompts not in _forms:  # a template has one form for all tools
-        _forms[prompts] = await _before_call(prompts, tools, None, "(?:arguments|parameters)")
-    if (before := _forms[prompts]) is None:
+    if prompts not in _before:  # a template has one form for all tools
+        _before[prompts] = await _before_call(prompts, tools, None, "(?:arguments|parameters)")
+    if (before := _before[prompts]) is None:
         return None
-    return CallForm((prompts.without_specials(before) if skip_special_tokens else before).strip().rpartition("\n")[2])
+    return (prompts.without_specials(before) if skip_special_tokens else before).strip().rpartition("\n")[2]
 
 
 async def _before_call(prompts: ChatPrompts, tools: Sequence[Mapping[str, Any]], name: str | None, key: str) -> str | None:

@@ -7,17 +7,20 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from service.dialects.openai.written_calls import CallReader, RequiredCall, WrittenCalls
-from service.generation.chat.call_opening import CallForm
+from service.dialects.openai.written_calls import CallReader, RequiredCall, WrittenCalls, WrittenForm
 from tests.service.fakes import PATIENCE_S, client, serve_in_thread
 from tests.service.generation_fakes import CALL_TEMPLATE, FakeGenerator, generator_app
 
 ADD, OTHER = '{"name": "add", "arguments": {"a": 1}}', '{"name": "other", "arguments": {"b": {"c": "}{"}}}'
-MARKED, BARE, LIST = CallForm("<tool_call>"), CallForm(""), CallForm("[")
+MARKED, BARE, LIST = "<tool_call>", "", "["
 
 
 def qwen(*calls: str) -> str:
     return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def written(marker: str, *, several: bool = True) -> WrittenCalls:
+    return WrittenCalls(WrittenForm(marker=marker, tools=["add", "other"], several=several), str)
 
 
 def read(reader: CallReader, *texts: str) -> tuple[str, list[tuple[str | None, str]]]:
@@ -35,7 +38,7 @@ def read(reader: CallReader, *texts: str) -> tuple[str, list[tuple[str | None, s
     return content, calls
 
 
-CASES: dict[str, tuple[CallForm, str, str, list[tuple[str, str]]]] = {
+CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "no call": (MARKED, "It is 3 < 4.", "It is 3 < 4.", []),
     "a call": (MARKED, qwen(ADD), "", [("add", '{"a": 1}')]),
     "text before it": (MARKED, "I add.\n" + qwen(ADD), "I add.\n", [("add", '{"a": 1}')]),
@@ -63,23 +66,19 @@ CASES: dict[str, tuple[CallForm, str, str, list[tuple[str, str]]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_content_and_calls_are_the_same_however_the_text_is_divided(name: str) -> None:
-    form, text, content, calls = CASES[name]
-
-    def reader() -> WrittenCalls:
-        return WrittenCalls(form, {"add", "other"}, str, several=True)
-
+    marker, text, content, calls = CASES[name]
     for at in range(len(text) + 1):
-        assert read(reader(), text[:at], text[at:]) == (content, calls)
-    assert read(reader(), *text) == (content, calls)
+        assert read(written(marker), text[:at], text[at:]) == (content, calls)
+    assert read(written(marker), *text) == (content, calls)
 
 
 def test_content_is_sent_before_the_answer_ends() -> None:
-    reader = WrittenCalls(MARKED, {"add"}, str, several=True)
+    reader = written(MARKED)
     assert [reader.push(text) for text in ("I add <", "b and c", " <tool_call>")] == [["I add "], ["<b and c"], [" "]]
 
 
 def test_only_the_first_call_counts_without_parallel_calls() -> None:
-    assert read(WrittenCalls(MARKED, {"add", "other"}, str, several=False), qwen(ADD, OTHER)) == ("", [("add", '{"a": 1}')])
+    assert read(written(MARKED, several=False), qwen(ADD, OTHER)) == ("", [("add", '{"a": 1}')])
 
 
 def test_a_required_call_has_the_same_parts() -> None:
@@ -148,3 +147,36 @@ def test_clients_read_calls_in_their_default_mode() -> None:
         again: Any = [*asked["messages"], called, result]
         official.chat.completions.create(model="caller", messages=again, tools=asked["tools"])
     assert '<tool_call>\n{"name": "Add", "arguments": {"a": 1}}\n</tool_call>' in model.decode(model.engine.requests[-1].prompt)
+
+
+def test_responses_have_a_message_and_the_calls() -> None:
+    model = FakeGenerator("caller", template=CALL_TEMPLATE)
+    model.engine.script = SAID
+    tools: Any = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("add", "other")]
+    with serve_in_thread(generator_app(model)) as url:
+        official = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        asked: dict[str, Any] = {"model": "caller", "input": "Hi", "tools": tools, "max_output_tokens": 400}
+        answer = official.responses.create(**asked)
+        message, *calls = answer.output
+        assert (answer.output_text, message.type, answer.status) == ("I see.\n", "message", "completed")
+        assert [(each.name, each.arguments) for each in calls] == CASES["two calls"][3]
+        assert len({each.call_id for each in calls}) == 2
+        assert len(official.responses.create(**asked, parallel_tool_calls=False).output) == 2
+        with official.responses.stream(**asked) as stream:
+            events = list(stream)
+            final = stream.get_final_response()
+        numbers = [event.sequence_number for event in events]
+        assert numbers == sorted(set(numbers))
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "I see.\n"
+        done = [event for event in events if event.type == "response.function_call_arguments.done"]
+        assert [(event.output_index, event.arguments) for event in done] == [(1, '{"a": 1}'), (2, CASES["two calls"][3][1][1])]
+        assert [item.type for item in final.output] == ["message", "function_call", "function_call"]
+        for at, number in enumerate(numbers[:-1], 1):
+            rest = list(official.responses.retrieve(final.id, stream=True, starting_after=number))
+            assert "".join(event.delta for event in events[:at] + rest if event.type == "response.output_text.delta") == "I see.\n"
+            items = [event.item.id for event in events[:at] + rest if event.type == "response.output_item.done"]
+            assert items == [item.id for item in final.output]
+        results: Any = [{"type": "function_call_output", "call_id": each.call_id, "output": "3"} for each in calls]
+        official.responses.create(model="caller", input=results, previous_response_id=answer.id)
+        listed = official.responses.retrieve(answer.id)
+        assert listed.output == answer.output

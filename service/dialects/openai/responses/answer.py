@@ -1,12 +1,13 @@
 """Builds the JSON of a response from its fields and the text that was generated so far."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from service.dialects import generation
 from service.dialects.openai.responses.generated_text import Said
 from service.dialects.openai.responses.schemas import ResponseRequest
 from service.dialects.openai.tool_calls import CallBuilder
+from service.dialects.openai.written_calls import WrittenCalls, WrittenForm, content_of
 from service.errors import ServiceError
 
 ENDED = ("completed", "incomplete", "failed", "cancelled")
@@ -14,50 +15,64 @@ Json = dict[str, Any]
 
 
 class Answer:
-    """A response. `head` has the fields that do not depend on the generated text `said`. If `call` is None, the output is a message with
-    this text. Otherwise the text is a tool call: of the tool `call["name"]`, or if that is None, of the tool that the text names."""
+    """A response. `head` has the fields that do not depend on the generated text `said`.
 
-    def __init__(self, head: Json, said: Said, call: Mapping[str, str | None] | None) -> None:
+    If `call` is None, the output is a message with this text. If `call` has the key `name`, the text is a required call: of this tool,
+    or if the name is None, of the tool that the text names. Otherwise `call` is the form (`WrittenForm`) in which the text may have
+    calls. The output is then a message, which may be empty, and the calls.
+    """
+
+    def __init__(self, head: Json, said: Said, call: Mapping[str, Any] | None) -> None:
         self.head, self.said, self.call = head, said, call
+        self.required = call is not None and "name" in call
         self.status: str = head["status"]
         self.hex = head["id"].removeprefix("resp_")
-        self.item_id = f"{'msg' if call is None else 'fc'}_{self.hex}"  # depends only on the response's id: the same in every process
+        self.item_id = f"{'fc' if self.required else 'msg'}_{self.hex}"  # depends only on the response's id: the same in every process
 
     def begun(self, status: str) -> Json:
         """Return the response with this status and without output, for the first events of a stream."""
         return {**self.head, "status": status}
 
     def building(self) -> CallBuilder:
-        """Return an empty builder for the response's tool call. Requires that `call` is not None."""
+        """Return an empty builder for the required tool call."""
         assert self.call is not None
-        call = CallBuilder(self.call["name"])
-        call.id = f"call_{self.hex}"
-        return call
+        return CallBuilder(self.call["name"], f"call_{self.hex}")
 
-    def item(self, status: str) -> Json:
-        """Return the only item of the output: a message or a tool call."""
-        if self.call is None:
-            content = [] if status == "in_progress" and not self.said.text else [self.part()]
-            return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-        call = self.building()
-        call.push(self.said.text)
-        return self.call_item(call, status)
+    def reader(self) -> WrittenCalls | None:
+        """Return a reader of the calls that the model writes by itself, or None if the text has no such calls."""
+        if self.call is None or self.required:
+            return None
+        return WrittenCalls(cast(WrittenForm, self.call), lambda at: f"call_{self.hex}_{at}")
 
-    def call_item(self, call: CallBuilder, status: str) -> Json:
+    def items(self, status: str) -> list[Json]:
+        """Return the output: a message, a required call, or a message and the calls that the model has written."""
+        if self.required:
+            call = self.building()
+            call.push(self.said.text)
+            return [self.call_item(call, status)]
+        if (reader := self.reader()) is None:
+            return [self._message(status)]
+        parts = [*reader.push(self.said.text), *([] if status == "in_progress" else reader.end())]
+        calls = (self.call_item(call, status, f"fc_{self.hex}_{at}") for at, call in enumerate(reader.calls))
+        return [self._message(status, content_of(parts)), *calls]
+
+    def call_item(self, call: CallBuilder, status: str, id: str | None = None) -> Json:
         called = {"call_id": call.id, "name": call.name or "", "arguments": call.arguments}
-        return {"id": self.item_id, "type": "function_call", "status": status, **called}
+        return {"id": id or self.item_id, "type": "function_call", "status": status, **called}
 
-    def part(self) -> Json:
-        written = self.said.written()
-        return {"type": "output_text", "text": written["text"], "annotations": [], "logprobs": written["logprobs"]}
+    def _message(self, status: str, text: str | None = None) -> Json:
+        """`text` None: all."""
+        written = self.said.written(text)
+        part = {"type": "output_text", "text": written["text"], "annotations": [], "logprobs": written["logprobs"]}
+        content = [] if status == "in_progress" and not written["text"] else [part]
+        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def response(self) -> Json:
         """Return the JSON of the response, with the text that was generated so far."""
         status = self.status
         if not self.said.text and status not in ("completed", "incomplete"):
             return {**self.head, "status": status}
-        item = self.item(status if status in ("completed", "in_progress") else "incomplete")
-        return {**self.head, "status": status, "output": [item]}
+        return {**self.head, "status": status, "output": self.items(status if status in ("completed", "in_progress") else "incomplete")}
 
 
 def head_of(body: ResponseRequest, response: str, model: str, *, previous: str | None) -> Json:
@@ -75,7 +90,7 @@ def head_of(body: ResponseRequest, response: str, model: str, *, previous: str |
         "metadata": body.metadata,
         "model": model,
         "output": [],
-        "parallel_tool_calls": False,
+        "parallel_tool_calls": bool(body.parallel_tool_calls),
         "previous_response_id": previous,
         "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "store": body.store,

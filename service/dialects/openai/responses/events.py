@@ -7,7 +7,7 @@ response. So a number means the same in every process, and a client can continue
     0 to 4              created, queued, in_progress, output_item.added, content_part.added
     10 + 2 n            a delta that ends with token n (counted from 1)
     10 + 2 n + 1        output_item.added of a tool call whose first delta begins after token n
-    12 + 2 N to 17 + 2N all events after the last token N
+    12 + 2 N and more   all events after the last token N, with those of the calls that the model has written by itself
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from typing import Any
 
 from service.dialects.openai.responses.answer import Answer
 from service.dialects.openai.responses.generated_text import joined
+from service.dialects.openai.written_calls import content_of
 from service.errors import ServiceError
 from service.http import sse
 
@@ -34,9 +35,9 @@ class Events(sse.Script[Answer]):
         self._answer = answer
         self._after = after
         self._sent = min(tokens_before(after), answer.said.count)  # number of tokens that the client has
-        self._call = None if answer.call is None else answer.building()
-        if self._call is not None:
-            self._call.push(answer.said.text[: answer.said.end(self._sent)])
+        self._call, self._reader = answer.building() if answer.required else None, answer.reader()
+        if (reading := self._call or self._reader) is not None:
+            reading.push(answer.said.text[: answer.said.end(self._sent)])
         self._added = self._call is not None and bool(self._call.arguments)  # whether the event that begins the call was sent
 
     def opening(self) -> bytes:
@@ -45,7 +46,7 @@ class Events(sse.Script[Answer]):
         if background:
             said += self._event(1, "queued", response=answer.begun("queued"))
         said += self._event(2, "in_progress", response=answer.begun("in_progress"))
-        if answer.call is None:  # the item of a tool call is sent later, when the tool's name is known
+        if not answer.required:  # the item of a tool call is sent later, when the tool's name is known
             item = {"id": answer.item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             said += self._event(3, "output_item.added", output_index=0, item=item)
@@ -63,6 +64,7 @@ class Events(sse.Script[Answer]):
 
     def _delta(self, before: int, number: int, text: str, logprobs: Sequence[bytes]) -> Iterator[bytes]:
         if self._call is None:
+            text = text if self._reader is None else content_of(self._reader.push(text))
             if text or logprobs:
                 yield self._event(number, "output_text.delta", **self._place, delta=text, logprobs=joined(logprobs))
         elif new := self._call.push(text):
@@ -85,7 +87,7 @@ class Events(sse.Script[Answer]):
         response = answer.response()
         if status in ("completed", "incomplete"):
             rest = said.text[said.end(said.count) :]
-            (item,) = response["output"]
+            item, *calls = response["output"]
             if self._call is not None:
                 new = self._call.push(rest)
                 yield self._add_call(number)
@@ -94,6 +96,8 @@ class Events(sse.Script[Answer]):
                 told = {"name": item["name"], "arguments": item["arguments"]}
                 yield self._event(number + 2, "function_call_arguments.done", **self._place, **told)
             else:
+                if self._reader is not None:
+                    rest = content_of([*self._reader.push(rest), *self._reader.end()])
                 if rest:
                     yield self._event(number + 1, "output_text.delta", **self._place, delta=rest, logprobs=[])
                 (part,) = item["content"]
@@ -101,7 +105,18 @@ class Events(sse.Script[Answer]):
                 yield from self._event_pieces(number + 2, "output_text.done", **self._place, **done)
                 yield from self._event_pieces(number + 3, "content_part.done", **self._place, part=part)
             yield from self._event_pieces(number + 4, "output_item.done", output_index=0, item=item)
+            for at, called in enumerate(calls, 1):
+                yield from self._written_call(number + 4 * at + 1, at, called)
+            number += 4 * len(calls)
         yield from self._event_pieces(number + 5, status, response=response)
+
+    def _written_call(self, number: int, index: int, item: dict[str, Any]) -> Iterator[bytes]:
+        place, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event(number, "output_item.added", output_index=index, item=begun)
+        yield self._event(number + 1, "function_call_arguments.delta", **place, delta=arguments)
+        yield self._event(number + 2, "function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+        yield self._event(number + 3, "output_item.done", output_index=index, item=item)
 
     def failure(self, error: ServiceError) -> bytes:
         """Return the last event of a stream that fails. The response itself may still be generated to its end."""
@@ -112,7 +127,7 @@ class Events(sse.Script[Answer]):
     @property
     def _place(self) -> dict[str, Any]:
         place = {"item_id": self._answer.item_id, "output_index": 0}
-        return place if self._answer.call is not None else {**place, "content_index": 0}
+        return place if self._answer.required else {**place, "content_index": 0}
 
     def _event(self, number: int, kind: str, **content: Any) -> bytes:
         return b"".join(self._event_pieces(number, kind, **content))

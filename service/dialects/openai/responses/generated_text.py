@@ -37,11 +37,13 @@ class Said:
         """Return the length, in characters, of the text that the first `count` tokens have completed."""
         return self.ends[count - 1] if count else 0
 
-    def written(self) -> dict[str, Any]:
-        """Return the text and the log-probabilities as JSON values that `http/answers.py` can write in pieces."""
+    def written(self, content: str | None = None) -> dict[str, Any]:
+        """Return the text and the log-probabilities as JSON values that `http/answers.py` can write in pieces. `content` is the part of the
+        text that is not in tool calls; None: all."""
+        content = self.text if content is None else content
         text, logprobs = Text(), Elements()
-        for at in range(0, len(self.text), _CHUNK):
-            text.add(self.text[at : at + _CHUNK])
+        for at in range(0, len(content), _CHUNK):
+            text.add(content[at : at + _CHUNK])
         for element in self.logprobs:
             logprobs.add(element)
         return {"text": text, "logprobs": logprobs}

@@ -18,6 +18,7 @@ from service.dialects.answer_size import check_chat_size
 from service.dialects.openai.responses.items import messages_of
 from service.dialects.openai.responses.schemas import LOGPROBS, AllowedFunctions, ResponseRequest
 from service.dialects.openai.tool_calls import Calling, choose
+from service.dialects.openai.written_calls import written_form
 from service.dialects.states import turns
 from service.dialects.states.turns import Beginning
 from service.errors import EmptyInput, InvalidRequest, StateGone, StateNotFound
@@ -31,7 +32,7 @@ class Prepared(NamedTuple):
 
     model: DecoderModel
     request: GenerationRequest
-    call: Mapping[str, str | None] | None  # the required tool call; see `Answer`
+    call: Mapping[str, Any] | None  # the required tool call; see `Answer`
     begin: Beginning | None  # the state that the request's prompt continues
 
     @property
@@ -117,8 +118,8 @@ async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catal
     (request,) = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn="generated")
     # Streams are checked too, since their last event contains the whole answer.
     check_chat_size(model, request, catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
-    only = None if calling is None else {"name": calling.only}
-    return Prepared(model, request, only, begin)
+    form = await written_form(model, tools, skip_special_tokens=body.skip_special_tokens, several=body.parallel_tool_calls)
+    return Prepared(model, request, form if calling is None else {"name": calling.only}, begin)
 
 
 def keeping(prepared: Prepared, response: str, state: str | None = None) -> Prepared:

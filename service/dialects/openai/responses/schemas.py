@@ -142,7 +142,9 @@ class ResponseRequest(SamplingFields, StateFields):
         description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called; "
         "allowed_tools is auto or required for some of them.",
     )
-    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
+    parallel_tool_calls: StrictBool | None = Field(
+        None, description="false: of the calls that the model writes, only the first counts. A required call is always one."
+    )
     service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
     user: Ignored = None
     safety_identifier: Ignored = None

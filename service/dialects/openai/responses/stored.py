@@ -46,10 +46,10 @@ class Row:
     response: dict[str, Any]  # the JSON that clients get
     expires: float
     input: list[dict[str, Any]] = field(default_factory=list)  # the JSON items that clients can list
-    call: Mapping[str, str | None] | None = None  # the required tool call; see `Answer`
+    call: Mapping[str, Any] | None = None  # the tool calls that the text has; see `Answer`
     ids: list[int] = field(default_factory=list)  # ids of the generated tokens; empty when the response has ended
     ends: list[int] = field(default_factory=list)  # for each token, the length of the text that is complete after it; see `Said`
-    raw: str | None = None  # the generated text of a tool call; None for a message
+    raw: str | None = None  # the generated text if it may have tool calls; None for a message
     state: str | None = None  # id of the state after the last token; the state exists only after the response has ended
     work: dict[str, Any] | None = None  # result of `work_of`; None if no other process can generate the response
     numerics: str = ""  # fingerprint of the arithmetic with which `ids` were sampled
