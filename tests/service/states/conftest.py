@@ -4,11 +4,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from service.deployment.ports import free_port
 from service.states.redis import RedisEngine
@@ -37,34 +39,33 @@ class RedisServer:
         self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--requirepass", PASSWORD, "--dir", str(folder)]
         self._command += ["--save", ""]
         self._command += ["--appendonly", "no"] if appendfsync is None else ["--appendonly", "yes", "--appendfsync", appendfsync]
-        self._command += ["--cluster-enabled", "yes"] if clustered else []
+        # By default the nodes of a cluster talk at the port + 10,000, which another process may have.
+        self._command += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())] if clustered else []
         self.start()
         if clustered:
             self.client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-            _wait_for(lambda: self.client.cluster("info")["cluster_state"] == "ok")
+            self._wait_for(lambda: self.client.cluster("info")["cluster_state"] == "ok")
 
     def start(self) -> None:
         """Start it, with what it has on disk."""
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        self.client = redis.Redis(port=self.port, password=PASSWORD)
-        _wait_for(self.client.ping)
+        self.client = redis.Redis(port=self.port, password=PASSWORD, retry=Retry(NoBackoff(), 0))
+        self._wait_for(self.client.ping)
+
+    def _wait_for(self, ready: Callable[[], object]) -> None:
+        """AssertionError if Redis ends or is not ready within seconds."""
+        for _ in range(400):
+            assert self.process.poll() is None, f"Redis ended with {self.process.returncode}: {self._command}"
+            with suppress(redis.ConnectionError):  # also while it loads its file
+                if ready():
+                    return
+            time.sleep(0.025)
+        raise AssertionError("Redis is not ready")
 
     def kill(self) -> None:
         self.client.close()
         self.process.kill()
         self.process.wait()
-
-
-def _wait_for(ready: Callable[[], object]) -> None:
-    """AssertionError if Redis is not ready within seconds."""
-    for _ in range(400):
-        try:
-            if ready():
-                return
-        except redis.ConnectionError:  # also while it loads its file
-            pass
-        time.sleep(0.025)
-    raise AssertionError("Redis is not ready")
 
 
 @contextmanager
