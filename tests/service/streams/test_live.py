@@ -25,7 +25,8 @@ def kill(service: LiveService) -> None:
     """Kill all processes of the service. None of them can do anything about it."""
     family = service.family()
     for process in family:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it ended with another
+            process.kill()
     psutil.wait_procs(family, 30)
 
 
