@@ -170,7 +170,7 @@ def test_the_rendered_cluster_answers(cluster: Cluster) -> None:
         cluster.ask("/v1/models", key="not-a-key-of-it")
     models = [each["id"] for each in json.loads(cluster.ask("/v1/models"))["data"]]
     assert "tiny-decoder" in models
-    text = json.loads(cluster.ask("/v1/completions", {"model": "tiny-decoder", "prompt": "a", "max_tokens": 4}))
+    text = json.loads(cluster.ask("/v1/completions", {"model": "tiny-decoder", "prompt": "a", "max_tokens": 4, "ignore_eos": True}))
     assert text["usage"]["completion_tokens"] == 4
     threads = int(environment(manifests("overlays/cpu"), next(pods(manifests("overlays/cpu"))))["ATTNSERVE_THREADS"])
     cpus = {name: each["deployment_config"]["ray_actor_options"]["num_cpus"] for name, each in running.items()}
