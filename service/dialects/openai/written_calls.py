@@ -19,6 +19,7 @@ from service.generation.model import Generator
 # NAMED in pieces. A text that matches the first of them, and a part of the next, may become a call.
 _STRING = ['"', r"(?:[^\"\\]|\\.)*\\?", '"']
 _PIECES = [r"\s*", r"\{", r"\s*", *'"name"', r"\s*", ":", r"\s*", *_STRING, r"\s*", ",", r"\s*", '"', "[a-z]*", '"', r"\s*", ":", r"\s*"]
+_MOST = 1024  # most characters of a call before its arguments: an endless name is not searched again for every token
 _BEGUN = re.compile(reduce(lambda rest, piece: f"(?:{piece}{rest})?", reversed(_PIECES), ""), re.DOTALL)
 
 
@@ -131,7 +132,7 @@ class WrittenCalls:
         """Read the object behind the marker up to the arguments. If it is no call, marker and text are content."""
         if self._calls():
             return True
-        if _BEGUN.fullmatch(self._held):
+        if self._may_begin():
             return False
         self._found += [self._marker] if self._marker else []
         self._step = self._search if self._marker else self._plain
@@ -140,12 +141,16 @@ class WrittenCalls:
     def _calls(self, at: int = 0) -> bool:
         """Return whether a call of one of the tools begins at this place of the held text. If so, begin it."""
         found = NAMED.match(self._held, at)
-        if found is None or self._held[found.end()] != "{" or json.loads(found[1]) not in self._names:
+        if found is None or found.end() - at > _MOST or self._held[found.end()] != "{" or json.loads(found[1]) not in self._names:
             return False
         self.calls.append(CallBuilder(None, self._id(len(self.calls))))
         self._held = self._held[at:]
         self._step = self._arguments
         return True
+
+    def _may_begin(self, at: int = 0) -> bool:
+        """Return whether the held text from this place on may become a call."""
+        return len(self._held) - at <= _MOST and _BEGUN.fullmatch(self._held, at) is not None
 
     def _arguments(self) -> bool:
         call, text, self._held = self.calls[-1], self._held, ""
@@ -162,7 +167,7 @@ class WrittenCalls:
         while at >= 0:
             if self._calls(at):
                 return True
-            if _BEGUN.fullmatch(self._held, at):
+            if self._may_begin(at):
                 break
             at = self._held.find("{", at + 1)
         self._held = self._held[at:] if at >= 0 else ""

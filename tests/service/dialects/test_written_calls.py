@@ -56,6 +56,8 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         [],
     ),
     "a name that is cut": (MARKED, '<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
+    "a name that does not end": (BARE, '{"name": "' + "a" * 1100, '{"name": "' + "a" * 1100, []),
+    "a call after much space": (BARE, " " * 1100 + ADD, " " * 1100 + ADD, []),
     "arguments that are cut": (MARKED, '<tool_call>{"name": "add", "arguments": {"a"', "", [("add", '{"a"')]),
     "an object, if the form has no marker": (BARE, '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
     "another text, if the form has no marker": (BARE, 'No: {"name": "add"', 'No: {"name": "add"', []),
