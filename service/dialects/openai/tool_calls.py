@@ -24,7 +24,8 @@ from service.generation.request import Delta, FinishReason, Grammar
 from service.http.fields import Fields
 
 # A call up to its arguments, which templates call `arguments` or, those of Llama 3, `parameters`.
-NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)', re.DOTALL)
+STRING = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'  # what JSON allows between quotes
+NAMED = re.compile(rf'\s*\{{\s*"name"\s*:\s*("{STRING}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
 _OPEN = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "patternProperties", "additionalProperties", "unevaluatedProperties")
 
 
@@ -133,9 +134,6 @@ class Calling:
         if (prompts := model.chat_prompts) is None or not prompts.takes_tools:
             return []
         return prompts.encode(await call_opening(prompts, tools, self.only))
-
-    def call(self, id: str | None = None) -> "CallBuilder":
-        return CallBuilder(self.only, id)
 
 
 class CallBuilder:

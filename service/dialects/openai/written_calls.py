@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol, TypedDict
 
-from service.dialects.openai.tool_calls import NAMED, CallBuilder
+from service.dialects.openai.tool_calls import NAMED, STRING, CallBuilder
 from service.generation.chat.call_opening import call_marker
 from service.generation.model import Generator
 
 # NAMED in pieces. A text that matches the first of them, and a part of the next, may become a call.
-_STRING = ['"', r"(?:[^\"\\]|\\.)*\\?", '"']
+_STRING = ['"', STRING + r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?", '"']
 _PIECES = [r"\s*", r"\{", r"\s*", *'"name"', r"\s*", ":", r"\s*", *_STRING, r"\s*", ",", r"\s*", '"', "[a-z]*", '"', r"\s*", ":", r"\s*"]
 _MOST = 1024  # most characters of a call before its arguments: an endless name is not searched again for every token
-_BEGUN = re.compile(reduce(lambda rest, piece: f"(?:{piece}{rest})?", reversed(_PIECES), ""), re.DOTALL)
+_BEGUN = re.compile(reduce(lambda rest, piece: f"(?:{piece}{rest})?", reversed(_PIECES), ""))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         [],
     ),
     "a name that is cut": (MARKED, '<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
+    "a name that is no JSON": (MARKED, qwen(r'{"name": "\q", "arguments": {}}'), qwen(r'{"name": "\q", "arguments": {}}'), []),
     "a name that does not end": (BARE, '{"name": "' + "a" * 1100, '{"name": "' + "a" * 1100, []),
     "a call after much space": (BARE, " " * 1100 + ADD, " " * 1100 + ADD, []),
     "arguments that are cut": (MARKED, '<tool_call>{"name": "add", "arguments": {"a"', "", [("add", '{"a"')]),

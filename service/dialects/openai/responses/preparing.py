@@ -32,7 +32,7 @@ class Prepared(NamedTuple):
 
     model: DecoderModel
     request: GenerationRequest
-    call: Mapping[str, Any] | None  # the required tool call; see `Answer`
+    call: Mapping[str, Any] | None  # the tool calls that the text has; see `Answer`
     begin: Beginning | None  # the state that the request's prompt continues
 
     @property
