@@ -23,8 +23,8 @@ from service.generation.model import Generator
 from service.generation.request import Delta, FinishReason, Grammar
 from service.http.fields import Fields
 
-# A call up to its arguments, which templates call `arguments` or, those of Llama 3, `parameters`.
 STRING = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'  # what JSON allows between quotes
+# A call up to its arguments, which templates call `arguments` or, those of Llama 3, `parameters`.
 NAMED = re.compile(rf'\s*\{{\s*"name"\s*:\s*("{STRING}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
 _OPEN = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "patternProperties", "additionalProperties", "unevaluatedProperties")
 
