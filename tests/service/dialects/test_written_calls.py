@@ -169,7 +169,8 @@ def test_responses_have_a_message_and_the_calls() -> None:
         assert (answer.output_text, message.type, answer.status) == ("I see.\n", "message", "completed")
         assert [(each.name, each.arguments) for each in calls] == CASES["two calls"][3]
         assert len({each.call_id for each in calls}) == 2
-        assert len(official.responses.create(**asked, parallel_tool_calls=False).output) == 2
+        one = official.responses.create(**asked, parallel_tool_calls=False)
+        assert (len(one.output), one.parallel_tool_calls, answer.parallel_tool_calls) == (2, False, True)
         with official.responses.stream(**asked) as stream:
             events = list(stream)
             final = stream.get_final_response()

@@ -90,7 +90,7 @@ def head_of(body: ResponseRequest, response: str, model: str, *, previous: str |
         "metadata": body.metadata,
         "model": model,
         "output": [],
-        "parallel_tool_calls": bool(body.parallel_tool_calls),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": previous,
         "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "store": body.store,
