@@ -170,7 +170,8 @@ def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, worke
     assert len(lost) >= len(swallowed) > 0
     assert len(found) - len(lost) <= len(answered)
     assert {sample.problem for sample in lost} == {"no answer by the end of the run"}
-    assert all(begun[0].begin_s <= sample.due_s <= begun[1].begin_s + 1 for sample in lost)
+    heard_s = 30  # after which even a busy load generator has heard that the stage is over
+    assert all(begun[0].begin_s <= sample.due_s <= begun[1].begin_s + heard_s for sample in lost)
     assert all(sample.good for sample in found if sample not in lost)
 
 
