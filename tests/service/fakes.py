@@ -8,13 +8,14 @@ every wait is for an event, and bounded.
 import asyncio
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer
@@ -169,6 +170,19 @@ def open_fake(bundle: Path, manifest: contract.Manifest, **_: Any) -> FakeSessio
         n_labels=max(len(manifest.id2label), 1),
         per_token=manifest.kind == "token_classifier",
     )
+
+
+def put_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Awaitable[None]]:
+    """Return a function that puts the clock of the running event loop forward by some seconds, and lets the timers ring that are due."""
+    loop, passed_s = asyncio.get_running_loop(), 0.0
+    monkeypatch.setattr(loop, "time", lambda time=loop.time: time() + passed_s)
+
+    async def forward(seconds: float) -> None:
+        nonlocal passed_s
+        passed_s += seconds
+        await asyncio.sleep(0.001)
+
+    return forward
 
 
 async def until(condition: Callable[[], object]) -> None:

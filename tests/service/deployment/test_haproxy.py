@@ -196,7 +196,8 @@ def test_a_client_that_holds_connections_leaves_room_for_others(tmp_path: Path, 
 
 
 class Gateway:
-    """At a unix socket: it answers `answered` requests and dies with those that come after."""
+    """At a unix socket: it answers `answered` requests and dies with those that come after. A probe, which HAProxy may pass on to it while
+    it does not know yet that it is there, is answered too, and does not count."""
 
     def __init__(self, place: Path, answered: int, status: bytes = b"200 OK") -> None:
         self._status = status
@@ -219,11 +220,12 @@ class Gateway:
     def _talk(self, connection: socket.socket) -> None:
         with suppress(OSError):
             while request := connection.recv(65536):
-                self.served.append(request)
-                if not self._left:
-                    self.die()
-                    return
-                self._left -= 1
+                if not request.startswith(b"GET /health/live"):
+                    self.served.append(request)
+                    if not self._left:
+                        self.die()
+                        return
+                    self._left -= 1
                 connection.sendall(b"HTTP/1.1 " + self._status + b"\r\ncontent-length: 2\r\n\r\nok")
 
     def die(self) -> None:
@@ -287,7 +289,10 @@ def test_a_gateway_that_dies_over_a_connection_in_use_costs_no_silent_end(public
     """HAProxy's own way with a connection that it had used before is to close the client's, without a word."""
     gateway = Gateway(places[0], answered=1)
     until(public, 200)
-    assert public.post("/v1/embeddings", content=b"one").text == "ok"
+    for _ in range(100):  # on a busy machine, a gateway that is there may be taken for lost once more
+        if public.post("/v1/embeddings", content=b"one").text == "ok":
+            break
+        time.sleep(0.05)
     answer = public.post("/v1/embeddings", content=b"two")
     assert gateway.died.wait(10)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")

@@ -12,7 +12,7 @@ from service.errors import DeadlineExceeded, ServiceError
 from service.http.edge import ClientGone
 from service.http.sse import DONE, PING, event, stream
 from service.settings import Settings
-from tests.service.fakes import PATIENCE_S, client, until
+from tests.service.fakes import PATIENCE_S, client, put_forward, until
 from tests.service.generation_fakes import SAID, FakeGenerator, events, generator_app
 
 SOON_S = 0.01  # a heartbeat or a stall that a test waits for
@@ -152,15 +152,12 @@ async def test_a_client_that_takes_nothing_counts_as_gone() -> None:
 
 
 async def test_a_slow_client_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each write has the patience anew: the whole may take much longer. The event loop's clock goes forward by hand."""
+    """Each write has the patience anew: the whole may take much longer."""
     source, reader = Pieces(*"abcdefgh", "last"), Client()
-    loop, passed_s = asyncio.get_running_loop(), 0
-    monkeypatch.setattr(loop, "time", lambda time=loop.time: time() + passed_s)
+    forward = put_forward(monkeypatch)
 
     async def slow(message: Any) -> None:
-        nonlocal passed_s
-        passed_s += 1000
-        await asyncio.sleep(0.001)  # timers that are due ring
+        await forward(1000)
         await reader.send(message)
 
     response = await stream(source, Plain(), Call("id", 0.0), Settings(stream_stall_s=1500))

@@ -2,22 +2,25 @@
 
 import asyncio
 
+import pytest
+
 from service.runtime.timer import ResettableTimer
-from tests.service.fakes import PATIENCE_S, until
+from tests.service.fakes import PATIENCE_S, put_forward, until
 
 SOON_S = 0.02
 
 
-async def test_it_rings_when_the_last_setting_is_over() -> None:
-    rung = asyncio.Event()
+async def test_it_rings_when_the_last_setting_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung, forward = asyncio.Event(), put_forward(monkeypatch)
     alarm = ResettableTimer(rung.set)
-    loop = asyncio.get_running_loop()
     for _ in range(3):
-        alarm.set(2 * SOON_S)
-        last = loop.time()
-        await asyncio.sleep(SOON_S)
+        alarm.set(1000)
+        await forward(700)
+        assert not rung.is_set()
+    await forward(200)
+    assert not rung.is_set()
+    await forward(200)
     await asyncio.wait_for(rung.wait(), PATIENCE_S)
-    assert loop.time() - last >= 2 * SOON_S
 
 
 async def test_cleared_or_stopped_it_does_not_ring() -> None:
