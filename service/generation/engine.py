@@ -1,4 +1,5 @@
-"""A decoder's engine. It alternates between a decode step for all running sequences and a chunk of prefill.
+"""A decoder's engine. It alternates between a decode step for all running sequences and a chunk of prefill, or computes both at the same
+time, on a core each.
 
 `step_engine.py` contains the parts of an engine that do not depend on how tokens are computed, `intake.py` makes a run from a request,
 `places.py` moves runs between prefill and decode batch, and `saved/run_states.py` loads and stores states. This file contains the
@@ -20,7 +21,7 @@ from service.errors import InvalidRequest, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
 from service.generation.intake import Intake
 from service.generation.places import Places
-from service.generation.prefill import Fed, Prompt
+from service.generation.prefill import Fed, Piece, Prompt
 from service.generation.request import Delta, FinishReason, GenerationRequest
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
@@ -179,9 +180,13 @@ class GeneratorEngine(StepEngine[Sequence]):
         return self._admission.aside < self._max_aside
 
     def _compute(self) -> None:
-        self._feed_some()
+        beside = self._session.pair is not None and len(self._running) > 0 and len(self._prefill) > 0
+        if not beside:
+            self._feed_some()
         if self._gather():
-            self._guarded(self._step, self._running.sequences)
+            self._guarded(partial(self._step, beside=beside), self._running.sequences)
+        elif beside:
+            self._feed_some()
 
     def _sweep(self) -> None:
         super()._sweep()
@@ -258,9 +263,24 @@ class GeneratorEngine(StepEngine[Sequence]):
             budget -= self._prefill.cost(prompts, size)
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
-        """Feed a piece of each prompt. When a prompt is done, its runs join the decode batch, or wait if they have no slot now."""
-        before = sum(prompt.left for prompt in prompts)
-        for fed in self._prefill.feed(prompts, size):
+        """Feed a piece of each prompt."""
+        piece = self._prefill.begin(prompts, size)
+        piece()
+        self._fed(piece)
+
+    def _piece_beside(self) -> Piece | None:
+        """Return a piece of prompts to feed at the same time as a decode step. If that fails, the runs of these prompts fail."""
+        made: list[Piece] = []
+        if len(self._prefill):
+            prompts, size = self._prefill.next(self._prefill.budget(self._step_s, beside=True))
+            runs = [sequence for prompt in prompts for sequence in prompt.sequences]
+            self._guarded(lambda: made.append(self._prefill.begin(prompts, size, beside=True)), runs)
+        return made[0] if made else None
+
+    def _fed(self, piece: Piece) -> None:
+        """Record a piece that was fed. When a prompt is done, its runs join the decode batch, or wait if they have no slot now."""
+        before = sum(prompt.left for prompt in piece.prompts)
+        for fed in self._prefill.end(piece):
             if not fed.done:
                 self._checkpoint_prompt(fed)
                 continue
@@ -278,23 +298,27 @@ class GeneratorEngine(StepEngine[Sequence]):
                 else:
                     self._running.join(sequence, fed.states, fed.logits)
                     sequence.placed_at = sequence.position
-        self.metrics.prompt_tokens.inc(before - sum(prompt.left for prompt in prompts))
+        self.metrics.prompt_tokens.inc(before - sum(prompt.left for prompt in piece.prompts))
         self._last_call_failed = False
 
-    def _step(self) -> None:
-        """Draw one token for every running sequence, publish it, and feed it to the sequences that continue."""
+    def _step(self, *, beside: bool) -> None:
+        """Draw one token for every running sequence, publish it, and feed it to the sequences that continue. With `beside`, feed a piece of
+        prompts at the same time.
+        """
         ending = self._draw()
         self._publish()  # before the graph runs, so that the event loop sends tokens meanwhile
         if len(self._running):
-            started = time.perf_counter()
-            guessed = self._running.step([sequence for sequence, _ in ending])
-            self._step_s = averaged(self._step_s, time.perf_counter() - started)
+            piece = self._piece_beside() if beside else None
+            guessed = self._running.step([sequence for sequence, _ in ending], piece)
+            self._step_s = averaged(self._step_s, self._running.call_s)
             if guessed:
                 self.metrics.guessed_tokens.inc(guessed)
             for sequence, last in ending:
                 state = self._running.copy(sequence)
                 self._running.remove(sequence)
                 self._complete(sequence, last, *state)
+            if piece is not None:
+                self._guarded(partial(self._fed, piece), piece.sequences)
         self._last_call_failed = False
 
     def _complete(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,9 @@ class Running:
         self._logits = np.zeros((size, session.vocab_size), np.float32)  # logits of each row's next token
         self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        # (batch size, `Slots.flipped`, tokens a row) -> the function that runs the step
-        self._calls: dict[tuple[int, bool, int], Callable[[], None]] = {}
+        # (batch size, `Slots.flipped`, tokens a row, whether another call is made beside it) -> the function that runs the step
+        self._calls: dict[tuple[int, bool, int, bool], Callable[[], None]] = {}
+        self.call_s = 0.0  # how long the last step's call of the graph took
         self._moved = 0  # `Slots.moved` when the functions were made
         self._feeds: list[_Feed] = []  # by row
         self._wide: dict[int, _Wide] = {}  # by tokens a row
@@ -156,20 +158,20 @@ class Running:
                 self._feeds[row] = _Feed(unfed=feed.guessing[: feed.n_right])
         return again
 
-    def step(self, ending: Collection[Sequence] = ()) -> int:
+    def step(self, ending: Collection[Sequence] = (), beside: Callable[[], None] | None = None) -> int:
         """Feed every row the token that was drawn for it, and guessed tokens if this pays, but not to the sequences `ending`. Return the
-        number of guessed tokens.
+        number of guessed tokens. `beside` is a call that the session's pair makes at the same time.
         """
         guesses = self._guessed(ending) if self._guesses else {}
         started = time.perf_counter()
         wide = bool(guesses) or any(feed.unfed for feed in self._feeds)
         if wide:
-            self._step_wide(guesses)
+            self._step_wide(guesses, beside)
         else:
-            self._run(self._tokens, self._ones, self._zeros, self._logits[:, None])
+            self._run(self._tokens, self._ones, self._zeros, self._logits[:, None], beside)
             for sequence in self.sequences:
                 sequence.position += 1
-        if self._guesses:
+        if self._guesses and beside is None:
             self._worth.took(len(self.sequences), time.perf_counter() - started, guessing=wide)
         return sum(map(len, guesses.values()))
 
@@ -186,7 +188,7 @@ class Running:
                 right += min(sequence.guesses.right, len(guess))
         return guesses if guesses and self._worth.pays(len(self.sequences), right) else {}
 
-    def _step_wide(self, guesses: dict[int, list[int]]) -> None:
+    def _step_wide(self, guesses: dict[int, list[int]], beside: Callable[[], None] | None) -> None:
         """Feed several tokens to a row: those that were taken back from it, the drawn one, and its guess."""
         fed = [
             [*feed.unfed, drawn, *guesses.get(row, ())] for row, (feed, drawn) in enumerate(zip(self._feeds, self._drawn(), strict=True))
@@ -197,7 +199,7 @@ class Running:
         for row, tokens in enumerate(fed):
             wide.tokens[row, : len(tokens)] = tokens
             wide.lengths[row] = len(tokens)
-        self._run(wide.tokens, wide.lengths, wide.wanted, wide.logits)
+        self._run(wide.tokens, wide.lengths, wide.wanted, wide.logits, beside)
         for row, (sequence, feed, tokens) in enumerate(zip(self.sequences, self._feeds, fed, strict=True)):
             n_right = len(feed.unfed) + 1
             self._logits[row] = wide.logits[row, n_right - 1]
@@ -208,7 +210,7 @@ class Running:
         drawn: list[int] = self._tokens[: len(self.sequences), 0].tolist()
         return drawn
 
-    def _run(self, tokens: Ids, lengths: Ids, wanted: Ids, logits: NDArray[np.float32]) -> None:
+    def _run(self, tokens: Ids, lengths: Ids, wanted: Ids, logits: NDArray[np.float32], beside: Callable[[], None] | None = None) -> None:
         """Run the graph for the rows in use: tokens (S, N), lengths (S,), wanted (S, M), logits (S, M, V), S slots."""
         used = len(self.sequences)
         rows = self._batches[used]
@@ -218,12 +220,21 @@ class Running:
         if self._moved != self._slots.moved:
             self._calls.clear()
             self._moved = self._slots.moved
-        call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1]))
+        pair = None if beside is None else self._session.pair
+        call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1], pair is not None))
         if call is None:
             bound = tokens[:rows], lengths[:rows], self._slots.positions[:rows], wanted[:rows], *self._slots.sets
-            call = self._calls[key] = self._session.bind(*bound, logits[:rows])
-        call()
+            call = self._calls[key] = (pair or self._session).bind(*bound, logits[:rows])
+        if pair is None or beside is None:
+            self._timed(call)
+        else:
+            pair([partial(self._timed, call), beside])
         self._slots.stepped(lengths[:used])
+
+    def _timed(self, call: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        call()
+        self.call_s = time.perf_counter() - started
 
 
 class _Wide:

@@ -57,6 +57,7 @@ class States(Protocol):
 
 
 S = TypeVar("S", bound=States)
+S_contra = TypeVar("S_contra", bound=States, contravariant=True)
 
 
 class StepSession(Protocol[S]):
@@ -66,6 +67,11 @@ class StepSession(Protocol[S]):
     vocab_size: int
     fingerprint: str  # the bundle's fingerprint
     provider: str  # ONNX Runtime's execution provider
+
+    @property
+    def pair(self) -> "Pair[S] | None":
+        """Return what makes two calls at the same time, or None if that would save no time."""
+        ...
 
     def states(self, rows: int) -> S:
         """Allocate states for this number of rows."""
@@ -88,6 +94,20 @@ class StepSession(Protocol[S]):
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S) -> Logits:
         """Bind the arrays as `bind` does, run the step once, and return the logits."""
+        ...
+
+
+class Pair(Protocol[S_contra]):
+    """Makes two calls at the same time, each on half of the cores. They have the same bits as other calls."""
+
+    def bind(
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S_contra, out: S_contra, logits: Logits
+    ) -> Callable[[], None]:
+        """As `StepSession.bind`."""
+        ...
+
+    def __call__(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Make two calls, and wait until both have ended. If one fails, raises its error."""
         ...
 
 
@@ -191,6 +211,10 @@ class OnnxStepSession:
         both = [self._wide, self._narrow]
         self._quickest = both[quickest([self._one_token(session) for session in both])] if self._parts > 1 else self._wide
 
+    @property
+    def pair(self) -> Pair[HostStates] | None:
+        return _OneCoreEach(self) if self._parts == 2 else None  # two calls of one core each would leave further cores without work
+
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
 
@@ -254,3 +278,20 @@ class OnnxStepSession:
             session.run_with_iobinding(binding)
 
         return call
+
+
+class _OneCoreEach:
+    """The pair of a session on two cores."""
+
+    def __init__(self, session: OnnxStepSession) -> None:
+        self._session = session
+
+    def bind(
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates, logits: Logits
+    ) -> Callable[[], None]:
+        rows = slice(len(tokens))
+        own, own_out = [array[rows] for array in states.arrays], [array[rows] for array in out.arrays]
+        return self._session._bound(self._session._narrow, tokens, lengths, positions, wanted, own, own_out, logits)
+
+    def __call__(self, calls: Sequence[Callable[[], None]]) -> None:
+        self._session._side_by_side(calls)

@@ -300,7 +300,7 @@ class StepEngine(ABC, Generic[J]):
 
     def _guarded(self, call: Callable[[], None], jobs: Iterable[J]) -> None:
         """Call the runtime. If it raises an error, the jobs of the call fail."""
-        jobs = list(jobs)
+        jobs, began = list(jobs), self._began
         self._began = time.monotonic()
         try:
             call()
@@ -313,7 +313,7 @@ class StepEngine(ABC, Generic[J]):
             if device_lost(error):
                 raise  # ends the thread, because the process cannot compute any more
         finally:
-            self._began = None
+            self._began = began  # that of the call in which this one was made
 
     def _sweep(self) -> None:
         """Remove cancelled jobs. Every `sweep_s`, also fail runs whose deadline has passed or whose text is not read."""

@@ -91,6 +91,8 @@ class DeviceStepSession:
     computed too, and their results are ignored.
     """
 
+    pair = None
+
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, gpu_memory_gib: float | None = None, provider: str = CUDA) -> None:
         """`gpu_memory_gib` limits the memory for weights and computation, without states. Raises SettingsConflict if the GPU cannot be
         used.

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export import contract
-from service.generation.session import HostStates, Ids, Logits, Tensor
+from service.generation.session import HostStates, Ids, Logits, Pair, Tensor
 from service.runtime.onnx import CPU
 from tests.service.fakes import PATIENCE_S
 
@@ -24,6 +24,7 @@ class GatedSteps:
 
     decoder: contract.Decoder
     provider = CPU
+    pair: Pair[HostStates] | None = None
 
     def __init__(self) -> None:
         self.calls: list[list[list[int]]] = []  # the tokens of each call, by row
@@ -83,6 +84,25 @@ class GatedSteps:
         """Wait until so many calls have begun."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.calls) >= calls, PATIENCE_S)
+
+
+class FakePair:
+    """Makes the calls of a session one after the other, as if they were made at the same time."""
+
+    def __init__(self, session: GatedSteps) -> None:
+        self.bind = session.bind
+        self.n_calls = 0
+
+    def __call__(self, calls: Sequence[Callable[[], None]]) -> None:
+        self.n_calls += 1
+        errors: list[BaseException] = []
+        for call in calls:
+            try:
+                call()
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 class FakeSteps(GatedSteps):

@@ -24,13 +24,13 @@ from service.generation.run import Run, join
 from service.generation.sampling.grammar import Grammars, Words
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
-from service.generation.session import Logits
+from service.generation.session import Ids, Logits
 from service.generation.snapshot import Snapshot
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, until
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakePair, FakeSteps
 
 GREEDY = Sampling(seed=0, temperature=0)
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, frequency_penalty=0.3)
@@ -487,6 +487,39 @@ async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(st
             assert not engine.healthy
         await engine.probe(math.inf)
         assert engine.healthy
+
+
+class FailingOnce(FakeSteps):
+    """Makes two calls at a time; one call fails, a while after a prompt is fed beside a stream: that of one token, or that of a piece."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.pair, self._is_piece, self._left = FakePair(self), what == "piece", 1
+
+    def run(self, tokens: Ids, *others: Any) -> Logits:
+        if self._left and self.pair.n_calls > 3 and self._is_piece == (tokens.shape[1] > 1):
+            self._left -= 1
+            raise RuntimeError("no memory")
+        return super().run(tokens, *others)
+
+
+@pytest.mark.parametrize("what", ["step", "piece"])
+async def test_of_two_calls_at_the_same_time_each_fails_its_own_runs_alone(tokenizer: Path, what: str) -> None:
+    steps = FailingOnce(what)
+    prompt = (2,) * 3000
+    async with running(steps, tokenizer) as engine:
+        streaming = engine.submit(ask(1, max_tokens=400))
+        first = list((await anext(streaming)).token_ids)
+        runs = tokens_of(streaming), tokens_of(engine.submit(ask(*prompt, max_tokens=1)))
+        stream, answer = await asyncio.gather(*runs, return_exceptions=True)
+        assert engine.healthy
+    if what == "step":
+        assert isinstance(stream, RuntimeFailed)
+        assert answer == steps.expected(prompt, 1)
+    else:
+        assert isinstance(answer, RuntimeFailed)
+        assert isinstance(stream, list)
+        assert first + stream == steps.expected((1,), 400)
 
 
 @pytest.mark.parametrize("prompt", [(8,), (8, 250)])
