@@ -25,7 +25,7 @@ from service.deployment.ports import free_port
 
 PROFILES: dict[str, tuple[str, ...]] = {"single": (), "--lean": ("--lean",), "split": ("--profile", "split")}
 # As many slots as the most streams of a form: with the default of 32, most of 256 streams would be refused because of `max_wait_s`.
-_SLOTS = ("--slots", "256")
+_SLOTS = ("--set", "slots=256")
 # Servers of one process that answer every request with the same vector, for scale.
 _APP = "loadtest.bench.hello:app"
 HELLO = {
@@ -37,7 +37,7 @@ ENCODER, DECODER = "tiny-encoder", "tiny-decoder"
 BARE, PHASES = "bare runtime", "CPU time by phase"
 BATCHES = {1: "bare runtime, one text a call", 32: "bare runtime, 32 texts a call"}
 _IDS = (1_000, 20_000)  # token ids of BERT's vocabulary that are whole words or parts of words
-_MOST_PER_S = 20_000  # texts that are prepared for each second of a load run: more than any server answers on two cores
+_MOST_PER_S = 60_000  # texts that are prepared for each second of a load run: more than any server answers on two cores
 _US = 1e6
 
 

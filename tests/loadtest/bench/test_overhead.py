@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +17,7 @@ from loadtest.bench.overhead import FORMS, Form, Overhead
 from loadtest.bench.runner import Measurements
 from loadtest.common import stacks, wrk
 from loadtest.common.server import MeasuredServer
+from tests.service.fakes import fake_bundle
 
 SERVER = MeasuredServer(name="attnserve", pid=os.getpid(), port=8000, path="/v1/embeddings", model="mini", start_s=1.0)
 
@@ -30,8 +34,12 @@ def test_no_input_is_sent_twice(form: Form) -> None:
     assert len(inputs) == len(set(inputs)) == 20 * form.inputs
 
 
-def test_every_stream_of_a_form_has_a_slot() -> None:
-    assert int(overhead._SLOTS[1]) >= max(form.connections for form in FORMS if form.stream)
+@pytest.mark.slow
+def test_the_service_takes_the_flag_that_gives_every_stream_a_slot(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "service.cli", "config", *overhead._SLOTS, "--bundle", str(fake_bundle(tmp_path / "b"))]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert int(re.findall(r"slots: (\d+)", shown.stdout)[0]) >= max(form.connections for form in FORMS if form.stream)
 
 
 def test_cpu_time_is_divided_by_texts(monkeypatch: pytest.MonkeyPatch) -> None:
