@@ -17,58 +17,14 @@ import bisect
 import heapq
 import itertools
 import math
-from asyncio import TimerHandle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from service.encoding.request import EncodeTask, OnResult, RowOrError
-from service.errors import ServiceError
+from service.encoding.pending import PendingRequest
 from service.runtime.fairness import FairOrder
 from service.runtime.lanes import Lane
 
 BULK_SHARE = 4  # while bulk work waits, it gets at least one of every BULK_SHARE tokens, even if interactive work waits too
-
-
-class PendingRequest:
-    """A task with its results, which arrive in any order. `results[i]` is the output row of input i, or its error."""
-
-    __slots__ = ("arrived", "cancelled", "on_done", "queue_traced", "remaining", "results", "started", "task", "timer")
-
-    def __init__(self, task: EncodeTask, arrived: float) -> None:
-        self.task = task
-        self.arrived = arrived
-        self.results: list[Any] = [None] * len(task.inputs)
-        self.remaining = len(task.inputs)
-        self.started = False  # whether one of the request's inputs has been put into a batch
-        self.queue_traced = False  # whether the request's trace contains the time in the queue
-        self.cancelled = False
-        self.on_done: Callable[[], None] | None = None  # called on the event loop after the last result
-        self.timer: TimerHandle | None = None  # ends the request at its deadline
-
-    def overdue(self, now: float, max_unstarted_s: float) -> bool:
-        """Return whether the request has waited longer than `max_unstarted_s` without one of its inputs being put into a batch."""
-        return not self.started and now - self.arrived > max_unstarted_s
-
-    def cancel(self) -> None:
-        """Drop the request. Its inputs leave the queue when their turn comes."""
-        self.cancelled, self.on_done = True, None  # without `on_done`, no reference cycle is left to the garbage collector
-        if self.timer is not None:
-            self.timer.cancel()
-
-    def end(self, done: OnResult, result: list[RowOrError] | ServiceError) -> None:
-        """Call `done` with the result, unless the request was cancelled or has ended."""
-        if not self.cancelled:
-            self.cancel()
-            done(result)
-
-    def set(self, index: int, result: RowOrError) -> None:
-        self.results[index] = result
-        self.remaining -= 1
-        if self.task.on_row:
-            self.task.on_row(index, result)
-        if not self.remaining and self.on_done:
-            self.on_done()
 
 
 @dataclass(slots=True, eq=False)

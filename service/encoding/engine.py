@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.encoding.batching import PendingRequest, QueuedInput
+from service.encoding.batching import QueuedInput
 from service.encoding.cache import VectorCache, key_of
+from service.encoding.pending import Deadlines, PendingRequest
 from service.encoding.queue import EncoderLimits, EncoderQueue
 from service.encoding.request import NO_DEADLINE, EncodeTask, OnResult, RowOrError
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
@@ -64,6 +65,7 @@ class EncoderEngine:
         self._queue = EncoderQueue(limits, self.offered)
         self._closed = False
         self._waking = False  # whether `_wake` is scheduled
+        self._deadlines = Deadlines()
         self._ended = False  # whether a thread has ended
         self._device_lost = False
         self._threads: list[threading.Thread] = []
@@ -145,14 +147,12 @@ class EncoderEngine:
         """
         if self._loop is None:
             raise NotReady("the model is still being started")
-        request = PendingRequest(task, time.monotonic())
-        request.on_done = lambda: request.end(done, request.results)
+        request = PendingRequest(task, time.monotonic(), done)
         self._submit(request)
         if not task.inputs:
-            request.end(done, [])
+            request.end([])
         if task.deadline != NO_DEADLINE and request.remaining:
-            wait_s = max(task.deadline - time.monotonic(), 0)
-            request.timer = self._loop.call_later(wait_s, request.end, done, _late())
+            self._deadlines.add(request)
         return request.cancel
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
@@ -343,10 +343,6 @@ class EncoderEngine:
 
 def _stopping() -> NotReady:
     return NotReady("the service is shutting down: send the request to another replica")
-
-
-def _late() -> DeadlineExceeded:
-    return DeadlineExceeded("the request's deadline passed before its answer was there")
 
 
 def _settle(done: "asyncio.Future[list[RowOrError]]", result: list[RowOrError] | ServiceError) -> None:

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, ByLoad
-from service.encoding.batching import PendingRequest, QueuedInput
+from service.encoding.batching import QueuedInput
+from service.encoding.pending import PendingRequest
 from service.encoding.queue import EncoderLimits, EncoderQueue
 from service.encoding.request import EncodeTask
 from service.errors import Overloaded

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from service.encoding.batching import PendingRequest, QueuedInput
+from service.encoding.batching import QueuedInput
+from service.encoding.pending import PendingRequest
 from service.encoding.queue import Draw, EncoderLimits, EncoderQueue
 from service.encoding.request import EncodeTask
 from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong

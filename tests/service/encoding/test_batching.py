@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.encoding.batching import BatchingQueue, PendingRequest, QueuedInput
+from service.encoding.batching import BatchingQueue, QueuedInput
+from service.encoding.pending import PendingRequest
 from service.encoding.request import EncodeTask
 from service.runtime.lanes import Lane
 from service.tokenization.texts import Encoded
