@@ -61,7 +61,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._pending: set[PendingRequest] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._at = math.inf  # when the timer ends
+        self._at = math.inf  # when the timer rings
         self._looked = -math.inf  # when requests were last looked through
 
     def __len__(self) -> int:
@@ -84,7 +84,10 @@ class Deadlines:
 
     def _end_overdue(self) -> None:
         self._timer, self._at, self._looked = None, math.inf, time.monotonic()
-        for request in [each for each in self._pending if each.task.deadline <= self._looked]:
-            request.end(DeadlineExceeded("the request's deadline passed before its answer was there"))
-        if self._pending:
-            self._set(min(each.task.deadline for each in self._pending))
+        overdue = [each for each in self._pending if each.task.deadline <= self._looked]
+        try:
+            for request in sorted(overdue, key=lambda each: each.task.deadline):
+                request.end(DeadlineExceeded("the request's deadline passed before its answer was there"))
+        finally:  # if a caller fails, the others end at the next look
+            if self._pending:
+                self._set(min(each.task.deadline for each in self._pending))

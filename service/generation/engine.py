@@ -21,7 +21,7 @@ from service.errors import InvalidRequest, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
 from service.generation.intake import Intake
 from service.generation.places import Places
-from service.generation.prefill import Fed, Piece, Prompt
+from service.generation.prefill import Fed, Piece, Prompt, sequences_of
 from service.generation.request import Delta, FinishReason, GenerationRequest
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
@@ -180,7 +180,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         return self._admission.aside < self._max_aside
 
     def _compute(self) -> None:
-        beside = self._session.pair is not None and len(self._running) > 0 and len(self._prefill) > 0
+        beside = self._session.at_once is not None and len(self._running) > 0 and len(self._prefill) > 0
         if not beside:
             self._feed_some()
         if self._gather():
@@ -259,22 +259,20 @@ class GeneratorEngine(StepEngine[Sequence]):
         budget = self._prefill.budget(self._step_s if len(self._running) else None)
         while budget > 0 and len(self._prefill):
             prompts, size = self._prefill.next(budget)
-            self._guarded(partial(self._feed, prompts, size), [sequence for prompt in prompts for sequence in prompt.sequences])
+            self._guarded(partial(self._feed, prompts, size), sequences_of(prompts))
             budget -= self._prefill.cost(prompts, size)
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
-        """Feed a piece of each prompt."""
+        """Feed a piece of each prompt, and record it."""
         piece = self._prefill.begin(prompts, size)
         piece()
         self._fed(piece)
 
     def _piece_beside(self) -> Piece | None:
         """Return a piece of prompts to feed at the same time as a decode step. If that fails, the runs of these prompts fail."""
+        prompts, size = self._prefill.next(self._prefill.budget(self._step_s, beside=True))
         made: list[Piece] = []
-        if len(self._prefill):
-            prompts, size = self._prefill.next(self._prefill.budget(self._step_s, beside=True))
-            runs = [sequence for prompt in prompts for sequence in prompt.sequences]
-            self._guarded(lambda: made.append(self._prefill.begin(prompts, size, beside=True)), runs)
+        self._guarded(lambda: made.append(self._prefill.begin(prompts, size, beside=True)), sequences_of(prompts))
         return made[0] if made else None
 
     def _fed(self, piece: Piece) -> None:
@@ -310,16 +308,16 @@ class GeneratorEngine(StepEngine[Sequence]):
         if len(self._running):
             piece = self._piece_beside() if beside else None
             guessed = self._running.step([sequence for sequence, _ in ending], piece)
-            self._step_s = averaged(self._step_s, self._running.call_s)
+            self._step_s = averaged(self._step_s, self._running.call_s)  # on one core, if a piece was fed on the other
             if guessed:
                 self.metrics.guessed_tokens.inc(guessed)
             for sequence, last in ending:
                 state = self._running.copy(sequence)
                 self._running.remove(sequence)
                 self._complete(sequence, last, *state)
+            self._last_call_failed = False
             if piece is not None:
-                self._guarded(partial(self._fed, piece), piece.sequences)
-        self._last_call_failed = False
+                self._guarded(partial(self._fed, piece), sequences_of(piece.prompts))
 
     def _complete(
         self, sequence: Sequence, last: Delta, tensors: Several[Tensor] | None = None, logits: NDArray[np.float32] | None = None

@@ -94,10 +94,6 @@ class Piece:
     seconds: float = 0.0
     error: BaseException | None = None
 
-    @property
-    def sequences(self) -> list[Sequence]:
-        return [sequence for prompt in self.prompts for sequence in prompt.sequences]
-
     def __call__(self) -> None:
         """Make the call. Its error is kept for `Prefill.end`, because a decode step beside it has not failed."""
         started = time.perf_counter()
@@ -263,21 +259,20 @@ class Prefill:
         every = prompts[0].n_top is not None  # whether logits are needed at every position; such a prompt is fed alone
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
         logits: Logits = np.empty((*wanted.shape, self._session.vocab_size), np.float32)
-        bind = self._session.pair.bind if beside and self._session.pair is not None else self._session.bind
-        bound = bind(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets, logits)
+        bound = self._session.bind(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets, logits, one_core=beside)
         return Piece(prompts, tokens, lengths, slots, logits, bound, beside)
 
     def end(self, piece: Piece) -> list[Fed]:
         """Record a piece that was fed, or raise the error of its call. Prompts that are done are removed."""
-        if piece.error is not None:
-            raise piece.error
+        if (error := piece.error) is not None:
+            piece.error = None  # the error refers to the piece
+            raise error
         prompts, slots, lengths, logits = piece.prompts, piece.slots, piece.lengths, piece.logits
         slots.stepped(lengths)
         every = prompts[0].n_top is not None
-        if piece.beside:
-            self._price_beside.paid(piece.tokens.size, piece.seconds)
-        elif not every or not self.price.token_s:
-            self.price.paid(piece.tokens.size, piece.seconds)
+        price = self._price_beside if piece.beside else self.price
+        if not every or not price.token_s:
+            price.paid(piece.tokens.size, piece.seconds)
         if every:
             started = time.perf_counter()
             _tell(prompts[0], piece.tokens[0].tolist(), logits[0])
@@ -321,10 +316,14 @@ class Prefill:
         slots: Slots[Prompt] = Slots(self._session, len(prompts))
         for prompt in prompts:
             slots.add(prompt, prompt.resting, prompt.position)
-            prompt.resting = None
         if len(prompts) == 1:
-            prompts[0].slots = slots
+            prompts[0].slots, prompts[0].resting = slots, None
         return slots
+
+
+def sequences_of(prompts: Several[Prompt]) -> list[Sequence]:
+    """Return the runs of these prompts."""
+    return [sequence for prompt in prompts for sequence in prompt.sequences]
 
 
 def _short(prompt: Prompt, size: int) -> bool:

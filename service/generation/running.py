@@ -160,9 +160,10 @@ class Running:
 
     def step(self, ending: Collection[Sequence] = (), beside: Callable[[], None] | None = None) -> int:
         """Feed every row the token that was drawn for it, and guessed tokens if this pays, but not to the sequences `ending`. Return the
-        number of guessed tokens. `beside` is a call that the session's pair makes at the same time.
+        number of guessed tokens. `beside` is a call of one core that is made at the same time; nothing is guessed then, because the cost of
+        guesses is known for steps on all cores.
         """
-        guesses = self._guessed(ending) if self._guesses else {}
+        guesses = self._guessed(ending) if self._guesses and beside is None else {}
         started = time.perf_counter()
         wide = bool(guesses) or any(feed.unfed for feed in self._feeds)
         if wide:
@@ -220,15 +221,15 @@ class Running:
         if self._moved != self._slots.moved:
             self._calls.clear()
             self._moved = self._slots.moved
-        pair = None if beside is None else self._session.pair
-        call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1], pair is not None))
+        call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1], beside is not None))
         if call is None:
             bound = tokens[:rows], lengths[:rows], self._slots.positions[:rows], wanted[:rows], *self._slots.sets
-            call = self._calls[key] = (pair or self._session).bind(*bound, logits[:rows])
-        if pair is None or beside is None:
+            call = self._calls[key] = self._session.bind(*bound, logits[:rows], one_core=beside is not None)
+        if beside is None:
             self._timed(call)
         else:
-            pair([partial(self._timed, call), beside])
+            assert self._session.at_once is not None
+            self._session.at_once([partial(self._timed, call), beside])
         self._slots.stepped(lengths[:used])
 
     def _timed(self, call: Callable[[], None]) -> None:

@@ -57,7 +57,6 @@ class States(Protocol):
 
 
 S = TypeVar("S", bound=States)
-S_contra = TypeVar("S_contra", bound=States, contravariant=True)
 
 
 class StepSession(Protocol[S]):
@@ -69,8 +68,8 @@ class StepSession(Protocol[S]):
     provider: str  # ONNX Runtime's execution provider
 
     @property
-    def pair(self) -> "Pair[S] | None":
-        """Return what makes two calls at the same time, or None if that would save no time."""
+    def at_once(self) -> Callable[[Sequence[Callable[[], None]]], None] | None:
+        """Return what makes two calls of one core at the same time, or None if that would save no time."""
         ...
 
     def states(self, rows: int) -> S:
@@ -81,33 +80,22 @@ class StepSession(Protocol[S]):
         """Return the batch size to use for `rows` sequences. It may be larger than `rows`, so that fewer different shapes occur."""
         ...
 
-    def bind(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S, logits: Logits) -> Callable[[], None]:
+    def bind(
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S, logits: Logits, *, one_core: bool = False
+    ) -> Callable[[], None]:
         """Return a function that feeds to each row b its first `lengths[b]` tokens and computes logits (B, M, V). Shapes: tokens (B, N),
         lengths and positions (B,), B rows of `states`, and wanted (B, M). `wanted` has the indices of the tokens after which logits are
         computed.
 
         Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `wanted` must not change;
         `lengths` may change only if the provider is the CPU. The new states are written to `out`, which shares memory with `states` only by
-        `States.share`. `positions[b]` is the number of tokens that were fed to row b before. Both have room for the tokens.
+        `States.share`. `positions[b]` is the number of tokens that were fed to row b before. Both have room for the tokens. A call with
+        `one_core` is for `at_once`; its results have the same bits.
         """
         ...
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S) -> Logits:
         """Bind the arrays as `bind` does, run the step once, and return the logits."""
-        ...
-
-
-class Pair(Protocol[S_contra]):
-    """Makes two calls at the same time, each on half of the cores. They have the same bits as other calls."""
-
-    def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S_contra, out: S_contra, logits: Logits
-    ) -> Callable[[], None]:
-        """As `StepSession.bind`."""
-        ...
-
-    def __call__(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Make two calls, and wait until both have ended. If one fails, raises its error."""
         ...
 
 
@@ -208,12 +196,9 @@ class OnnxStepSession:
         self._parts = threads if share_out else 1
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
+        self.at_once = self._side_by_side if self._parts == 2 else None  # two calls of one core each would leave further cores without work
         both = [self._wide, self._narrow]
         self._quickest = both[quickest([self._one_token(session) for session in both])] if self._parts > 1 else self._wide
-
-    @property
-    def pair(self) -> Pair[HostStates] | None:
-        return _OneCoreEach(self) if self._parts == 2 else None  # two calls of one core each would leave further cores without work
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
@@ -222,7 +207,16 @@ class OnnxStepSession:
         return rows
 
     def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates, logits: Logits
+        self,
+        tokens: Ids,
+        lengths: Ids,
+        positions: Ids,
+        wanted: Ids,
+        states: HostStates,
+        out: HostStates,
+        logits: Logits,
+        *,
+        one_core: bool = False,
     ) -> Callable[[], None]:
         B, P = len(tokens), self._parts
 
@@ -230,6 +224,8 @@ class OnnxStepSession:
             own, own_out = [array[part] for array in states.arrays], [array[part] for array in out.arrays]
             return self._bound(session, tokens[part], lengths[part], positions[part], wanted[part], own, own_out, logits[part])
 
+        if one_core:
+            return of_rows(slice(B), self._narrow)
         if P == 1 or B < LEAST_ROWS * P:
             return of_rows(slice(B), self._quickest if tokens.size < LEAST_ROWS else self._wide)
         ends = [B * part // P for part in range(P + 1)]
@@ -278,20 +274,3 @@ class OnnxStepSession:
             session.run_with_iobinding(binding)
 
         return call
-
-
-class _OneCoreEach:
-    """The pair of a session on two cores."""
-
-    def __init__(self, session: OnnxStepSession) -> None:
-        self._session = session
-
-    def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates, logits: Logits
-    ) -> Callable[[], None]:
-        rows = slice(len(tokens))
-        own, own_out = [array[rows] for array in states.arrays], [array[rows] for array in out.arrays]
-        return self._session._bound(self._session._narrow, tokens, lengths, positions, wanted, own, own_out, logits)
-
-    def __call__(self, calls: Sequence[Callable[[], None]]) -> None:
-        self._session._side_by_side(calls)

@@ -37,9 +37,11 @@ class SideBySide:
 
 def _make(calls: "SimpleQueue[Call | None]", ended: "SimpleQueue[BaseException | None]") -> None:
     while (call := calls.get()) is not None:
+        failure: BaseException | None = None
         try:
             call()
         except BaseException as error:  # raised again on the caller's thread
-            ended.put(error)
-        else:
-            ended.put(None)
+            failure = error
+        del call  # it may hold much memory, and the next call may be hours away
+        ended.put(failure)
+        del failure

@@ -91,7 +91,7 @@ class DeviceStepSession:
     computed too, and their results are ignored.
     """
 
-    pair = None
+    at_once = None
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, gpu_memory_gib: float | None = None, provider: str = CUDA) -> None:
         """`gpu_memory_gib` limits the memory for weights and computation, without states. Raises SettingsConflict if the GPU cannot be
@@ -131,7 +131,16 @@ class DeviceStepSession:
         return 1 << max(rows - 1, 0).bit_length()
 
     def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: DeviceStates, out: DeviceStates, logits: Logits
+        self,
+        tokens: Ids,
+        lengths: Ids,
+        positions: Ids,
+        wanted: Ids,
+        states: DeviceStates,
+        out: DeviceStates,
+        logits: Logits,
+        *,
+        one_core: bool = False,
     ) -> Callable[[], None]:
         session, binding = self._session, self._session.io_binding()
         binding.bind_cpu_input(contract.LENGTHS, lengths)

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export import contract
-from service.generation.session import HostStates, Ids, Logits, Pair, Tensor
+from service.generation.session import HostStates, Ids, Logits, Tensor
 from service.runtime.onnx import CPU
 from tests.service.fakes import PATIENCE_S
 
@@ -24,7 +24,7 @@ class GatedSteps:
 
     decoder: contract.Decoder
     provider = CPU
-    pair: Pair[HostStates] | None = None
+    at_once: "Callable[[Sequence[Callable[[], None]]], None] | None" = None
 
     def __init__(self) -> None:
         self.calls: list[list[list[int]]] = []  # the tokens of each call, by row
@@ -42,7 +42,16 @@ class GatedSteps:
         raise NotImplementedError
 
     def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates, logits: Logits
+        self,
+        tokens: Ids,
+        lengths: Ids,
+        positions: Ids,
+        wanted: Ids,
+        states: HostStates,
+        out: HostStates,
+        logits: Logits,
+        *,
+        one_core: bool = False,
     ) -> Callable[[], None]:
         def call() -> None:
             logits[:] = self.run(tokens, lengths, positions, wanted, states, out)
@@ -86,11 +95,10 @@ class GatedSteps:
             assert self._changed.wait_for(lambda: len(self.calls) >= calls, PATIENCE_S)
 
 
-class FakePair:
+class InTurn:
     """Makes the calls of a session one after the other, as if they were made at the same time."""
 
-    def __init__(self, session: GatedSteps) -> None:
-        self.bind = session.bind
+    def __init__(self) -> None:
         self.n_calls = 0
 
     def __call__(self, calls: Sequence[Callable[[], None]]) -> None:

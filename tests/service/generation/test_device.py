@@ -16,7 +16,7 @@ from service.errors import RuntimeFailed
 from service.generation.gpu.session import DeviceStates, DeviceStepSession, left_of
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
-from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, beginning
+from service.generation.session import Ids, OnnxStepSession, StepSession, beginning
 from service.generation.snapshot import Snapshot, State
 from service.runtime.onnx import CPU, CUDA, SettingsConflict
 from tests.gpu import ON_A_GPU
@@ -53,10 +53,8 @@ class OnDevice(DeviceStepSession):
             return DeviceStepSession.states(self, 2**60)
         return Spoilt(self.decoder, rows, self._copies, self._device)
 
-    def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: DeviceStates, out: DeviceStates, logits: Logits
-    ) -> Callable[[], None]:
-        call = super().bind(tokens, lengths, positions, wanted, states, out, logits)
+    def bind(self, tokens: Ids, *others: Any, **options: Any) -> Callable[[], None]:
+        call = super().bind(tokens, *others, **options)
         if tokens.shape[1] == 1:
             self.rows.add(len(tokens))
 

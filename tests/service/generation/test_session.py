@@ -48,27 +48,26 @@ def test_bits_do_not_depend_on_threads(bundle: Path, rows: int, width: int) -> N
 
 def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) -> None:
     session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
-    pair = session.pair
-    assert pair is not None
+    assert session.at_once is not None
     calls, alone = [], []
     for rows, width in ((9, 1), (2, 40)):
         tokens = np.random.default_rng(rows).integers(0, session.vocab_size, (rows, width))
         lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.zeros(rows, np.int64)
         states, out, same = (session.states(rows + 1) for _ in range(3))  # slots that are not in use come last
         logits = np.empty((rows, 1, session.vocab_size), np.float32)
-        calls.append(pair.bind(tokens, lengths, positions, wanted, states, out, logits))
+        calls.append(session.bind(tokens, lengths, positions, wanted, states, out, logits, one_core=True))
         alone.append((session.run(tokens, lengths, positions, wanted, states, same), same, logits, out))
-    pair(calls)
+    session.at_once(calls)
     for expected, states, logits, out in alone:
         assert np.array_equal(logits, expected)
         for ours, theirs in zip(out.arrays, states.arrays, strict=True):
             assert np.array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("threads", "pairs"), [(1, False), (2, True), (3, False)])
-def test_only_two_cores_make_two_calls_at_the_same_time(bundle: Path, threads: int, pairs: bool) -> None:
+@pytest.mark.parametrize(("threads", "two"), [(1, False), (2, True), (3, False)])
+def test_only_two_cores_make_two_calls_at_the_same_time(bundle: Path, threads: int, two: bool) -> None:
     session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads)
-    assert (session.pair is not None) == pairs
+    assert (session.at_once is not None) == two
 
 
 def test_the_call_with_the_shortest_run_is_the_quickest() -> None:
