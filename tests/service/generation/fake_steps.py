@@ -6,6 +6,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -24,7 +25,7 @@ class GatedSteps:
 
     decoder: contract.Decoder
     provider = CPU
-    at_once: "Callable[[Sequence[Callable[[], None]]], None] | None" = None
+    at_once: Callable[[Sequence[Callable[[], None]]], None] | None = None
 
     def __init__(self) -> None:
         self.calls: list[list[list[int]]] = []  # the tokens of each call, by row
@@ -41,20 +42,11 @@ class GatedSteps:
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         raise NotImplementedError
 
-    def bind(
-        self,
-        tokens: Ids,
-        lengths: Ids,
-        positions: Ids,
-        wanted: Ids,
-        states: HostStates,
-        out: HostStates,
-        logits: Logits,
-        *,
-        one_core: bool = False,
-    ) -> Callable[[], None]:
+    def bind(self, *arrays: Any, one_core: bool = False) -> Callable[[], None]:
+        *inputs, logits = arrays
+
         def call() -> None:
-            logits[:] = self.run(tokens, lengths, positions, wanted, states, out)
+            logits[:] = self.run(*inputs)
 
         return call
 
