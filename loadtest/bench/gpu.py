@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
 from random import Random
@@ -83,14 +84,15 @@ def over_http(bundle: Path, provider: Provider, connections: int, seconds: float
     with attnserve(bundle, manifest.name, flags=flags) as server, ThreadPoolExecutor(connections) as clients:
         until = time.perf_counter() + seconds
         counts = clients.map(lambda number: _requests(server, Random(number), length, vocab_size, until), range(connections))
-        answered = sum(counts)
+        answered, refused = (sum(column) for column in zip(*counts, strict=True))
         elapsed = time.perf_counter() - until + seconds
-    return {"texts_per_s": answered * HTTP_TEXTS / elapsed, "tokens_per_s": answered * HTTP_TEXTS * length / elapsed}
+    texts_per_s = answered * HTTP_TEXTS / elapsed
+    return {"texts_per_s": texts_per_s, "tokens_per_s": texts_per_s * length, "refused": refused}
 
 
-def _requests(server: MeasuredServer, random: Random, length: int, vocab_size: int, until: float) -> int:
-    """Send requests one after the other, and return their number. No two have equal texts."""
-    connection, answered = HTTPConnection("127.0.0.1", server.port, timeout=120), 0
+def _requests(server: MeasuredServer, random: Random, length: int, vocab_size: int, until: float) -> tuple[int, int]:
+    """Send requests one after the other. Return the number of answered ones, of which no two have equal texts, and of refused ones."""
+    connection, answered, refused = HTTPConnection("127.0.0.1", server.port, timeout=120), 0, 0
     row = [random.randrange(vocab_size) for _ in range(length)]
     while time.perf_counter() < until or not answered:
         texts = [[*row[:-3], *divmod(HTTP_TEXTS * answered + at, vocab_size), random.randrange(vocab_size)] for at in range(HTTP_TEXTS)]
@@ -98,11 +100,15 @@ def _requests(server: MeasuredServer, random: Random, length: int, vocab_size: i
         connection.request("POST", server.path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         content = answer.read()
+        if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+            refused += 1
+            time.sleep(float(answer.headers["Retry-After"]))
+            continue
         if answer.status != 200:
             raise LoadtestError(f"the service answered {answer.status}: {content[:300].decode(errors='replace')}")
         answered += 1
     connection.close()
-    return answered
+    return answered, refused
 
 
 def gpu_name() -> str | None:
@@ -139,5 +145,6 @@ def page(about: dict[str, Any], found: dict[str, Any]) -> str:
     if (http := found.get("http")) is not None:
         best = max(rates["tokens_per_s"] for rates in found["encoder"]["rates"].values())
         share = f"{http['tokens_per_s'] / best:.2f} of the best above"
-        lines += ["", "## Over HTTP", "", f"{http['texts_per_s']:,.0f} texts/s, {http['tokens_per_s']:,.0f} tokens/s, {share}."]
+        rate = f"{http['texts_per_s']:,.0f} texts/s, {http['tokens_per_s']:,.0f} tokens/s, {share}; {http['refused']} requests refused."
+        lines += ["", "## Over HTTP", "", rate]
     return "\n".join(lines) + "\n"

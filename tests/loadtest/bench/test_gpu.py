@@ -33,10 +33,11 @@ def test_it_runs_through_on_a_cpu(gpu_bundle: Path, gpu_decoder: Path, tmp_path:
 def test_the_share_over_http_is_of_the_best_rate() -> None:
     about = {"provider": "cuda", "gpu": "X 1", "date": "d", "cpus": 1, "cpu": "c", "commit": "1", "command": ["a"], "versions": {"b": "2"}}
     rates = {"1x8": {"tokens_per_s": 50.0}, "2x8": {"tokens_per_s": 200.0}}
-    found = {"encoder": {"equal": 1.0, "assigned": {"Add": 1}, "rates": rates}, "http": {"texts_per_s": 1.0, "tokens_per_s": 140.0}}
+    http = {"texts_per_s": 1.0, "tokens_per_s": 140.0, "refused": 3}
+    found = {"encoder": {"equal": 1.0, "assigned": {"Add": 1}, "rates": rates}, "http": http}
     page = gpu.page(about, found)
     assert page.startswith("# On X 1\n")
-    assert "0.70 of the best above" in page
+    assert "0.70 of the best above; 3 requests refused" in page
 
 
 def test_without_a_gpu_it_says_what_to_install(gpu_bundle: Path) -> None:
