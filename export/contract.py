@@ -209,6 +209,11 @@ class RecipeTrial(ManifestPart):
     recipe: str
     min_cosine: float
     mean_cosine: float
+    rank_correlation: float | None = Field(
+        default=None,
+        description="Spearman's correlation with torch of the similarities of all pairs of texts; of logits, the lowest of a label's "
+        "over all texts. None in bundles of earlier versions",
+    )
     size_bytes: Count
     texts_per_s: float = Field(ge=0, description="texts of 16 tokens per second of CPU time of one thread, in batches of 8")
     baseline_texts_per_s: float = Field(gt=0, description="`texts_per_s` of the fp32 graph")
@@ -485,6 +490,8 @@ class Manifest(ManifestPart):
             absent["decoder"] = {name: True for name in optional if getattr(self.decoder, name) is None}
             unset = {at: {name for name in ("holds", "slots") if not getattr(state, name)} for at, state in enumerate(self.decoder.states)}
             absent["decoder"]["states"] = {at: names for at, names in unset.items() if names}
+        if unranked := [at for at, trial in enumerate(self.trials) if trial.rank_correlation is None]:
+            absent["trials"] = {at: {"rank_correlation"} for at in unranked}
         return absent
 
 

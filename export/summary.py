@@ -99,10 +99,11 @@ def _files(manifest: contract.Manifest) -> Table:
 
 
 def _trials(trials: Iterable[contract.RecipeTrial]) -> Table:
-    table = _table("int8 recipe", "size", "lowest cosine", "mean", "texts/s of a core", "over fp32")
+    table = _table("int8 recipe", "size", "lowest cosine", "mean", "rank correlation", "texts/s of a core", "over fp32")
     for trial in trials:
         gain = f"{trial.texts_per_s / trial.baseline_texts_per_s:.2f} x"
-        figures = [f"{trial.min_cosine:.4f}", f"{trial.mean_cosine:.4f}", f"{trial.texts_per_s:.0f}", gain]
+        ranks = "" if trial.rank_correlation is None else f"{trial.rank_correlation:.4f}"
+        figures = [f"{trial.min_cosine:.4f}", f"{trial.mean_cosine:.4f}", ranks, f"{trial.texts_per_s:.0f}", gain]
         table.add_row(escape(trial.recipe), _size(trial.size_bytes), *figures, style="bold" if trial.kept else "dim")
     return table
 

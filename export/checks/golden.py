@@ -65,6 +65,12 @@ class EncoderExamples:
         """Return the cosines between `rows` and torch's rows. For logits they are computed as `contract.Parity.min_cosine` defines."""
         return _logit_cosines(rows, self.rows) if self.traits.has_labels else cosines(rows, self.rows)
 
+    def rank_correlation(self, rows: NDArray[np.float32]) -> float:
+        """Return `contract.RecipeTrial.rank_correlation` of `rows` with torch's rows."""
+        if self.traits.has_labels:
+            return min(spearman(got, want) for got, want in zip(rows.T, self.rows.T, strict=True))
+        return spearman(_similarities(rows), _similarities(self.rows))
+
 
 def cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the cosine of each pair of rows: (n, D), (n, D) -> (n,). It is 1 for two rows of zeros, and 0 if only one of them is zero."""
@@ -73,6 +79,18 @@ def cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.f
     dots = np.einsum("nd,nd->n", a, b)
     same = ~a.any(axis=1) & ~b.any(axis=1)
     return np.where(same, 1.0, dots / np.where(lengths == 0, 1.0, lengths))
+
+
+def spearman(got: NDArray[np.floating], want: NDArray[np.floating]) -> float:
+    """Return Spearman's rank correlation of two arrays (n,). Equal numbers keep their order."""
+    ranks = [array.argsort(kind="stable").argsort() for array in (got, want)]
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def _similarities(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the cosines of all pairs of different rows: (n, D) -> (n (n - 1) / 2,)."""
+    first, second = np.triu_indices(len(rows), 1)
+    return cosines(rows[first], rows[second])
 
 
 def _logit_cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.float64]:

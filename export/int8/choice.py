@@ -56,11 +56,13 @@ def choose(
 
 
 def _trial(task: TrialInputs, recipe: Recipe, file: Path, baseline: float) -> contract.RecipeTrial:
-    cosines = task.judged.cosines(task.judged.run(answers(open_graph(file), task.outputs)))
+    rows = task.judged.run(answers(open_graph(file), task.outputs))
+    cosines = task.judged.cosines(rows)
     return contract.RecipeTrial(
         recipe=recipe.name,
         min_cosine=float(cosines.min()),
         mean_cosine=float(cosines.mean()),
+        rank_correlation=task.judged.rank_correlation(rows),
         size_bytes=sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*")),
         texts_per_s=_rate(task, file),
         baseline_texts_per_s=baseline,

@@ -23,10 +23,24 @@ def test_the_fastest_recipe_above_the_bar_is_kept_and_all_are_told(encoder_check
     kept = [trial for trial in manifest.trials if trial.kept]
     assert len(kept) == 1
     assert kept[0].min_cosine >= 0.97
+    assert kept[0].rank_correlation is not None
+    assert 0.9 < kept[0].rank_correlation < 1
     assert manifest.graph.optimisation.endswith(kept[0].recipe)
     assert contract.read_golden(tmp_path / "int8", contract.Golden).min_cosine == 0.97
     assert fractions == sorted(fractions)
     assert contract.verify(tmp_path / "int8") == manifest
+
+
+def test_a_manifest_without_rank_correlations_is_written_without_their_name(encoder_bundle: Path) -> None:
+    """So that a bundle of an earlier version keeps its fingerprint."""
+    trial = contract.RecipeTrial(
+        recipe="r", min_cosine=1, mean_cosine=1, size_bytes=1, texts_per_s=1, baseline_texts_per_s=1, kept=True, rank_correlation=0.5
+    )
+    manifest = contract.read_manifest(encoder_bundle)
+    earlier, now = (manifest.model_copy(update={"trials": (trial.model_copy(update={"rank_correlation": r}),)}) for r in (None, 0.5))
+    assert "rank_correlation" not in contract.dump(earlier)
+    assert "rank_correlation" in contract.dump(now)
+    assert earlier.fingerprint != now.fingerprint
 
 
 def test_a_bar_that_no_recipe_reaches_is_an_error_that_says_what_each_reached(encoder_checkpoint: Path, tmp_path: Path) -> None:
