@@ -34,7 +34,6 @@ def run_task(task: Task, out: Path, console: Console) -> bool:
 
     def write_curves(progress: Progress) -> None:
         write_report(out, report | progress.curves())
-        task.keep(out)
         task.plot(report | progress.curves(), out)
 
     with training_bar(task.name, console) as show, stop_signals() as stopping:

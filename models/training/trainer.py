@@ -42,7 +42,7 @@ def train(
     stopping: Callable[[], bool] = lambda: False,
 ) -> Progress:
     """Train from the newest checkpoint in `folder`, or from the start, and save a checkpoint there at the end. `on_checkpoint` is called
-    before a checkpoint is saved.
+    before every evaluation and checkpoint.
 
     Raises TrainingError if the loss of a step is not finite (no checkpoint is saved after that step), ResumeError if the checkpoint
     belongs to another model.
@@ -53,6 +53,7 @@ def train(
     resumed_at = progress.tokens, progress.seconds
 
     def evaluate() -> None:
+        on_checkpoint()
         progress.evaluations.append(progress.point(task.evaluate()))
         on_evaluation(progress)
 

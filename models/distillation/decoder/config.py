@@ -73,6 +73,7 @@ class TuningConfig:
     evaluations: int = 2  # on held-out texts, evenly over the run, besides the one before it
     held_out: int = 8  # most held-out texts of an evaluation
     checkpoint_steps: int = 400  # steps between checkpoints, at which the student is written too
+    fused: bool = True  # on a GPU, near tokens by torch's fused operator in bfloat16; False: by products in TF32, three times the memory
     recompute: bool = False  # compute attention again for its gradients: takes less memory and more time
     seed: int = 0
 

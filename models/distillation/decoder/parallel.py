@@ -9,9 +9,12 @@ is linear attention in chunks. Nothing is larger than N (2 L + g) scores a head,
 Heads are float32, also under autocast: on a GPU their products are then TF32, with exact sums.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from models.attention.layers.causal import State
@@ -22,7 +25,9 @@ from models.attention.sparse.sink_window import SinkWindowAttention
 from models.decoder.model import Decoder
 from models.parts.positions import Rotation, rotate
 
-ALIGNED = 4  # float32 numbers in 16 bytes: rows of whole multiples can use the tensor cores
+ALIGNED = 8  # bfloat16 numbers in 16 bytes: rows of whole multiples can use the tensor cores
+UNSEEN = -1e4  # added to the scores of keys that a query does not see: their weights are exactly 0
+PART_ALIGNED = 4  # float32 numbers in 16 bytes
 LARGEST_PART = 96  # largest C
 
 
@@ -46,32 +51,34 @@ class FullAttention(nn.Module):
 class WindowAttention(nn.Module):
     """Attention to a window and, if the layer has feature maps, to all earlier tokens, with the projections and maps of a layer.
 
-    recompute: compute the attention again for its gradients, instead of keeping its scores.
+    recompute: compute the attention again for its gradients, instead of keeping its scores. fused: the dtype of the near part, by torch's
+    fused operator; None: by products of matrices, in that of the heads.
     """
 
-    def __init__(self, layer: SinkWindowAttention, *, recompute: bool = False) -> None:
+    def __init__(self, layer: SinkWindowAttention, *, recompute: bool = False, fused: torch.dtype | None = None) -> None:
         super().__init__()
-        self.layer, self.recompute = layer, recompute
+        self.layer, self.recompute, self.fused = layer, recompute, fused
 
     def forward(self, x: Tensor, mask: None, state: State, rotation: Rotation) -> tuple[Tensor, State]:
         """Return the outputs (B, N, D) of x (B, N, D). `state` is passed on."""
         q, k, v = self.layer.heads(x)
+        of_layer = partial(attend, self.layer, dtype=self.fused)
         with torch.autocast(x.device.type, enabled=False):
             if self.recompute and torch.is_grad_enabled():
-                o = checkpoint(attend, self.layer, q, k, v, rotation, use_reentrant=False, preserve_rng_state=False)
+                o = checkpoint(of_layer, q, k, v, rotation, use_reentrant=False, preserve_rng_state=False)
             else:
-                o = attend(self.layer, q, k, v, rotation)
+                o = of_layer(q, k, v, rotation)
         return self.layer.to_out(merge_heads(o).to(x.dtype)), state
 
 
-def in_parallel(decoder: Decoder, *, recompute: bool = False) -> Decoder:
+def in_parallel(decoder: Decoder, *, recompute: bool = False, fused: torch.dtype | None = None) -> Decoder:
     """Replace the attention layers by their parallel forms, and the unembedding by nothing, in place. Return the decoder.
 
     It then returns the last hidden states (B, N, D), after the last norm. Raises ValueError for a layer that has no parallel form here.
     """
     for block in decoder.blocks:
         if isinstance(block.layer, SinkWindowAttention):
-            block.layer = WindowAttention(block.layer, recompute=recompute)  # type: ignore[assignment]
+            block.layer = WindowAttention(block.layer, recompute=recompute, fused=fused)  # type: ignore[assignment]
         elif isinstance(block.layer, CausalSoftmaxAttention):
             block.layer = FullAttention(block.layer)  # type: ignore[assignment]
         else:
@@ -85,42 +92,77 @@ def hidden_states(decoder: Decoder, tokens: Tensor) -> Tensor:
     return decoder(tokens, states=[{} for _ in decoder.blocks])[0]
 
 
-def attend(layer: SinkWindowAttention, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
-    """Attend from the first token on: q (B, H, N, D_k), k, v (B, H_k, N, D_k), none of them rotated -> (B, H, N, D_k)."""
-    g, L, N = layer.n_first, layer.window - layer.n_first, q.shape[2]
-    n = -(-N // L)
-    turned, kept = rotate(q, rotation), rotate(k, rotation)
+def attend(layer: SinkWindowAttention, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Attend from the first token on: q (B, H, N, D_k), k, v (B, H_k, N, D_k), none of them rotated -> (B, H, N, D_k).
+
+    dtype: compute near scores and values by torch's fused operator, in this dtype; None: as products of matrices, in that of q.
+
+    One softmax has the first keys, the recent ones, and all far keys together as one key. Scores of first keys, whose queries are rotated
+    otherwise, and that of the far key, the log of its weight, are given: they are columns of the query, and the key has a 1 there. They
+    are given in two parts, since products in TF32 or bfloat16 have 8 to 11 bits. The far key's value is a 1 in one more column.
+    """
+    g, L, N = min(layer.n_first, q.shape[2]), layer.window - layer.n_first, q.shape[2]
+    turned, kept, scale = rotate(q, rotation), rotate(k, rotation), layer.d_head**-0.5
+    given = _first_scores(layer, q, turned, kept, rotation) * scale
     has_far = isinstance(layer, CausalHybridAttention) and layer.window < N
-    seen = _seen(N, g, L, far=has_far, like=q)  # (n, L, K)
-    scale = layer.d_head**-0.5
-    recent = _blocks(turned * scale, L) @ _two_blocks(kept, L, layer).mT  # (B, H, n, L, 2 L)
-    parts = [recent, _blocks(_first_scores(layer, q, turned, kept, rotation) * scale, L)]
     if has_far:
         assert isinstance(layer, CausalHybridAttention)
-        far, log_weight = (_blocks(x, L) for x in _far(layer, q, kept, v, rotation))  # (B, H, n, L, D_k), (.., 1)
-        parts.append(log_weight)
-    parts.append(recent.new_zeros(1).expand(*recent.shape[:-1], seen.shape[-1] - sum(part.shape[-1] for part in parts)))
-    p = torch.cat(parts, dim=-1).add_(seen).softmax(-1)
-    first = layer.for_every_head(v[:, :, :g]).unsqueeze(2).expand(-1, -1, n, -1, -1)
-    values = torch.cat([_two_blocks(v, L, layer), first], dim=3)  # (B, H, n, 2 L + g, D_k)
-    K = values.shape[3]
-    o = p[..., :K] @ values
-    if has_far:
-        o = o + p[..., K : K + 1] * far
-    return o.flatten(2, 3)[:, :, :N]
+        far, log_weight = _far(layer, q, kept, v, rotation)
+        given = torch.cat([given, log_weight], dim=-1)  # (B, H, N, g + 1)
+    seen = _seen(N, g, L, far=has_far, device=q.device)  # (n, L, K)
+    exact = q.dtype if dtype is None else dtype
+    queries, keys, values = _columns(turned, given, layer, kept * scale, v, K=seen.shape[-1], dtype=exact)
+    bias = torch.zeros(seen.shape, dtype=exact, device=q.device).masked_fill_(~seen, UNSEEN)
+    if dtype is None:
+        o = (queries @ keys.mT).add_(bias).softmax(-1) @ values
+    else:
+        (B, H, n), rows = queries.shape[:3], [x.transpose(1, 2).flatten(0, 1) for x in (queries, keys, values)]  # (B n, H, ..)
+        bias = bias.repeat(B, 1, 1).unsqueeze(1).expand(-1, H, -1, -1)
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            o = F.scaled_dot_product_attention(*rows, attn_mask=bias, scale=1.0)
+        o = o.unflatten(0, (B, n)).transpose(1, 2).to(q.dtype)
+    o = o.flatten(2, 3)[:, :, :N]
+    near, share = o[..., : layer.d_head], o[..., layer.d_head : layer.d_head + 1]
+    return torch.addcmul(near, share, far) if has_far else near
 
 
-def _seen(N: int, g: int, L: int, *, far: bool, like: Tensor) -> Tensor:
-    """Return 0 for keys that the queries of a block see and -inf for others, (n, L, K): 2 L recent keys, the first ones, with `far` all far
-    keys together, and columns that no query sees up to a multiple of `ALIGNED`."""
-    device = like.device
+def _seen(N: int, g: int, L: int, *, far: bool, device: torch.device) -> Tensor:
+    """Return which keys the queries of a block see, bool (n, L, K): the first ones, 2 L recent ones, with `far` all far keys together, and
+    none up to a multiple of `ALIGNED`."""
     t = torch.arange(-(-N // L) * L, device=device).unflatten(0, (-1, L)).unsqueeze(-1)  # (n, L, 1)
     j = t[:, :1] - L + torch.arange(2 * L, device=device)  # (n, 1, 2 L), the positions of the recent keys
-    columns = [(j >= g) & (j <= t) & (t - j < L), torch.arange(min(g, N), device=device) <= t]
-    columns += [t - L >= g] if far else []
+    columns = [torch.arange(g, device=device) <= t, (j >= g) & (j <= t) & (t - j < L)] + ([t - L >= g] if far else [])
     seen = torch.cat(columns, dim=-1)
-    seen = F.pad(seen, (0, -seen.shape[-1] % ALIGNED))
-    return torch.zeros(seen.shape, dtype=like.dtype, device=device).masked_fill_(~seen, -torch.inf)
+    return F.pad(seen, (0, -seen.shape[-1] % ALIGNED))
+
+
+def _columns(
+    turned: Tensor, given: Tensor, layer: SinkWindowAttention, k: Tensor, v: Tensor, *, K: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries (B, H, n, L, D), keys (B, H, n, K, D) and values (B, H, n, K, D_v) of all blocks, with their further columns.
+
+    turned (B, H, N, D_k); given (B, H, N, g) or (B, H, N, g + 1): the given scores; k, v (B, H_k, N, D_k). dtype: that of the results.
+    """
+    k, v = k.to(dtype), v.to(dtype)
+    L, D_k, n_given = layer.window - layer.n_first, layer.d_head, given.shape[-1]
+    g, width = min(layer.n_first, k.shape[2]), -(-(D_k + 2 * n_given) // ALIGNED) * ALIGNED
+    coarse = given.detach().bfloat16().to(given.dtype)
+    columns = [turned, coarse, given - coarse, given.new_zeros(1).expand(*given.shape[:-1], width - D_k - 2 * n_given)]
+    queries = _blocks(torch.cat([column.to(dtype) for column in columns], dim=-1), L)
+    recent_k, recent_v = _two_blocks(k, L), _two_blocks(v, L)  # (B, H_k, n, 2 L, D_k)
+    ones = torch.zeros(K, width - D_k, dtype=k.dtype, device=k.device)
+    at = torch.arange(n_given, device=k.device)
+    rows = torch.where(at < g, at, 2 * L + at)  # of the first keys, and of the far key
+    ones[rows, at] = 1.0
+    ones[rows, n_given + at] = 1.0
+    first_v = v[:, :, :g].unsqueeze(2).expand(-1, -1, recent_v.shape[2], -1, -1)
+    rest = (0, 0, g, K - g - 2 * L)
+    keys = torch.cat([F.pad(recent_k, rest), ones.expand(*recent_k.shape[:3], -1, -1)], dim=-1)
+    is_far = torch.zeros(K, ALIGNED, dtype=v.dtype, device=v.device)
+    is_far[g + 2 * L :, 0] = 1.0
+    values = F.pad(torch.cat([first_v, recent_v], dim=3), (0, 0, 0, K - g - 2 * L))
+    values = torch.cat([values, is_far.expand(*recent_v.shape[:3], -1, -1)], dim=-1)
+    return queries, layer.for_every_head(keys), layer.for_every_head(values)
 
 
 def _blocks(x: Tensor, L: int) -> Tensor:
@@ -129,10 +171,10 @@ def _blocks(x: Tensor, L: int) -> Tensor:
     return (F.pad(x, (0, 0, 0, short)) if short else x).unflatten(2, (-1, L))
 
 
-def _two_blocks(x: Tensor, L: int, layer: SinkWindowAttention) -> Tensor:
-    """Return the keys or values of every block and of the block before it, for every head: (B, H_k, N, D_k) -> (B, H, n, 2 L, D_k)."""
+def _two_blocks(x: Tensor, L: int) -> Tensor:
+    """Return the keys or values of every block and of the block before it: (B, H_k, N, D_k) -> (B, H_k, n, 2 L, D_k)."""
     blocks = _blocks(x, L)
-    return layer.for_every_head(torch.cat([F.pad(blocks[:, :, :-1], (0, 0, 0, 0, 1, 0)), blocks], dim=3))
+    return torch.cat([F.pad(blocks[:, :, :-1], (0, 0, 0, 0, 1, 0)), blocks], dim=3)
 
 
 def _first_scores(layer: SinkWindowAttention, q: Tensor, turned: Tensor, kept: Tensor, rotation: Rotation) -> Tensor:
@@ -144,7 +186,8 @@ def _first_scores(layer: SinkWindowAttention, q: Tensor, turned: Tensor, kept: T
     if q.shape[2] <= last:
         return scores
     back = Rotation(rotation.cos[..., last : last + 1, :], -rotation.sin[..., last : last + 1, :])
-    return torch.cat([scores[:, :, :last], q[:, :, last:] @ every(rotate(first, back)).mT], dim=2)
+    is_early = torch.arange(q.shape[2], device=q.device).unsqueeze(-1) < last
+    return torch.where(is_early, scores, q @ every(rotate(first, back)).mT)
 
 
 def _far(layer: CausalHybridAttention, q: Tensor, kept: Tensor, v: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
@@ -172,5 +215,5 @@ def _far(layer: CausalHybridAttention, q: Tensor, kept: Tensor, v: Tensor, rotat
 
 
 def part_length(L: int) -> int:
-    """Return C: the largest divisor of L up to `LARGEST_PART` that is a multiple of `ALIGNED`, or L if it has none."""
-    return max((C for C in range(ALIGNED, min(L, LARGEST_PART) + 1, ALIGNED) if L % C == 0), default=L)
+    """Return C: the largest divisor of L up to `LARGEST_PART` that is a multiple of `PART_ALIGNED`, or L if it has none."""
+    return max((C for C in range(PART_ALIGNED, min(L, LARGEST_PART) + 1, PART_ALIGNED) if L % C == 0), default=L)

@@ -8,7 +8,7 @@ trained on, together with low-rank changes of the projections of every layer.
 
 The same command resumes a run. Besides what every task writes (see models/training/run.py), its output folder has:
 OUT/
-  delta.safetensors, delta.json   the student, see delta.py; written at every checkpoint and evaluation, at the end and after a signal
+  delta.safetensors, delta.json   the student, see delta.py; written before every checkpoint and evaluation, at the end, and after a signal
   curve.png        curves, redrawn at every evaluation
   transfer.json    run.json of the attention transfer that made the delta
   sources.json     every package of the training text, with its licence and size
@@ -129,7 +129,7 @@ class TuningTask(Task):
             setattr(on_device.get_submodule(parent), own, ChangedLinear(linear, factors, config.scale))
         self._continue(started)
         self.model = nn.ModuleList(parts)
-        self.student = in_parallel(on_device, recompute=config.recompute)
+        self.student = in_parallel(on_device, recompute=config.recompute, fused=self.fused)
         self.base = base
         self.teacher = in_parallel(_shared(base)).requires_grad_(False)
         self.unembedding = base.unembedding.weight.detach()
@@ -141,8 +141,8 @@ class TuningTask(Task):
         names = {name.removesuffix(UP) for name in self.trained if name.endswith(UP)}
         if (started.rank, started.scale) != (self.config.rank, self.config.scale) or names != started.factors.keys():
             raise CheckpointError(
-                f"{self.delta_folder} has changes of rank {started.rank} and scale {started.scale} of {len(started.factors)} projections, not "
-                f"rank={self.config.rank}, scale={self.config.scale} and {len(names)} projections; give the same"
+                f"{self.delta_folder} has changes of {len(started.factors)} projections, rank {started.rank} and scale {started.scale}, not "
+                f"of {len(names)}, rank={self.config.rank} and scale={self.config.scale}; give the same"
             )
         with torch.no_grad():
             for name, (down, up) in started.factors.items():
@@ -169,6 +169,11 @@ class TuningTask(Task):
         epoch, at = divmod(step, n // batch)
         order = np.random.default_rng([self.config.seed, epoch]).permutation(n)
         return order[at * batch : (at + 1) * batch]
+
+    @property
+    def fused(self) -> torch.dtype | None:
+        """The dtype of the near part of attention; None: that of the heads."""
+        return torch.bfloat16 if self.config.fused and self.device.type == "cuda" else None
 
     def _on_device(self, ids: Ids) -> Tensor:
         return torch.from_numpy(ids.astype(np.int64)).to(self.device)
@@ -214,7 +219,7 @@ class TuningTask(Task):
         found = self._measured(self.teacher, "teacher")
         windows = {"window": self.described["window"]} | ({"long_window": LONG_WINDOW} if self.config.context > LONG_WINDOW else {})
         for name, window in windows.items():
-            found |= self._measured(in_parallel(windowed(self.base, window)), name)
+            found |= self._measured(in_parallel(windowed(self.base, window), fused=self.fused), name)
         return {key: value for key, value in found.items() if key != "teacher_kl"}
 
     def evaluate(self) -> dict[str, float]:
