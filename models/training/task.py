@@ -88,7 +88,7 @@ class Task(ABC):
         """Draw the curves of run.json (`report`) into the folder."""
 
     def keep(self, out: Path) -> None:  # noqa: B027  # not abstract, because most tasks write their model at the end only
-        """Write the model as it is, before every evaluation and checkpoint, for a run that may be cut off. By default nothing is written."""
+        """Write the model as it is, before every evaluation and checkpoint: a run may be cut off. By default, write nothing."""
 
     @abstractmethod
     def finish(self, out: Path, report: Report) -> str:

@@ -126,7 +126,7 @@ def read_tokens(file: Path, *, vocab_size: int) -> TokenFile:
     if not file.is_file():
         raise CorpusError(f"{file} is missing or is not a regular file; `{WRITTEN_BY}` writes it")
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             tokens = TokenFile(
                 train=arrays["train"],
                 held_out=arrays["held_out"],

@@ -141,7 +141,7 @@ class TuningTask(Task):
         names = {name.removesuffix(UP) for name in self.trained if name.endswith(UP)}
         if (started.rank, started.scale) != (self.config.rank, self.config.scale) or names != started.factors.keys():
             raise CheckpointError(
-                f"{self.delta_folder} has changes of {len(started.factors)} projections, rank {started.rank} and scale {started.scale}, not "
+                f"{self.delta_folder} changes {len(started.factors)} projections, rank {started.rank}, scale {started.scale}, not "
                 f"of {len(names)}, rank={self.config.rank} and scale={self.config.scale}; give the same"
             )
         with torch.no_grad():
