@@ -116,10 +116,11 @@ def attend(layer: SinkWindowAttention, q: Tensor, k: Tensor, v: Tensor, rotation
     if dtype is None:
         o = (queries @ keys.mT).add_(bias).softmax(-1) @ values
     else:
-        (B, H, n), rows = queries.shape[:3], [x.transpose(1, 2).flatten(0, 1) for x in (queries, keys, values)]  # (B n, H, ..)
+        B, H, n = queries.shape[:3]
+        queries, keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (queries, keys, values))  # (B n, H, ..)
         bias = bias.repeat(B, 1, 1).unsqueeze(1).expand(-1, H, -1, -1)
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            o = F.scaled_dot_product_attention(*rows, attn_mask=bias, scale=1.0)
+            o = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=1.0)
         o = o.unflatten(0, (B, n)).transpose(1, 2).to(q.dtype)
     o = o.flatten(2, 3)[:, :, :N]
     near, share = o[..., : layer.d_head], o[..., layer.d_head : layer.d_head + 1]
