@@ -264,7 +264,8 @@ def _tuning(report: dict[str, Any]) -> str:
     first, last = report["evaluations"][0], report["evaluations"][-1]
     lengths = sorted({int(key.rpartition("_")[2]) for key in last if "_bits_" in key})
     rows = {"KL(teacher, this model), nats a token": (first["student_kl"], last["student_kl"], last["window_kl"], None, 0.0)}
-    for kind, of in (("", "bits per byte"), ("python_", "of the Python files among them")):
+    kinds = [("", "bits per byte"), ("python_", "of the Python files among them")]
+    for kind, of in kinds[: 1 if all(name.endswith(".py") for name in report["data"]["held_out"]) else 2]:
         for N in lengths:
             names = ("window", "long_window", "teacher")
             values = (first.get(f"{kind}student_bits_{N}"), *(last.get(f"{kind}{name}_bits_{N}") for name in ("student", *names)))
@@ -332,11 +333,13 @@ def _limits_of_tuning(report: dict[str, Any], found: dict[str, Any]) -> str:
     for name, by_model in found["bits"].items():
         N = list(by_model[STUDENT])[-1]
         ours, alone, full = (by_model[model][N] for model in (STUDENT, WINDOW, FULL))
-        lost = f"{(alone - ours) / (alone - full):.0%}" if alone > full else "nothing"
-        lines.append(f"- {name.partition(' ')[0]}, {int(N):,} tokens: of the bits that the window alone loses, {lost} are won back.")
-    lines += [
-        f"- {line}" for kind, told in (("needle", "a number to find"), ("copy", "a list to repeat")) for line in _lost(found[kind], told)
-    ]
+        if alone > full:
+            back = (alone - ours) / (alone - full)
+            lines.append(
+                f"- {name.partition(' ')[0]}, {int(N):,} tokens: of the bits that the window alone loses, {back:.0%} are won back."
+            )
+    for kind, told in (("needle", "a number to find"), ("copy", "a list to repeat")):
+        lines += [f"- {line}" for line in _lost(found[kind], told)]
     if not config["label_share"]:
         lines.append("- The loss has no true tokens: what was won is the teacher's knowledge, not that of the training text.")
     lines.append("- Up to the window it is no longer its teacher bit for bit, since its projections were changed.")

@@ -64,7 +64,7 @@ def test_the_card_of_a_tuned_student_tells_the_tuning() -> None:
         "delta_bytes": 9_000_000,
         "parameters": 77,
         "changed_parameters": 55,
-        "data": {"held_out": ["q/x.py"]},
+        "data": {"held_out": ["q/x.py", "q/README (metadata)"]},
         "evaluations": [point | {"student_kl": kl, "window_kl": 0.4} for point, kl in zip(points, (0.3, 0.1), strict=True)],
         "step": 1_500,
         "tokens": 24_000_000,
