@@ -326,18 +326,15 @@ def _data_of_tuning(report: dict[str, Any], sources: dict[str, Any]) -> str:
 
 def _limits_of_tuning(report: dict[str, Any], found: dict[str, Any]) -> str:
     config, lines = report["config"], ["## Limits, and what is next", ""]
-    lines.append(
-        f"- Tuned for {report['seconds'] / 60:.1f} minutes on Python and its documentation, on texts of {config['context']:,} tokens, and on "
-        "no other\n  texts and no longer ones."
-    )
+    minutes, context = report["seconds"] / 60, config["context"]
+    lines.append(f"- Tuned for {minutes:.1f} minutes on Python and its documentation, on texts of {context:,} tokens and no longer ones.")
     for name, by_model in found["bits"].items():
         N = list(by_model[STUDENT])[-1]
         ours, alone, full = (by_model[model][N] for model in (STUDENT, WINDOW, FULL))
         if alone > full:
             back = (alone - ours) / (alone - full)
-            lines.append(
-                f"- {name.partition(' ')[0]}, {int(N):,} tokens: of the bits that the window alone loses, {back:.0%} are won back."
-            )
+            text = f"{name.partition(' ')[0]}, {int(N):,} tokens"
+            lines.append(f"- {text}: of the bits that the window alone loses, {back:.0%} are won back.")
     for kind, told in (("needle", "a number to find"), ("copy", "a list to repeat")):
         lines += [f"- {line}" for line in _lost(found[kind], told)]
     if not config["label_share"]:

@@ -74,6 +74,7 @@ class TuningConfig:
     held_out: int = 8  # most held-out texts of an evaluation
     checkpoint_steps: int = 400  # steps between checkpoints, at which the student is written too
     fused: bool = True  # on a GPU, near tokens by torch's fused operator in bfloat16; False: by products in TF32, three times the memory
+    compiled: bool = False  # compile the attention: faster afterwards, but the first step takes a minute or so more
     recompute: bool = False  # compute attention again for its gradients: takes less memory and more time
     seed: int = 0
 

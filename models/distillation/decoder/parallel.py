@@ -9,7 +9,8 @@ is linear attention in chunks. Nothing is larger than N (2 L + g) scores a head,
 Heads are float32, also under autocast: on a GPU their products are then TF32, with exact sums.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -52,17 +53,20 @@ class WindowAttention(nn.Module):
     """Attention to a window and, if the layer has feature maps, to all earlier tokens, with the projections and maps of a layer.
 
     recompute: compute the attention again for its gradients, instead of keeping its scores. fused: the dtype of the near part, by torch's
-    fused operator; None: by products of matrices, in that of the heads.
+    fused operator; None: by products of matrices, in that of the heads. compiled: compile the attention where gradients are wanted.
     """
 
-    def __init__(self, layer: SinkWindowAttention, *, recompute: bool = False, fused: torch.dtype | None = None) -> None:
+    def __init__(
+        self, layer: SinkWindowAttention, *, recompute: bool = False, fused: torch.dtype | None = None, compiled: bool = False
+    ) -> None:
         super().__init__()
-        self.layer, self.recompute, self.fused = layer, recompute, fused
+        self.layer, self.recompute, self.fused, self.compiled = layer, recompute, fused, compiled
 
     def forward(self, x: Tensor, mask: None, state: State, rotation: Rotation) -> tuple[Tensor, State]:
         """Return the outputs (B, N, D) of x (B, N, D). `state` is passed on."""
         q, k, v = self.layer.heads(x)
-        of_layer = partial(attend, self.layer, dtype=self.fused)
+        compiled = self.compiled and torch.is_grad_enabled()
+        of_layer = partial(compiled_attend() if compiled else attend, self.layer, dtype=self.fused)
         with torch.autocast(x.device.type, enabled=False):
             if self.recompute and torch.is_grad_enabled():
                 o = checkpoint(of_layer, q, k, v, rotation, use_reentrant=False, preserve_rng_state=False)
@@ -71,14 +75,20 @@ class WindowAttention(nn.Module):
         return self.layer.to_out(merge_heads(o).to(x.dtype)), state
 
 
-def in_parallel(decoder: Decoder, *, recompute: bool = False, fused: torch.dtype | None = None) -> Decoder:
+@cache
+def compiled_attend() -> Callable[..., Tensor]:
+    """Return `attend`, compiled by torch at its first call, which takes a minute or so. Layers of one shape share the result."""
+    return torch.compile(attend, dynamic=False)
+
+
+def in_parallel(decoder: Decoder, *, recompute: bool = False, fused: torch.dtype | None = None, compiled: bool = False) -> Decoder:
     """Replace the attention layers by their parallel forms, and the unembedding by nothing, in place. Return the decoder.
 
     It then returns the last hidden states (B, N, D), after the last norm. Raises ValueError for a layer that has no parallel form here.
     """
     for block in decoder.blocks:
         if isinstance(block.layer, SinkWindowAttention):
-            block.layer = WindowAttention(block.layer, recompute=recompute, fused=fused)  # type: ignore[assignment]
+            block.layer = WindowAttention(block.layer, recompute=recompute, fused=fused, compiled=compiled)  # type: ignore[assignment]
         elif isinstance(block.layer, CausalSoftmaxAttention):
             block.layer = FullAttention(block.layer)  # type: ignore[assignment]
         else:
@@ -217,4 +227,5 @@ def _far(layer: CausalHybridAttention, q: Tensor, kept: Tensor, v: Tensor, rotat
 
 def part_length(L: int) -> int:
     """Return C: the largest divisor of L up to `LARGEST_PART` that is a multiple of `PART_ALIGNED`, or L if it has none."""
-    return max((C for C in range(PART_ALIGNED, min(L, LARGEST_PART) + 1, PART_ALIGNED) if L % C == 0), default=L)
+    fitting = [C for C in range(PART_ALIGNED, min(L, LARGEST_PART) + 1, PART_ALIGNED) if L % C == 0]
+    return fitting[-1] if fitting else L

@@ -53,6 +53,7 @@ TRANSFER = "transfer.json"
 PROJECTIONS = ("layer.to_q", "layer.to_k", "layer.to_v", "layer.to_out")
 FEEDFORWARD = ("feedforward.up", "feedforward.gate", "feedforward.down")
 SHORT = 2_048  # tokens of the shorter measurement: that of the bar in docs/log.md
+WARM_UP_STEPS = 20  # at least, if the run is short
 LONG_WINDOW = 1_024  # of the window to compare with
 
 
@@ -129,7 +130,7 @@ class TuningTask(Task):
             setattr(on_device.get_submodule(parent), own, ChangedLinear(linear, factors, config.scale))
         self._continue(started)
         self.model = nn.ModuleList(parts)
-        self.student = in_parallel(on_device, recompute=config.recompute, fused=self.fused)
+        self.student = in_parallel(on_device, recompute=config.recompute, fused=self.fused, compiled=config.compiled)
         self.base = base
         self.teacher = in_parallel(_shared(base)).requires_grad_(False)
         self.unembedding = base.unembedding.weight.detach()
@@ -150,7 +151,7 @@ class TuningTask(Task):
                 self.trained[name + UP].copy_(up)
 
     def learning_rates(self, step: int, share: float) -> tuple[float, float]:
-        height = self.config.height(share)
+        height = min(self.config.height(share), (step + 1) / WARM_UP_STEPS)
         return self.config.map_rate * height, self.config.rate * height
 
     def loss(self, step: int) -> Loss:
@@ -162,6 +163,11 @@ class TuningTask(Task):
             ours = hidden_states(self.student, tokens)
         loss, kl = divergence(ours, theirs, self.unembedding, tokens, label_share=self.config.label_share)
         return Loss(loss, kl, tokens.numel())
+
+    def rehearse(self) -> None:
+        """Compute the loss and its gradients once, without a step. A GPU loads and compiles its kernels then, outside the run's minutes."""
+        self.loss(0).objective.backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def rows(self, step: int) -> NDArray[np.int64]:
         """Return the numbers of the texts of a step: every text once in each epoch, in an order that depends on seed and epoch only."""
@@ -322,7 +328,11 @@ def tune(teacher: Path, tokens: Path, delta: Path, out: Path, config: TuningConf
             if not torch.cuda.is_available():
                 raise TrainingError("--device cuda, but torch finds no GPU; use --device cpu")
             torch.set_float32_matmul_precision("high")  # TF32
-        return run_task(TuningTask(teacher, tokens, delta, config, out.resolve().name, device=device), out, console)
+        task = TuningTask(teacher, tokens, delta, config, out.resolve().name, device=device)
+        if device == "cuda" or config.compiled:
+            with console.status("loading and compiling kernels"):
+                task.rehearse()
+        return run_task(task, out, console)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
