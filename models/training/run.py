@@ -42,6 +42,7 @@ def run_task(task: Task, out: Path, console: Console) -> bool:
         )
     report |= progress.curves() | {"tokens_per_s": progress.tokens / max(progress.seconds, 1e-9)}
     if task.budget.share(progress.step, progress.seconds) < 1:
+        write_report(out, report)
         console.print(f"stopped after step {progress.step:,}; the same command resumes the run")
         return False
     with console.status("evaluating on all held-out data"):

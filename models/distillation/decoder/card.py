@@ -301,6 +301,11 @@ def _training_of_tuning(report: dict[str, Any], transfer: dict[str, Any] | None)
         f"{report['step']:,} steps of {config['batch']} texts of {config['context']:,} tokens: {tokens / MB:.1f} million tokens, of "
         f"{report['texts_read']:,} different texts,",
     )
+    for before in report.get("tuned_before", []):
+        section += (
+            f"\n\nBefore, a tuning of {before['step']:,} steps, {before['tokens'] / MB:.1f} million tokens, "
+            f"in {before['seconds'] / 60:.1f} minutes on\n{before['hardware']}, {before['date']}."
+        )
     if transfer is None or is_tuned(transfer):
         return section
     return section + (

@@ -45,7 +45,7 @@ from models.distillation.plot import CURVE
 from models.folders.folder import CheckpointError, in_sentences
 from models.training.config import Budget
 from models.training.corpus import SOURCES, CorpusError
-from models.training.run import RUN, run_task
+from models.training.run import RUN, run_task, write_report
 from models.training.task import Loss, Progress, Report, Task
 from models.training.trainer import TrainingError
 
@@ -267,10 +267,15 @@ class TuningTask(Task):
         report["texts_read"] = len(read)
         report["packages_read"] = sorted({self.tokens.names[row].partition("/")[0] for row in read})
         (out / SOURCES).write_text(json.dumps(self.tokens.sources, indent=1) + "\n")
-        for earlier in (TRANSFER, RUN):  # of the attention transfer, also where the delta was tuned before
-            if (self.delta_folder / earlier).is_file():
-                (out / TRANSFER).write_text((self.delta_folder / earlier).read_text())
+        for name in (TRANSFER, RUN):  # of the attention transfer, also where the delta was tuned before
+            if (self.delta_folder / name).is_file():
+                (out / TRANSFER).write_text((self.delta_folder / name).read_text())
                 break
+        if (run := self.delta_folder / RUN).is_file() and "changed_parameters" in (before := json.loads(run.read_text())):
+            told = {key: before.get(key) for key in ("step", "tokens", "seconds", "hardware", "date")}
+            report["tuned_before"] = [*before.get("tuned_before", []), told]
+        if self.device.type == "cuda":
+            report["memory_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
         first, last, N = report["evaluations"][0], report["evaluations"][-1], min(SHORT, self.config.context)
         return (
             f"held-out KL {first['student_kl']:.4f} -> {last['student_kl']:.4f}, bits per byte of {N:,} tokens "
@@ -332,7 +337,12 @@ def tune(teacher: Path, tokens: Path, delta: Path, out: Path, config: TuningConf
         if device == "cuda" or config.compiled:
             with console.status("loading and compiling kernels"):
                 task.rehearse()
-        return run_task(task, out, console)
+        ended = run_task(task, out, console)
+        if not ended:  # the student is there, so its report is completed too
+            report = json.loads((out / RUN).read_text())
+            task.finish(out, report)
+            write_report(out, report)
+        return ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

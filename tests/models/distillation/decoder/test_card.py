@@ -73,6 +73,7 @@ def test_the_card_of_a_tuned_student_tells_the_tuning() -> None:
         "seconds": 240.0,
         "hardware": "a GPU",
         "tokens_per_s": 100_000.0,
+        "tuned_before": [{"step": 1_000, "tokens": 8_000_000, "seconds": 60.0, "hardware": "a GPU", "date": "2026-11-25"}],
         "date": "2026-11-26",
         "torch": "2",
     }
@@ -92,6 +93,7 @@ def test_the_card_of_a_tuned_student_tells_the_tuning() -> None:
         "| of the Python files among them, 64 tokens | 0.5000 | 0.2500 |",
         "with a share of 0.25 the loss of the true next token",
         "1,500 steps of 4 texts of 64 tokens: 24.0 million tokens, of 99 different texts, in 4.0 minutes on\na GPU (100,000 tokens/s)",
+        "Before, a tuning of 1,000 steps, 8.0 million tokens, in 1.0 minutes on\na GPU, 2026-11-25.",
         "attention transfer of the maps alone: 69 steps in 10.0 minutes on\na CPU",
         "| pp | 1 |",
         "- Python, 256 tokens: of the bits that the window alone loses, 50% are won back.",

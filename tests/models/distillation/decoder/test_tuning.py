@@ -1,6 +1,7 @@
 """Tuning of a tiny student: only maps and changes move, the divergence falls, a stop changes nothing, and the difference has it all."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,29 @@ def test_stopped_and_taken_up_again_it_ends_with_the_same_bits(
     assert all(torch.equal(whole[name], parameter.half()) for name, parameter in again.trained.items())
     with pytest.raises(checkpoints.ResumeError, match="has a run with another config: rank"):
         tune(teacher, tokens, delta, made, replace(CONFIG, rank=3), QUIET)
+
+
+def test_a_signal_leaves_the_student_and_its_report(teacher: Path, tokens: Path, delta: Path, made: Path, tmp_path: Path) -> None:
+    """And a tuning of a tuned student tells of the first one."""
+    signals = iter([False] * 3)
+
+    def loss(self: TuningTask, step: int) -> object:
+        if next(signals, True):
+            signal.raise_signal(signal.SIGTERM)
+        return of_step(self, step)
+
+    of_step = TuningTask.loss
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TuningTask, "loss", loss)
+        assert not tune(teacher, tokens, made, tmp_path, CONFIG, QUIET)
+    report = json.loads((tmp_path / "run.json").read_text())
+    assert report["step"] == 4
+    assert report["texts_read"] == 4 * CONFIG.batch
+    assert [(before["step"], before["tokens"]) for before in report["tuned_before"]] == [(CONFIG.steps, CONFIG.steps * 4 * 64)]
+    assert json.loads((tmp_path / TRANSFER).read_text()) == {"name": "transfer"}
+    assert load_file(tmp_path / WEIGHTS).keys() == load_file(made / WEIGHTS).keys()
+    assert tune(teacher, tokens, made, tmp_path, CONFIG, QUIET), "and the same command goes on"
+    assert json.loads((tmp_path / "run.json").read_text())["step"] == CONFIG.steps
 
 
 def test_every_text_is_read_once_in_an_epoch(teacher: Path, tokens: Path, delta: Path) -> None:
