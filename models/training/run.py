@@ -37,9 +37,12 @@ def run_task(task: Task, out: Path, console: Console) -> bool:
         task.plot(report | progress.curves(), out)
 
     with training_bar(task.name, console) as show, stop_signals() as stopping:
-        progress = train(task, out / CHECKPOINTS, show=show, on_evaluation=write_curves, stopping=stopping)
+        progress = train(
+            task, out / CHECKPOINTS, show=show, on_evaluation=write_curves, on_checkpoint=lambda: task.keep(out), stopping=stopping
+        )
     report |= progress.curves() | {"tokens_per_s": progress.tokens / max(progress.seconds, 1e-9)}
     if task.budget.share(progress.step, progress.seconds) < 1:
+        write_report(out, report)
         console.print(f"stopped after step {progress.step:,}; the same command resumes the run")
         return False
     with console.status("evaluating on all held-out data"):

@@ -87,6 +87,9 @@ class Task(ABC):
     def plot(self, report: Report, out: Path) -> None:
         """Draw the curves of run.json (`report`) into the folder."""
 
+    def keep(self, out: Path) -> None:  # noqa: B027  # not abstract, because most tasks write their model at the end only
+        """Write the model as it is, before every evaluation and checkpoint: a run may be cut off. By default, write nothing."""
+
     @abstractmethod
     def finish(self, out: Path, report: Report) -> str:
         """Write the trained model and its card, and add the final evaluation to `report`. Returns a one-line summary."""

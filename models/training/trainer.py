@@ -38,9 +38,11 @@ def train(
     *,
     show: Callable[[Moment], None] = lambda moment: None,
     on_evaluation: Callable[[Progress], None] = lambda progress: None,
+    on_checkpoint: Callable[[], None] = lambda: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Progress:
-    """Train from the newest checkpoint in `folder`, or from the start, and save a checkpoint there at the end.
+    """Train from the newest checkpoint in `folder`, or from the start, and save a checkpoint there at the end. `on_checkpoint` is called
+    before every evaluation and checkpoint.
 
     Raises TrainingError if the loss of a step is not finite (no checkpoint is saved after that step), ResumeError if the checkpoint
     belongs to another model.
@@ -51,8 +53,13 @@ def train(
     resumed_at = progress.tokens, progress.seconds
 
     def evaluate() -> None:
+        on_checkpoint()
         progress.evaluations.append(progress.point(task.evaluate()))
         on_evaluation(progress)
+
+    def save() -> None:
+        on_checkpoint()
+        checkpoints.save(folder, progress.step, task.model, task.optimizer, asdict(progress))
 
     if task.evaluates_untrained and not progress.evaluations:
         evaluate()
@@ -72,11 +79,11 @@ def train(
         if share * budget.evaluations >= len(progress.evaluations) + (0 if task.evaluates_untrained else 1):
             evaluate()
         if progress.step % budget.checkpoint_steps == 0:
-            checkpoints.save(folder, progress.step, task.model, task.optimizer, asdict(progress))
+            save()
         tokens, seconds = progress.tokens - resumed_at[0], max(progress.seconds - resumed_at[1], 1e-9)
         left_s = progress.seconds * (1 - share) / share
         show(Moment(step=progress.step, share=share, figures=task.describe(progress), tokens_per_s=tokens / seconds, left_s=left_s))
-    checkpoints.save(folder, progress.step, task.model, task.optimizer, asdict(progress))
+    save()
     return progress
 
 

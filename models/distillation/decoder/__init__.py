@@ -1,6 +1,8 @@
-"""Attention transfer from a decoder with softmax attention (the teacher) to one with a window and feature maps (the student).
+"""A decoder with softmax attention (the teacher) becomes one with a window and feature maps (the student), in two phases (LoLCATs).
 
-`config.py` has the config, `sequences.py` the texts, `teacher.py` loads the teacher, `transfer.py` has the loss, `delta.py` saves the
-student as its difference to the teacher, `task.py` is the task that `models/training/trainer.py` runs, with its command. `evaluation.py`
-measures student and teacher, and `card.py` writes the model card.
+`config.py` has the configs of both, `teacher.py` loads the teacher, `delta.py` saves the student as its difference to the teacher.
+Attention transfer: `sequences.py` has the texts, `transfer.py` the loss, `task.py` the task that `models/training/trainer.py` runs, with
+its command. Tuning: `tokens.py` writes the texts as tokens, `parallel.py` has the forward pass over whole texts, `low_rank.py` the changes
+of projections, `next_token.py` the loss, `tuning.py` the task with its command. `evaluation.py` measures student and teacher, `card.py`
+writes the model card.
 """

@@ -22,6 +22,7 @@ from models.distillation.decoder.delta import read_student
 from models.distillation.decoder.evaluation import COPY_AT, LENGTHS, NEEDLE_AT, SAMPLE_TOKENS, Reader, bits_per_byte, copy, needle
 from models.distillation.decoder.sequences import sequences
 from models.distillation.decoder.teacher import load_teacher
+from models.distillation.decoder.tuning import TRANSFER
 from models.distillation.plot import CURVE
 from models.training.cards import MB, front_matter, held_out_packages, licence_table, training_section
 from models.training.corpus import SOURCES
@@ -90,21 +91,39 @@ def measure(teacher: Path, data: Path, folder: Path, texts: Sequence[Path], long
     return found
 
 
-def model_card(report: dict[str, Any], sources: dict[str, Any], found: dict[str, Any]) -> str:
-    """Return the model card in Markdown. `report` is the content of run.json, `sources` that of sources.json."""
-    sections = (_head(report), _bits(found), _recall(found), _layers(report), _samples(found), _training(report), _data(report, sources))
+def model_card(report: dict[str, Any], sources: dict[str, Any], found: dict[str, Any], transfer: dict[str, Any] | None = None) -> str:
+    """Return the model card in Markdown. `report` is the content of run.json, `sources` that of sources.json.
+
+    transfer: for a tuned student, run.json of the attention transfer before, if it is known.
+    """
+    if is_tuned(report):
+        training = (_tuning(report), _training_of_tuning(report, transfer), _data_of_tuning(report, sources))
+        sections = (_head(report), _bits(found, tuned=True), _recall(found), training[0], _samples(found), *training[1:])
+        return "\n\n".join((*sections, _limits_of_tuning(report, found))) + "\n"
+    head = (_head(report), _bits(found, tuned=False), _recall(found))
+    sections = (*head, _layers(report), _samples(found), _training(report), _data(report, sources))
     return "\n\n".join((*sections, _limits())) + "\n"
+
+
+def is_tuned(report: dict[str, Any]) -> bool:
+    """Whether run.json is that of a tuning; otherwise it is that of an attention transfer."""
+    return "changed_parameters" in report
 
 
 def _head(report: dict[str, Any]) -> str:
     config = report["config"]
+    window, n_first = (report["window"], report["options"]["n_first"]) if is_tuned(report) else (config["window"], config["n_first"])
+    held = f"""maps alone, {report["delta_bytes"] / MB:.1f} MB in float16 ({report["parameters"]:,} numbers)."""
+    if is_tuned(report):
+        held = f"""maps ({report["parameters"]:,} numbers) and low-rank changes of projections (rank {config["rank"]},
+{report["changed_parameters"]:,} numbers), {report["delta_bytes"] / MB:.1f} MB in float16."""
     return f"""{front_matter(tags=["attnserve", "text-generation", "distillation", "linear-attention"])}
 
 # {report["name"]}
 
-{report["teacher_name"]} with a state of constant size: every layer attends exactly to {config["window"]} tokens, the first
-{config["n_first"]} among them, and by learned feature maps (`causal_hybrid`) to all tokens that left this window. This folder holds the
-maps alone, {report["delta_bytes"] / MB:.1f} MB in float16 ({report["parameters"]:,} numbers). All other weights are those of the teacher,
+{report["teacher_name"]} with a state of constant size: every layer attends exactly to {window} tokens, the first
+{n_first} among them, and by learned feature maps (`causal_hybrid`) to all tokens that left this window. This folder holds the
+{held} All other weights are those of the teacher,
 which comes from where it is published.
 
     python -m models.distillation.decoder.delta --teacher TEACHER.gguf --delta THIS_FOLDER --out out/{report["name"]}
@@ -120,8 +139,9 @@ def _table(head: str, rows: dict[str, dict[str, float]], form: str) -> list[str]
     ]
 
 
-def _bits(found: dict[str, Any]) -> str:
-    lines = ["## Bits per byte", "", "Of the first N tokens of one held-out text each. Fewer are better; up to the window all are equal."]
+def _bits(found: dict[str, Any], *, tuned: bool) -> str:
+    up_to_window = "" if tuned else "; up to the window all are equal"
+    lines = ["## Bits per byte", "", f"Of the first N tokens of one held-out text each. Fewer are better{up_to_window}."]
     for name, by_model in found["bits"].items():
         lengths = list(next(iter(by_model.values())))
         rows = {f"{int(N):,}": {model: bits[N] for model, bits in by_model.items()} for N in lengths}
@@ -237,17 +257,116 @@ def _limits() -> str:
   changes of the projections on the loss of the next token, the paper's second phase, which is not done here."""
 
 
+# A tuned student
+
+
+def _tuning(report: dict[str, Any]) -> str:
+    first, last = report["evaluations"][0], report["evaluations"][-1]
+    lengths = sorted({int(key.rpartition("_")[2]) for key in last if "_bits_" in key})
+    rows = {"KL(teacher, this model), nats a token": (first["student_kl"], last["student_kl"], last["window_kl"], None, 0.0)}
+    kinds = [("", "bits per byte"), ("python_", "of the Python files among them")]
+    for kind, of in kinds[: 1 if all(name.endswith(".py") for name in report["data"]["held_out"]) else 2]:
+        for N in lengths:
+            names = ("window", "long_window", "teacher")
+            values = (first.get(f"{kind}student_bits_{N}"), *(last.get(f"{kind}{name}_bits_{N}") for name in ("student", *names)))
+            if values[0] is not None:
+                rows[f"{of}, {N:,} tokens"] = values
+    table = [f"| {name} | {' | '.join('' if value is None else f'{value:.4f}' for value in values)} |" for name, values in rows.items()]
+    return "\n".join(
+        (
+            "## Tuning",
+            "",
+            f"Of {len(report['data']['held_out'])} held-out texts, on the device that trained: before and after the tuning.",
+            "",
+            f"| | before | this model | {WINDOW} | {LONG_WINDOW} | {FULL} |",
+            "|---|---|---|---|---|---|",
+            *table,
+            "",
+            f"![Divergence and bits against steps]({CURVE})",
+        )
+    )
+
+
+def _training_of_tuning(report: dict[str, Any], transfer: dict[str, Any] | None) -> str:
+    config, label = report["config"], report["config"]["label_share"]
+    loss = "the divergence of the next token's distribution from the teacher's, KL(teacher || student), at all tokens"
+    if label:
+        loss += f", and with a share of {label:g} the loss of the true next token"
+    tokens = report["tokens"]
+    changed = "attention and feed-forward layers" if config["feedforward"] else "attention layers (q, k, v and output)"
+    section = training_section(
+        report,
+        f"Second phase: feature maps, and changes of rank {config['rank']} of all projections of the {changed}.\n"
+        f"The loss is {loss}.\n"
+        f"{report['step']:,} steps of {config['batch']} texts of {config['context']:,} tokens: {tokens / MB:.1f} million tokens, of "
+        f"{report['texts_read']:,} different texts,",
+    )
+    for before in report.get("tuned_before", []):
+        section += (
+            f"\n\nBefore, a tuning of {before['step']:,} steps, {before['tokens'] / MB:.1f} million tokens, "
+            f"in {before['seconds'] / 60:.1f} minutes on\n{before['hardware']}, {before['date']}."
+        )
+    if transfer is None or is_tuned(transfer):
+        return section
+    return section + (
+        f"\n\nBefore, attention transfer of the maps alone: {transfer['step']} steps in {transfer['seconds'] / 60:.1f} minutes on\n"
+        f"{transfer['hardware']}, {transfer['date']}."
+    )
+
+
+def _data_of_tuning(report: dict[str, Any], sources: dict[str, Any]) -> str:
+    used = set(report["packages_read"])
+    return "\n".join(
+        (
+            "## Data",
+            "",
+            f"Pieces of {report['config']['context']:,} tokens of documents of {sources['rule']}.",
+            f"Held out as whole packages: {held_out_packages(sources)}. The packages of the documents that were read, with the size of all",
+            "that was collected of them:",
+            "",
+            *licence_table(package for package in sources["packages"] if package["name"] in used),
+        )
+    )
+
+
+def _limits_of_tuning(report: dict[str, Any], found: dict[str, Any]) -> str:
+    config, lines = report["config"], ["## Limits, and what is next", ""]
+    minutes, context = report["seconds"] / 60, config["context"]
+    lines.append(f"- Tuned for {minutes:.1f} minutes on Python and its documentation, on texts of {context:,} tokens and no longer ones.")
+    for name, by_model in found["bits"].items():
+        N = list(by_model[STUDENT])[-1]
+        ours, alone, full = (by_model[model][N] for model in (STUDENT, WINDOW, FULL))
+        if alone > full:
+            back = (alone - ours) / (alone - full)
+            text = f"{name.partition(' ')[0]}, {int(N):,} tokens"
+            lines.append(f"- {text}: of the bits that the window alone loses, {back:.0%} are won back.")
+    for kind, told in (("needle", "a number to find"), ("copy", "a list to repeat")):
+        lines += [f"- {line}" for line in _lost(found[kind], told)]
+    if not config["label_share"]:
+        lines.append("- The loss has no true tokens: what was won is the teacher's knowledge, not that of the training text.")
+    lines.append("- Up to the window it is no longer its teacher bit for bit, since its projections were changed.")
+    return "\n".join(lines)
+
+
+def _lost(by_place: dict[str, dict[str, float]], told: str) -> list[str]:
+    """Say for which distances the student is nearer to its window alone than to its teacher."""
+    far = [at for at, bits in by_place.items() if abs(bits[STUDENT] - bits[WINDOW]) < abs(bits[STUDENT] - bits[FULL])]
+    return [f"What a sum over keys cannot hold is lost beyond the window: {told} after {' and '.join(far)} tokens."] if far else []
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m models.distillation.decoder.card", description=__doc__.partition("\n")[0])
     parser.add_argument("--teacher", type=Path, required=True, help="checkpoint folder or GGUF file")
     parser.add_argument("--data", type=Path, required=True, help="folder that `python -m models.training.collect` wrote")
-    parser.add_argument("--student", type=Path, required=True, help="folder that `python -m models.distillation.decoder.task` wrote")
+    parser.add_argument("--student", type=Path, required=True, help="folder of an attention transfer or of a tuning")
     parser.add_argument("--text", type=Path, nargs="*", default=[], help="files that are joined to one more long text")
     parser.add_argument("--longest", type=int, choices=LENGTHS, default=max(LENGTHS), help="tokens of the longest text")
     options = parser.parse_args(arguments)
     found = measure(options.teacher, options.data, options.student, options.text, options.longest, Console())
     report, sources = (json.loads((options.student / name).read_text()) for name in (RUN, SOURCES))
-    (options.student / CARD).write_text(model_card(report, sources, found), encoding="utf-8")
+    before = options.student / TRANSFER
+    transfer = json.loads(before.read_text()) if before.is_file() else None
+    (options.student / CARD).write_text(model_card(report, sources, found, transfer), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The config of an attention transfer: the window, the feature maps, the texts and the learning rate."""
+"""The configs of an attention transfer (window, feature maps, texts, learning rate) and of the tuning after it (changes, loss, batches)."""
 
 import math
 from dataclasses import dataclass
@@ -47,3 +47,55 @@ class TransferConfig:
     def rate_at(self, share: float) -> float:
         """Return the learning rate when `share` of the run is over."""
         return self.rate * min((share + 1 / self.steps) / self.warm_up if self.warm_up else 1.0, (1 + math.cos(math.pi * share)) / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningConfig:
+    """The config of a tuning. Raises ValueError, with the values, if they do not fit together.
+
+    The learning rates are for a run of some thousand steps. AdamW moves every number by about its rate in a step. An exponent of a map is a
+    sum over 64 columns, so its rate must be lower than where layers learn apart from each other. B begins at 0, and its products with A
+    (entries of about 0.02) and the scale move an entry of W, of about 0.05, by up to 1e-4 in a step.
+    """
+
+    rank: int = 16  # r of the changes
+    scale: float = 2.0  # their factor: W + scale B A
+    feedforward: bool = False  # also change the projections of the feed-forward layers
+    context: int = 4_096  # N, tokens of a text
+    batch: int = 4  # texts of a step
+    steps: int = 0  # of the run; 0: no limit
+    minutes: float = 4.0  # of training, without evaluations; 0: no limit
+    rate: float = 1e-3  # highest learning rate of the changes
+    map_rate: float = 2e-3  # highest learning rate of the maps
+    warm_up: float = 0.04  # share of the run in which the learning rates rise from 0; then they fall along a cosine
+    label_share: float = 0.0  # share of the true next token in the loss; the rest is KL(teacher || student)
+    clip: float = 1.0  # largest norm of all gradients together
+    evaluations: int = 2  # on held-out texts, evenly over the run, besides the one before it
+    held_out: int = 8  # most held-out texts of an evaluation
+    checkpoint_steps: int = 400  # steps between checkpoints, at which the student is written too
+    fused: bool = True  # on a GPU, near tokens by torch's fused operator in bfloat16; False: by products in TF32, three times the memory
+    compiled: bool = False  # compile the attention: faster afterwards, but the first step takes a minute or so more
+    recompute: bool = False  # compute attention again for its gradients: takes less memory and more time
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "batch", "held_out", "evaluations", "checkpoint_steps", "context"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        for name in ("scale", "rate", "clip"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}={value} must be above 0")
+        for name in ("steps", "minutes", "map_rate"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}={value} must be 0 or more")
+        if not self.steps and not self.minutes:
+            raise ValueError("steps=0 and minutes=0.0, so the run would not end; give one of them")
+        for name in ("label_share", "warm_up"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"{name}={value} must be from 0 to 1")
+
+    def height(self, share: float) -> float:
+        """Return the learning rates, as a share of the highest ones, when `share` of the run is over."""
+        if share < self.warm_up:
+            return (share + 1e-3) / (self.warm_up + 1e-3)  # not 0 at the first step
+        return (1 + math.cos(math.pi * (share - self.warm_up) / max(1 - self.warm_up, 1e-9))) / 2

@@ -22,7 +22,7 @@ from torch.optim import AdamW
 from models.attention.linear.causal_hybrid import CausalHybridAttention
 from models.decoder.window import hybrid
 from models.distillation.decoder.config import TransferConfig
-from models.distillation.decoder.delta import map_names, write_delta
+from models.distillation.decoder.delta import description, map_names, write_delta
 from models.distillation.decoder.sequences import sequences
 from models.distillation.decoder.teacher import load_teacher
 from models.distillation.decoder.transfer import Seen, record, recording, transfer_error
@@ -138,7 +138,8 @@ class TransferTask(Task):
         figure.savefig(out / CURVE, dpi=130, format="png")
 
     def finish(self, out: Path, report: Report) -> str:
-        report["delta_bytes"] = write_delta(out, self.source, self.teacher_name, self.maps, self.config)
+        described = description(self.source, self.teacher_name, window=self.config.window, options=self.config.options)
+        report["delta_bytes"] = write_delta(out, described, self.maps)
         report["layers"] = self.layer_errors()
         (out / SOURCES).write_text((self.data / SOURCES).read_text())
         ours, window = (sum(column) / len(column) for column in zip(*report["layers"], strict=True))

@@ -51,6 +51,61 @@ def test_a_figure_is_measured_once(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "f.json").read_text()) == {"a": 1.5}
 
 
+def test_the_card_of_a_tuned_student_tells_the_tuning() -> None:
+    both = {STUDENT: 1.25, WINDOW: 1.5, FULL: 1.0}
+    names = ("student", "window", "long_window", "teacher")
+    points = [{f"{kind}{name}_bits_64": bits for kind in ("", "python_") for name in names} for bits in (0.5, 0.25)]
+    report = {
+        "name": "tiny",
+        "teacher_name": "t.gguf",
+        "config": {"rank": 2, "context": 64, "batch": 4, "label_share": 0.25, "feedforward": False},
+        "window": 8,
+        "options": {"n_first": 2},
+        "delta_bytes": 9_000_000,
+        "parameters": 77,
+        "changed_parameters": 55,
+        "data": {"held_out": ["q/x.py", "q/README (metadata)"]},
+        "evaluations": [point | {"student_kl": kl, "window_kl": 0.4} for point, kl in zip(points, (0.3, 0.1), strict=True)],
+        "step": 1_500,
+        "tokens": 24_000_000,
+        "texts_read": 99,
+        "packages_read": ["p"],
+        "seconds": 240.0,
+        "hardware": "a GPU",
+        "tokens_per_s": 100_000.0,
+        "tuned_before": [{"step": 1_000, "tokens": 8_000_000, "seconds": 60.0, "hardware": "a GPU", "date": "2026-11-25"}],
+        "date": "2026-11-26",
+        "torch": "2",
+    }
+    sources = {"rule": "made up", "packages": [{"name": name, "split": "train", "licence": name * 2, "bytes": 5} for name in "po"]}
+    found = {
+        "bits": {"Python (q/x.py)": {model: {"256": bits} for model, bits in both.items()}},
+        "needle": {"400": {STUDENT: 20.0, WINDOW: 22.0, FULL: 0.4}},
+        "copy": {"400": {STUDENT: 2.0, WINDOW: 10.0, FULL: 1.0}},
+        "samples": [],
+    }
+    transfer = {"step": 69, "seconds": 600.0, "hardware": "a CPU", "date": "2026-11-24"}
+    card = model_card(report, sources, found, transfer)
+    lines = (
+        "exactly to 8 tokens, the first\n2 among them",
+        "rank 2,\n55 numbers), 9.0 MB",
+        "| KL(teacher, this model), nats a token | 0.3000 | 0.1000 | 0.4000 |  | 0.0000 |",
+        "| of the Python files among them, 64 tokens | 0.5000 | 0.2500 |",
+        "with a share of 0.25 the loss of the true next token",
+        "1,500 steps of 4 texts of 64 tokens: 24.0 million tokens, of 99 different texts, in 4.0 minutes on\na GPU (100,000 tokens/s)",
+        "Before, a tuning of 1,000 steps, 8.0 million tokens, in 1.0 minutes on\na GPU, 2026-11-25.",
+        "attention transfer of the maps alone: 69 steps in 10.0 minutes on\na CPU",
+        "| pp | 1 |",
+        "- Python, 256 tokens: of the bits that the window alone loses, 50% are won back.",
+        "lost beyond the window: a number to find after 400 tokens.",
+    )
+    for line in lines:
+        assert line in card
+    assert "| oo |" not in card
+    assert "a list to repeat" not in card, "it is found"
+    assert "no true tokens" not in card
+
+
 def test_the_card_has_the_figures() -> None:
     both = {STUDENT: 1.25, WINDOW: 1.5, FULL: 1.0}
     report = {
