@@ -110,7 +110,7 @@ class Watch:
         server = await asyncio.start_unix_server(self._hear, self._run / lifeline.SOCKET)
         self._listening.set()
         looked = 0.0
-        async with server:
+        try:
             while not self._ended.is_set():
                 try:
                     self._front.keep()
@@ -123,6 +123,8 @@ class Watch:
                 except Exception:  # the watching thread must survive any error
                     log.exception("checking the service's processes failed")
                 await asyncio.sleep(_TICK_S)
+        finally:
+            server.close()  # without `wait_closed`: since Python 3.12 it waits until every replica has closed its line
 
     # Replicas ------------------------------------------------------------------------------------------------------------------------
 
