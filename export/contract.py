@@ -509,13 +509,8 @@ class Manifest(ManifestPart):
         return absent
 
 
-_OPTIONAL = (
-    "decoder",
-    "encoder_decoder",
-    "short_graph",
-    "attention_graph",
-    "gpu_graph",
-)  # fields of a manifest that are left out if they are None
+# Fields of a manifest that are left out if they are None.
+_OPTIONAL = ("decoder", "encoder_decoder", "short_graph", "attention_graph", "gpu_graph")
 
 MOST_GOLDEN = 1_000  # largest number of golden texts; limited because every start of a server computes them all
 MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start of a server computes a step for each
