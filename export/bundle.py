@@ -94,15 +94,16 @@ def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch
     for file, text in exporter.texts().items():
         (folder / file).write_text(text, encoding="utf-8")
     (folder / contract.GOLDEN).write_text(golden.model_dump_json(), encoding="utf-8")
+    short_graph = exporter.short_graph(folder, scratch)
     graph_of_maps = None
     if model is not None:
         progress("maps", None)
-        graph_of_maps = add_attention_graph(model, folder, scratch, max_tokens=exporter.max_tokens, vocab_size=exporter.vocab_size)
+        graph_of_maps = add_attention_graph(model, folder, scratch, max_tokens=exporter.map_tokens, vocab_size=exporter.vocab_size)
     gpu_graph = None
     if options.gpu:
         progress("gpu", None)
         gpu_graph = exporter.gpu_graph(folder / contract.GPU_GRAPH)
-    manifest = _manifest(exporter, name, folder, parity, graph_of_maps, gpu_graph)
+    manifest = _manifest(exporter, name, folder, parity, short_graph, graph_of_maps, gpu_graph)
     (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
     return manifest
 
@@ -120,6 +121,7 @@ def _manifest(
     name: str,
     folder: Path,
     parity: contract.Parity,
+    short_graph: contract.ShortGraph | None,
     attention_graph: contract.AttentionGraph | None,
     gpu_graph: contract.GpuGraph | None,
 ) -> contract.Manifest:
@@ -134,6 +136,7 @@ def _manifest(
         graph=described[contract.GRAPH],
         limits=contract.Limits(max_tokens=exporter.max_tokens, vocab_size=exporter.vocab_size),
         parity=parity,
+        short_graph=short_graph,
         attention_graph=attention_graph,
         gpu_graph=gpu_graph,
         created=now(),

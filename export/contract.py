@@ -5,6 +5,7 @@
       model.onnx          the graph (and model.onnx.data if the weights are in a second file)
       tokenizer.json      the `tokenizers` file of the checkpoint, unchanged
       golden.json         texts with torch's outputs for them
+      short.onnx          optional: a second graph for short texts, with the same weights
       attention.onnx      optional: a second graph that returns attention matrices, with the same weights
       gpu.onnx            optional: a second graph for GPUs, with weights of its own
 
@@ -34,6 +35,7 @@ GRAPH = "model.onnx"
 TOKENIZER = "tokenizer.json"
 GOLDEN = "golden.json"
 ATTENTION_GRAPH = "attention.onnx"
+SHORT_GRAPH = "short.onnx"
 
 # Tensor names of the graphs of encoders, rerankers and classifiers. B is the number of texts in a batch, N their padded length in tokens,
 # D the width of a vector and L the number of labels.
@@ -410,6 +412,17 @@ class GpuGraph(ManifestPart):
     largest: float = Field(description="largest absolute value inside the model for the golden texts; float16 ends at 65,504")
 
 
+class ShortGraph(ManifestPart):
+    """A second graph, with the inputs and outputs of the first, that computes every text of at most `max_tokens` tokens. `Manifest.graph`
+    computes longer texts only. A text's own length decides, never that of its batch.
+    """
+
+    graph: Graph
+    attention: str = Field(description="name of the mechanism of its layers")
+    max_tokens: Size = Field(description="longest text in tokens, special tokens included")
+    parity: Parity
+
+
 class AttentionLayer(ManifestPart):
     """One layer of the attention graph."""
 
@@ -419,7 +432,9 @@ class AttentionLayer(ManifestPart):
 
 
 class AttentionGraph(ManifestPart):
-    """A second graph that returns each layer's attention weights. The service opens it at the first request for attention."""
+    """A second graph that returns each layer's attention weights, as the graph that computes the text's vector has them. The service opens
+    it at the first request for attention.
+    """
 
     file: FileName
     layers: tuple[AttentionLayer, ...] = Field(min_length=1)
@@ -452,6 +467,7 @@ class Manifest(ManifestPart):
     trials: tuple[RecipeTrial, ...] = ()
     decoder: Decoder | None = None
     encoder_decoder: EncoderDecoderFields | None = None
+    short_graph: ShortGraph | None = None
     attention_graph: AttentionGraph | None = None
     gpu_graph: GpuGraph | None = None
     pooling: str | None = None
@@ -469,6 +485,11 @@ class Manifest(ManifestPart):
     def traits(self) -> Traits:
         """The properties of the model's kind."""
         return KINDS[self.kind]
+
+    def graph_of(self, tokens: int) -> Graph:
+        """Return the graph that computes a text of so many tokens."""
+        short = self.short_graph
+        return self.graph if short is None or tokens > short.max_tokens else short.graph
 
     @property
     def created_s(self) -> int:
@@ -495,7 +516,8 @@ class Manifest(ManifestPart):
         return absent
 
 
-_OPTIONAL = ("decoder", "encoder_decoder", "attention_graph", "gpu_graph")  # fields of a manifest that are left out if they are None
+# Fields of a manifest that are left out if they are None.
+_OPTIONAL = ("decoder", "encoder_decoder", "short_graph", "attention_graph", "gpu_graph")
 
 MOST_GOLDEN = 1_000  # largest number of golden texts; limited because every start of a server computes them all
 MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start of a server computes a step for each
@@ -675,6 +697,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     for way, wanted in _interface(manifest)._asdict().items():
         if (found := getattr(manifest.graph, way)) != wanted:
             yield f"the graph of this kind has the {way} {_shapes(wanted)}, and graph.{way} are {_shapes(found)}"
+    if manifest.short_graph is not None:
+        yield from _contradictions_of_short_texts(manifest, manifest.short_graph)
     if manifest.gpu_graph is not None:
         for way, wanted in _gpu_interface(manifest)._asdict().items():
             if (found := getattr(manifest.gpu_graph.graph, way)) != wanted:
@@ -692,12 +716,25 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"a sequence has a state of {decoder.state_bytes} bytes, and {MOST_STATE_BYTES} are the most"
 
 
+def _contradictions_of_short_texts(manifest: Manifest, short: ShortGraph) -> Iterator[str]:
+    if manifest.traits.pool != "encoder" or manifest.gpu_graph is not None:
+        yield f"short_graph is for an encoder without a graph for GPUs, and kind is {manifest.kind}"
+    for way in Interface._fields:
+        if (found := getattr(short.graph, way)) != (wanted := getattr(manifest.graph, way)):
+            yield f"both graphs need the {way} {_shapes(wanted)}, and short_graph.graph.{way} are {_shapes(found)}"
+    if short.max_tokens >= (longest := manifest.limits.max_tokens):
+        yield f"short_graph.max_tokens={short.max_tokens} must be below limits.max_tokens={longest}"
+    if (maps := manifest.attention_graph) is not None and maps.max_tokens > short.max_tokens:
+        yield f"attention_graph.max_tokens={maps.max_tokens} exceeds short_graph.max_tokens={short.max_tokens}, which it is of"
+
+
 def _contradictions_of_files(manifest: Manifest) -> Iterator[str]:
     decoder, both, maps = manifest.decoder, manifest.encoder_decoder, manifest.attention_graph
     names = [file.name for file in manifest.files]
     needed = [manifest.graph.file, TOKENIZER, GOLDEN]
     needed += [both.reader.file] if both is not None else []
     needed += [maps.file] if maps is not None else []
+    needed += [manifest.short_graph.graph.file] if manifest.short_graph is not None else []
     needed += [manifest.gpu_graph.graph.file] if manifest.gpu_graph is not None else []
     needed += [decoder.chat_template] if decoder is not None and decoder.chat_template is not None else []
     if missing := [name for name in needed if name not in names]:

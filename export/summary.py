@@ -59,6 +59,10 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
     yield "outputs", _tensors(graph.outputs)
     yield "graph", f"opset {graph.opset}, {sum(graph.operators.values())} operators; {graph.optimisation}"
     yield "against torch", f"lowest cosine {parity.min_cosine:.6f}, largest difference {parity.max_abs_error:.1e}"
+    if (short := manifest.short_graph) is not None:
+        own, operators = short.parity, sum(short.graph.operators.values())
+        close = f"lowest cosine {own.min_cosine:.6f}, largest difference {own.max_abs_error:.1e}"
+        yield "short texts", f"up to {short.max_tokens} tokens: {short.attention}, {operators} operators; against torch {close}"
     if (maps := manifest.attention_graph) is not None:
         told = f"{len(maps.layers)} layers, up to {maps.max_tokens} tokens, largest difference from torch {maps.max_abs_error:.1e}"
         yield "attention maps", told

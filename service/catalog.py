@@ -168,7 +168,8 @@ class Catalog:
             gpu_memory_gib=settings.gpu_memory_gib,
         )
         selftest = check_golden(model.bundle, manifest, model.texts, session)
-        rate = measure_rate(session, model.output, manifest.limits.max_tokens)
+        short_tokens = 0 if manifest.short_graph is None else manifest.short_graph.max_tokens
+        rate = measure_rate(session, model.output, short_tokens or manifest.limits.max_tokens)
         on_gpu = session.provider == CUDA
         concurrent_runs = 2 if on_gpu else self.budget.runtime_threads  # 2 on a GPU: one run is prepared while another one computes
         engine = EncoderEngine(
@@ -179,6 +180,7 @@ class Catalog:
                 max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
                 run_cost_tokens=rate.run_cost_tokens,
                 spread_tokens=rate.spread_tokens,
+                short_tokens=short_tokens,
                 tokens_per_s=rate.tokens_per_s * concurrent_runs,
                 bulk_delay_s=settings.bulk_delay_s,
                 concurrent_runs=concurrent_runs,

@@ -4,9 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import torch
 
 from export import contract
 from export.bundle import export_bundle
+from models.checkpoints.own_encoder import save_encoder
+from models.checkpoints.published import load_checkpoint
+from models.distillation.delta import softmax_tokens
+from models.distillation.student import with_attention
 from tests.checkpoints import VOCABULARY, tiny_classifier, tiny_encoder
 
 WITHHELD = "~"  # a text of a bundle that `withholding` has changed, which is answered with 500
@@ -15,6 +20,21 @@ WITHHELD = "~"  # a text of a bundle that `withholding` has changed, which is an
 def tiny_encoder_bundle(path: Path, *, pooling: str = "mean", name: str = "tiny-encoder", maps: bool = False) -> Path:
     """D = 48, 64 tokens, prompts "query" and "document"."""
     return _export(tiny_encoder(_checkpoint(path), pooling=pooling), path, name, maps=maps)
+
+
+def tiny_hybrid_checkpoint(folder: Path) -> Path:
+    """An untrained student of `tiny_encoder`: hybrid attention in blocks of 8 and 200 positions. Up to 64 tokens it is its teacher."""
+    teacher = load_checkpoint(tiny_encoder(folder.with_name(f"{folder.name}-teacher")))
+    torch.manual_seed(0)
+    student = with_attention(teacher, "hybrid", {"block": 8}, 200)
+    tokenizer = teacher.tokenizer_file.read_text(encoding="utf-8")
+    save_encoder(folder, student, tokenizer=tokenizer, softmax_tokens=softmax_tokens(student, teacher))
+    return folder
+
+
+def tiny_hybrid_bundle(path: Path, *, name: str = "tiny-hybrid") -> Path:
+    """With a graph of its own for texts of up to 64 tokens, and attention maps."""
+    return _export(tiny_hybrid_checkpoint(_checkpoint(path)), path, name, maps=True)
 
 
 def tiny_reranker_bundle(path: Path, *, name: str = "tiny-reranker") -> Path:

@@ -16,7 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from export.bundle import export_bundle
 from service.settings import Settings
-from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_reranker_bundle
+from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_hybrid_bundle, tiny_reranker_bundle
 from tests.checkpoints import tiny_encoder
 from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder, tiny_decoder_bundle, tiny_image
 from tests.encoder_decoders import tiny_encoder_decoder_bundle
@@ -104,6 +104,12 @@ def encoder_bundle(once: Once) -> Path:
 @pytest.fixture(scope="session")
 def encoder_with_maps(once: Once) -> Path:
     return once("tiny-encoder-with-maps", lambda out: tiny_encoder_bundle(out, maps=True))
+
+
+@pytest.fixture(scope="session")
+def hybrid_bundle(once: Once) -> Path:
+    """With a graph for short texts: up to 64 of 200 tokens."""
+    return once("tiny-hybrid", tiny_hybrid_bundle)
 
 
 @pytest.fixture(scope="session")

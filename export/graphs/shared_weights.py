@@ -1,4 +1,4 @@
-"""Lets a bundle's attention graph use the weight file of the served graph, so that every weight is stored once."""
+"""Lets a bundle's second graph (for short texts, for attention) use the weight file of the first, so that every weight is stored once."""
 
 import hashlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ LEAST_BYTES = 1024  # smaller tensors are stored in both graphs
 def share(file: Path, served: Path) -> None:
     """Rewrite the graph `file`, whose weights are in a second file, to use equal tensors in the weight file of the graph `served`.
 
-    All other tensors are stored in `file` itself, and its second file is removed. Both graphs must be in the same folder.
+    All other tensors are stored in `file` itself, and its second file is removed. Both graphs must be opened in the same folder.
     """
     places = dict(_tensors_beside(served))
     model = onnx.load(file, load_external_data=False)

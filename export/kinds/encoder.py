@@ -11,14 +11,15 @@ import torch
 from export import contract
 from export.checks.golden import EncoderExamples, GoldenTokenizer
 from export.checks.golden_texts import MORE_TEXTS, TEXTS
-from export.checks.parity import FP32_TOLERANCE, Feed, answers, compare, feeds, largest_error, open_graph, scale, shapes_of
+from export.checks.parity import FP32_TOLERANCE, answers, check_interface, compare, feeds, largest_error, open_graph, scale, shapes_of
 from export.errors import ExportError
 from export.gpu.cpu_twin import write_cpu_twin
 from export.gpu.description import gpu_description, largest_value
 from export.gpu.kernels import check as check_kernels
 from export.gpu.packed_encoder import gpu_encoder_graph, pack_one
 from export.graphs.encoder import encoder_graph, trace
-from export.graphs.onnx_file import REWRITTEN
+from export.graphs.onnx_file import REWRITTEN, describe, optimise
+from export.graphs.shared_weights import share
 from export.graphs.torch_graph import TorchGraph
 from export.int8.choice import TrialInputs, choose
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
@@ -55,17 +56,25 @@ class EncoderExporter(Exporter):
         self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
         self.traits = contract.KINDS[self.kind]
         self.packed = isinstance(self.source.model.encoder, Encoder)
+        # In other precisions all texts have the same graph, because only fp32 gives short texts the vectors of their own checkpoint.
+        self.short = self.source.short_form() if options.precision == "fp32" else None
         self.trials: tuple[contract.RecipeTrial, ...] = ()
         if isinstance(self.source.config, StaticShape) and options.precision == "int8":
             raise ExportError("precision=int8 is for products of matrices, of which a static embedding has none; fp16 halves its table")
 
     def map_model(self) -> Encoder:
-        if not isinstance(encoder := self.source.model.encoder, Encoder):
+        source = self.source if self.short is None else self.short
+        if not isinstance(encoder := source.model.encoder, Encoder):
             raise ExportError(f"{self.source.architecture} has no attention maps: its blocks are not those of an encoder")
         return encoder
 
+    @property
+    def map_tokens(self) -> int:
+        return self.max_tokens if self.short is None else self.short.max_tokens
+
     def prepare(self) -> None:
         self.graphs  # noqa: B018  raises for an encoder without pooling
+        self.short_examples  # noqa: B018  raises if the golden texts do not test both graphs
 
     @cached_property
     def graphs(self) -> dict[str, TorchGraph]:
@@ -75,9 +84,11 @@ class EncoderExporter(Exporter):
     def examples(self) -> EncoderExamples:
         return self._examples(TEXTS)
 
-    def _examples(self, texts: Sequence[str]) -> EncoderExamples:
-        """Return the texts as token ids, truncated to the model's longest input, with torch's outputs for them."""
-        graph = self.graphs[contract.GRAPH]
+    def _examples(self, texts: Sequence[str], graph: TorchGraph | None = None) -> EncoderExamples:
+        """Return the texts as token ids, truncated to the model's longest input, with torch's outputs for them: those of `graph`, or those
+        of the served graph by default.
+        """
+        graph = self.graphs[contract.GRAPH] if graph is None else graph
         tokens = GoldenTokenizer(self.source.tokenizer_file, self.max_tokens, special_tokens=self.source.adds_special_tokens)
         return EncoderExamples(self.kind, tokens, graph.inputs, graph.answer, texts)
 
@@ -90,8 +101,12 @@ class EncoderExporter(Exporter):
         return replace(BARS[precision], min_cosine=self.options.min_cosine) if precision == "int8" else BARS[precision]
 
     def check(self, files: Files, precision: contract.Precision, progress: Progress) -> contract.Parity:
-        bar, graph, examples = self.bar(precision), self.graphs[contract.GRAPH], self.examples
-        session, sizes = open_graph(files[contract.GRAPH]), self._sizes()
+        return self._check(files[contract.GRAPH], self.graphs[contract.GRAPH], self.examples, self.max_tokens, self.bar(precision))
+
+    def _check(self, file: Path, graph: TorchGraph, examples: EncoderExamples, max_tokens: int, bar: ErrorLimits) -> contract.Parity:
+        """Compare the graph in `file` with torch, at every size and for the examples."""
+        session = open_graph(file)
+        sizes = feeds(graph.inputs, vocab_size=self.vocab_size, pad_token_id=self.source.pad_token_id, max_tokens=max_tokens)
         error = compare(session, graph.answer, graph.outputs, sizes, tolerance=bar.tolerance)
         rows = examples.run(answers(session, graph.outputs))
         cosines = examples.cosines(rows)
@@ -102,9 +117,40 @@ class EncoderExporter(Exporter):
             largest_error(rows, examples.rows, bar.logit_error, "a logit of the golden texts is")
         return contract.Parity(max_abs_error=error, min_cosine=worst, shapes=shapes_of(sizes), tolerance=bar.tolerance)
 
-    def _sizes(self) -> list[Feed]:
-        inputs = self.graphs[contract.GRAPH].inputs
-        return feeds(inputs, vocab_size=self.vocab_size, pad_token_id=self.source.pad_token_id, max_tokens=self.max_tokens)
+    def short_graph(self, folder: Path, scratch: Path) -> contract.ShortGraph | None:
+        if self.short is None or self.short_examples is None:
+            return None
+        graph, file = encoder_graph(self.short), folder / contract.SHORT_GRAPH
+        trace(self.short, scratch / contract.SHORT_GRAPH, weights_beside=True)
+        optimised = optimise(scratch / contract.SHORT_GRAPH, scratch / "short")
+        share(optimised, folder / contract.GRAPH)
+        optimised.rename(file)
+        check_interface(open_graph(file), graph.inputs, graph.outputs)
+        parity = self._check(file, graph, self.short_examples, self.short.max_tokens, self.bar("fp32"))
+        return contract.ShortGraph(
+            graph=describe(file, graph.inputs, graph.outputs, self.optimisation()),
+            attention=self.short.config.attention,
+            max_tokens=self.short.max_tokens,
+            parity=parity,
+        )
+
+    @cached_property
+    def short_examples(self) -> EncoderExamples | None:
+        """The golden texts that the graph for short texts computes, with torch's outputs for them. None without that graph.
+
+        Raises ExportError unless both graphs have golden texts, because a server's start would not test a graph without any.
+        """
+        if self.short is None:
+            return None
+        limit = self.short.max_tokens
+        of_text = zip(self.examples.texts, self.examples.feeds, strict=True)
+        texts = [text for text, feed in of_text if feed[contract.INPUT_IDS].size <= limit]
+        if not 0 < len(texts) < len(self.examples.texts):
+            raise ExportError(
+                f"{self.source.folder}: {len(texts)} of {len(self.examples.texts)} golden texts have up to softmax_tokens={limit} tokens, "
+                "but both graphs need some; remove softmax_tokens from its config.json"
+            )
+        return self._examples(texts, encoder_graph(self.short))
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         if self.options.precision == "fp16":
@@ -156,10 +202,14 @@ class EncoderExporter(Exporter):
     def golden(self) -> contract.Golden:
         bar, examples, bound = self.bar(self.options.precision), self.examples, self.traits.golden_bound
         bounds = {"min_cosine": bar.min_cosine, "max_abs_error": bar.logit_error * scale(examples.rows)}
+        rows = list(examples.rows)
+        if (short := self.short_examples) is not None:
+            of_short = dict(zip(short.texts, short.rows, strict=True))
+            rows = [of_short.get(text, row) for text, row in zip(examples.texts, rows, strict=True)]
         return contract.Golden(
             texts=examples.texts,
             pairs=examples.pairs,
-            outputs=tuple(tuple(map(float, row)) for row in examples.rows),
+            outputs=tuple(tuple(map(float, row)) for row in rows),
             **{bound: bounds[bound]},
         )
 

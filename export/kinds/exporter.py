@@ -92,6 +92,17 @@ class Exporter(ABC):
     def golden(self) -> contract.ManifestPart:
         """Return the examples that a server checks at start."""
 
+    def short_graph(self, folder: Path, scratch: Path) -> contract.ShortGraph | None:
+        """Write the graph for short texts into `folder`, beside the served graph whose weights it shares, compare it with torch, and return
+        its description. None if all texts have the same graph.
+        """
+        return None
+
+    @property
+    def map_tokens(self) -> int:
+        """The longest text that `map_model` computes, in tokens."""
+        return self.max_tokens
+
     def gpu_graph(self, file: Path) -> contract.GpuGraph:
         """Write the graph for GPUs, in float16, compare it with torch, and return its description."""
         raise ExportError(f"a model of kind {self.kind} has no graph for GPUs; leave out --gpu")

@@ -1,7 +1,8 @@
 """`attnserve bench-long`: compares an encoder of linear cost with the softmax encoder that it was distilled from, called its teacher.
 
 Lengths range from the longest text of the teacher to many times that length; for the longer ones, the teacher's position embeddings are
-repeated. ONNX Runtime runs each bundle in its own process, one text at a time on all cores.
+repeated. ONNX Runtime runs each bundle in its own process, one text at a time on all cores, in the graph that a service would use: the
+linear encoder may have a graph of its own for short texts.
 """
 
 import statistics
@@ -24,6 +25,8 @@ app = command_app()
 
 LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
 TIMES = 4  # required at the longest length: tokens/s of the linear encoder, as a multiple of the teacher's
+# Required at the shortest length, which is read by the teacher's own attention: no slower, up to the spread of the rounds.
+NO_SLOWER = 0.97
 LINEAR, TEACHER = "linear", "teacher"
 
 
@@ -70,8 +73,8 @@ def work_of(length: int) -> str:
 
 
 def rows(measured: Measurements, lengths: list[int]) -> list[ReportRow]:
-    """Return a row for each length. A ratio is required for the longest length only."""
-    bars = {max(lengths): Bar(reference="the teacher", at_least=TIMES)}
+    """Return a row for each length. A ratio is required for the first of LENGTHS and for the longest length."""
+    bars = {LENGTHS[0]: Bar(reference="the teacher", at_least=NO_SLOWER), max(lengths): Bar(reference="the teacher", at_least=TIMES)}
     ours, teachers = ({N: Figure(work_of(N), name, "tokens_per_s") for N in lengths} for name in (LINEAR, TEACHER))
     return [compare(measured, work_of(N), "tokens/s", ours[N], teachers[N], bars.get(N)) for N in lengths]
 

@@ -2,7 +2,7 @@
 
 The session is opened as in the service (all cores, fp32 as exported, one output fetched). It is measured twice, with threads that spin
 while they wait and with threads that sleep, and the better figure counts: the threads of the service sleep, but a program that has the
-machine to itself could let them spin.
+machine to itself could let them spin. If the bundle has a graph for short texts, each shape runs in the graph for its length.
 
 The upper bound for texts of mixed lengths assumes no padding. At each length of LENGTHS, `cost_s` is the time of one text in the best of
 the batches tried (1, 4, 16 and 32 texts of exactly that length, up to MAX_BATCH_TOKENS tokens). Between two lengths it is interpolated
@@ -103,23 +103,25 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=1, help="threads that call the one session")
     parser.add_argument("--spin", action="store_true", help="let the runtime's threads spin while they wait")
     given = parser.parse_args()
-    session = open_session(given.bundle, given.threads, given.spin)
-    vocab_size = contract.read_manifest(given.bundle).limits.vocab_size
+    manifest, sessions = contract.read_manifest(given.bundle), dict[str, Any]()
     results = {}
     for name in given.shapes:
         b, n = map(int, name.split("x"))
-        results[name] = timed(session, random_feed(session, b, n, vocab_size), seconds=given.seconds, callers=given.callers)
+        if (file := manifest.graph_of(n).file) not in sessions:
+            sessions[file] = open_session(given.bundle / file, given.threads, given.spin)
+        feed = random_feed(sessions[file], b, n, manifest.limits.vocab_size)
+        results[name] = timed(sessions[file], feed, seconds=given.seconds, callers=given.callers)
     print(json.dumps(results))
 
 
-def open_session(bundle: Path, threads: int, spin: bool) -> Any:
+def open_session(graph: Path, threads: int, spin: bool) -> Any:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
-    return ort.InferenceSession(str(bundle / contract.read_manifest(bundle).graph.file), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
 
 
 def random_feed(session: Any, b: int, n: int, vocab_size: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 FOLDER/
   config.json         {"architectures": ["AttnserveEncoder"], "attnserve_encoder": {the fields of EncoderConfig},
-                       "pooling": a name in POOLINGS, "normalized": bool, "untrained": bool}
+                       "pooling": a name in POOLINGS, "normalized": bool, "untrained": bool, "softmax_tokens": int, optional}
   model.safetensors   by name, the encoder's parameters and the buffers that its layers drew at random
   tokenizer.json      in the format of the package `tokenizers`
 """
@@ -34,10 +34,19 @@ class OwnEncoderConfig:
     pooling: str
     normalized: bool
     untrained: bool  # True if the weights are random
+    # Texts of up to so many tokens are computed with softmax attention to all tokens, by the same weights (`models/encoder/softmax.py`).
+    softmax_tokens: int | None = None
 
 
 def save_encoder(
-    folder: Path, encoder: Encoder, *, tokenizer: str, pooling: str = "mean", normalized: bool = True, untrained: bool = False
+    folder: Path,
+    encoder: Encoder,
+    *,
+    tokenizer: str,
+    pooling: str = "mean",
+    normalized: bool = True,
+    untrained: bool = False,
+    softmax_tokens: int | None = None,
 ) -> None:
     """Write the encoder to `folder`. The weights keep their dtype. `tokenizer` is the content of tokenizer.json."""
     config = {
@@ -47,6 +56,8 @@ def save_encoder(
         "normalized": normalized,
         "untrained": untrained,
     }
+    if softmax_tokens is not None:
+        config["softmax_tokens"] = softmax_tokens
     # Copies, because safetensors stores no tensor that several layers share.
     tensors = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
     save_folder(folder, tensors, {TOKENIZER: tokenizer}, config)
@@ -57,7 +68,12 @@ def read_own(settings: JsonSettings) -> OwnEncoderConfig:
     config = encoder_config(settings.need("attnserve_encoder"), settings.file)
     pooling = settings.pick("pooling", "mean", {name: name for name in POOLINGS})
     flags = {name: bool(settings.get(name, default)) for name, default in (("normalized", True), ("untrained", False))}
-    return OwnEncoderConfig(config=config, pooling=pooling, **flags)
+    softmax_tokens: int | None = settings.get("softmax_tokens", None)
+    if softmax_tokens is not None and softmax_tokens >= config.n_positions:
+        raise CheckpointError(
+            f"{settings.file}: softmax_tokens={softmax_tokens} leaves no longer text for n_positions={config.n_positions}; remove it"
+        )
+    return OwnEncoderConfig(config=config, pooling=pooling, softmax_tokens=softmax_tokens, **flags)
 
 
 def sentence_encoder(own: OwnEncoderConfig, tensors: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32) -> SentenceEncoder:

@@ -6,6 +6,7 @@ must belong to the model or have a name that the family lists as unused. So a ch
 instead of giving wrong vectors.
 """
 
+import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ from models.checkpoints.weights import fill
 from models.encoder.heads import Dense, Headed, SentenceEncoder, SequenceClassifier, TokenClassifier
 from models.encoder.model import Encoder, EncoderConfig
 from models.encoder.pipeline import Pipeline, read_pipeline
+from models.encoder.softmax import softmax_of
 from models.encoder.static import StaticShape
 from models.folders.folder import (
     MOST_TOKENIZER_BYTES,
@@ -71,6 +73,18 @@ class Checkpoint:
     score_activation: ScoreActivation = "identity"
     adds_special_tokens: bool = True  # False: the tokenizer's special tokens are not added to a text
     weights_folder: Path | None = None  # folder of the weights, if it is not that of the tokenizer
+    softmax_tokens: int | None = None  # texts of up to so many tokens are computed by `short_form`; None: no text is
+
+    def short_form(self) -> "Checkpoint | None":
+        """Return the checkpoint for its short texts: the same weights with softmax attention to all tokens. None if it has no such form."""
+        if self.softmax_tokens is None:
+            return None
+        assert isinstance(self.model, SentenceEncoder)
+        with errors_of(self.folder / "config.json"):
+            encoder = softmax_of(self.model.encoder, self.softmax_tokens)
+        model = copy.copy(self.model)
+        model._modules = {**self.model._modules, "encoder": encoder}
+        return replace(self, model=model, config=encoder.config, max_tokens=self.softmax_tokens, softmax_tokens=None)
 
 
 @rehearsed
@@ -150,6 +164,7 @@ def _of_our_own(folder: Path, own: OwnEncoderConfig, pipeline: Pipeline, attenti
         pooling=own.pooling,
         normalized=own.normalized,
         untrained=own.untrained,
+        softmax_tokens=own.softmax_tokens,
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.distillation.delta import SOFTMAX_TOKENS
 from models.training.cards import MB, front_matter, held_out_packages, licence_table, training_section
 
 
@@ -55,6 +56,7 @@ def _likeness(report: dict[str, Any]) -> str:
             "",
             f"By length, which says more than the mean over kinds:{_exact(report)}",
             "",
+            *_served(report),
             f"| length {head}",
             *rows(lengths, " tokens"),
             "",
@@ -68,6 +70,18 @@ def _exact(report: dict[str, Any]) -> str:
     if report["config"]["attention"] != "hybrid" or not block or report["config"]["end_rate"] > 0:
         return ""
     return f" up to {2 * block} tokens the student computes what its teacher computes, and only beyond is there something to learn."
+
+
+def _served(report: dict[str, Any]) -> list[str]:
+    """Return the paragraph on short texts, if they are served with the teacher's attention; see `delta.softmax_tokens`."""
+    if report["config"]["end_rate"] > 0:
+        return []
+    most = min(SOFTMAX_TOKENS, report["teacher_tokens"])
+    return [
+        "Both tables are of the student's own attention. A bundle in fp32 does not use it for short texts: up to",
+        f"{most:,} tokens it computes the teacher's softmax attention with the teacher's weights, so the cosine is 1.",
+        "",
+    ]
 
 
 def _beyond(report: dict[str, Any]) -> str:

@@ -5,6 +5,9 @@
 
 `python -m models.distillation.delta --teacher T --delta FOLDER --out OUT` adds the difference to the teacher and writes an ordinary
 checkpoint. With --softmax it writes the teacher with the student's number of positions instead, for comparisons.
+
+If training left the teacher's weights as they were, the checkpoint says that short texts are computed with softmax attention, by which they
+get exactly the teacher's vectors. Short texts are those that fit the teacher's positions, of up to SOFTMAX_TOKENS tokens.
 """
 
 import argparse
@@ -24,9 +27,11 @@ from models.checkpoints.published import Checkpoint, load_checkpoint
 from models.distillation.config import DistillationConfig
 from models.distillation.student import with_attention
 from models.encoder.model import Encoder
+from models.encoder.softmax import softmax_of
 from models.folders.folder import CheckpointError
 
 WEIGHTS, DESCRIPTION = "delta.safetensors", "delta.json"
+SOFTMAX_TOKENS = 512  # about the length from which hybrid attention is faster than softmax attention; docs/figures.md, The linear encoder
 
 
 def fingerprint(teacher: Checkpoint) -> str:
@@ -114,7 +119,20 @@ def assemble(teacher_folder: Path, folder: Path, out: Path, *, softmax: bool = F
         student = _extended(teacher, "softmax", {}, student.config.n_positions)
     assert teacher.pooling is not None, "an encoder has one"
     tokenizer = teacher.tokenizer_file.read_text(encoding="utf-8")
-    save_encoder(out, student, tokenizer=tokenizer, pooling=teacher.pooling, normalized=teacher.normalized, untrained=False)
+    how: dict[str, Any] = {"tokenizer": tokenizer, "pooling": teacher.pooling, "normalized": teacher.normalized}
+    save_encoder(out, student, **how, softmax_tokens=None if softmax else softmax_tokens(student, teacher))
+
+
+def softmax_tokens(student: Encoder, teacher: Checkpoint) -> int | None:
+    """Return up to how many tokens the student's softmax form is the teacher. None if training changed the teacher's weights, because
+    vectors of short texts would then be of another model than those of long texts, or if no longer text is left.
+    """
+    limit = min(SOFTMAX_TOKENS, teacher.config.n_positions)
+    if limit >= student.config.n_positions:
+        return None
+    theirs = teacher.model.encoder.state_dict()
+    same = (torch.equal(tensor, theirs[name][: len(tensor)]) for name, tensor in softmax_of(student, limit).state_dict().items())
+    return limit if all(same) else None
 
 
 def _extended(teacher: Checkpoint, attention: str, options: Any, n_positions: int) -> Encoder:

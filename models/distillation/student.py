@@ -16,9 +16,8 @@ from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.softmax import SoftmaxAttention
 from models.checkpoints.published import Checkpoint
 from models.encoder.model import Encoder, EncoderConfig
+from models.encoder.softmax import POSITIONS
 from models.folders.folder import CheckpointError
-
-POSITIONS = "embeddings.positions.weight"
 
 
 def repeated_positions(table: Tensor, n_positions: int) -> Tensor:

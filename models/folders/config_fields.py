@@ -29,7 +29,7 @@ _KINDS: dict[Any, str] = {
     "n_inner n_head feed_forward_size attention_head_size head_dim block_size num_landmarks conv_kernel_size in_features out_features "
     "linear_num_value_heads linear_num_key_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim num_key_value_heads "
     "full_attention_interval global_attn_every_n_layers local_attention num_hashes lsh_attn_chunk_length local_attn_chunk_length "
-    "sliding_window original_max_position_embeddings",
+    "sliding_window original_max_position_embeddings softmax_tokens",
     Layers: "num_hidden_layers n_layers n_layer",
     Count: "type_vocab_size num_labels num_random_blocks lsh_num_chunks_before lsh_num_chunks_after local_num_chunks_before "
     "local_num_chunks_after max_window_layers",

@@ -60,6 +60,7 @@ class BatchingQueue:
     run_cost_tokens: float
     bulk_delay_s: float
     bulk_turn_tokens: float = 0.0  # size of a client's turn in the bulk lane; 0: one input is one turn
+    short_tokens: int = 0  # inputs of up to so many tokens have a graph of their own, so a batch has only such inputs or none of them
     lanes: tuple["_LaneQueue", "_LaneQueue"] = field(init=False)
     bulk_began: float = -math.inf  # time at which the last bulk input was taken
     drawn_since_bulk: int = 0  # interactive tokens taken since the last bulk batch
@@ -135,6 +136,8 @@ class BatchingQueue:
         """
         best, best_padding = None, self.run_cost_tokens
         for length in lane.around(longest):
+            if (length <= self.short_tokens) != (longest <= self.short_tokens):
+                continue
             padding = longest - length if length <= longest else (length - longest) * count
             if padding <= best_padding and max(length, longest) * (count + 1) <= self.max_batch_tokens:
                 best, best_padding = length, padding

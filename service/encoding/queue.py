@@ -34,6 +34,7 @@ class EncoderLimits:
     run_cost_tokens: float = 16.0
     spread_tokens: int = 0  # a run of fewer tokens is not spread over several cores
     tokens_per_s: float = 5_000.0
+    short_tokens: int = 0  # see `BatchingQueue`
     bulk_delay_s: float = 2.0
     concurrent_runs: int = 1
     max_wait_s: float = 1.0
@@ -62,7 +63,7 @@ class EncoderQueue(BatchingQueue):
 
     def __init__(self, limits: EncoderLimits, offered: Offered | None = None) -> None:
         turn_tokens = _BULK_TURN * limits.max_bulk_wait_s * limits.tokens_per_s
-        super().__init__(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s, turn_tokens)
+        super().__init__(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s, turn_tokens, limits.short_tokens)
         self._limits = limits
         self._offered = offered or Offered()
         self.tokens_per_s = limits.tokens_per_s  # moving average of the throughput of all concurrent runs together

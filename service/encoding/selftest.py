@@ -44,7 +44,7 @@ class MeasuredRate:
 
 
 def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
-    """Compute the golden inputs, and every output of the graph once. Raises BundleError if a row differs by more than the bundle allows."""
+    """Compute the golden inputs, and every output of each graph. Raises BundleError if a row differs by more than the bundle allows."""
     golden = contract.read_golden(bundle, contract.Golden)
     output, bound = manifest.traits.output, manifest.traits.golden_bound
     if getattr(golden, bound) is None:
@@ -66,20 +66,30 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
     wanted = np.array(golden.outputs, np.float32)
     got: Array = np.array(rows, np.float32)
     error = float(np.abs(got - wanted).max())
-    cosine = float((np.einsum("bd,bd->b", got, wanted) / (np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1) + 1e-30)).min())
+    cosines = np.einsum("bd,bd->b", got, wanted) / (np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1) + 1e-30)
+    cosine, worst = float(cosines.min()), manifest.graph_of(len(ids[cosines.argmin()])).file
     if golden.min_cosine is not None and not cosine >= golden.min_cosine:
         raise contract.BundleError(
-            f"{bundle}: self-test failed, lowest cosine to the golden vectors {cosine:.6f}, needed {golden.min_cosine}"
+            f"{bundle / worst}: self-test failed, lowest cosine to the golden vectors {cosine:.6f}, needed {golden.min_cosine}"
         )
     if golden.max_abs_error is not None and not error <= golden.max_abs_error:
         raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error}")
-    _check_served(bundle, manifest, session, ids[0], types[0])
+    longest = {manifest.graph.file: manifest.limits.max_tokens}
+    if (short := manifest.short_graph) is not None:
+        longest[short.graph.file] = short.max_tokens
+    for graph, max_tokens in longest.items():
+        at = next((at for at, one in enumerate(ids) if manifest.graph_of(len(one)).file == graph), None)
+        if at is None:
+            raise contract.BundleError(f"{bundle / contract.GOLDEN} has no text that {graph} computes. Export the bundle again.")
+        _check_served(bundle / graph, manifest, session, ids[at], types[at], max_tokens)
     by_cosine = bound == "min_cosine"
     return SelfTest(len(inputs), cosine if by_cosine else None, None if by_cosine else error)
 
 
-def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int]) -> None:
-    """Compute every output of the graph once, and begin to run the longest input. Raises BundleError if one of them fails."""
+def _check_served(graph: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int], max_tokens: int) -> None:
+    """Compute every output of the graph for this input once, and begin to run the longest input of that graph. Raises BundleError if one of
+    them fails.
+    """
     sizes = {"B": 1, "N": len(ids)}
     named = [tensor.name for tensor in manifest.graph.outputs]
     made = session.run(named, [ids], [types], alone=True)
@@ -87,16 +97,15 @@ def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, i
         got = made[tensor.name]
         wanted = tuple(sizes.get(str(axis), axis) for axis in tensor.shape)
         if got.shape != wanted:
-            raise contract.BundleError(f"{bundle}: self-test failed, {tensor.name} has the shape {got.shape}, and should have {wanted}")
+            raise contract.BundleError(f"{graph}: self-test failed, {tensor.name} has the shape {got.shape}, and should have {wanted}")
         if not np.isfinite(got).all():
-            raise contract.BundleError(f"{bundle}: self-test failed, {tensor.name} has numbers that are not finite")
-    length = min(manifest.limits.max_tokens, _LONGEST)
+            raise contract.BundleError(f"{graph}: self-test failed, {tensor.name} has numbers that are not finite")
+    length = min(max_tokens, _LONGEST)
     try:
         session.begin([_ANY_TOKEN] * length, within_s=_BEGIN_S)
     except Exception as error:  # ONNX Runtime's errors have no other base class
         raise contract.BundleError(
-            f"{bundle}: self-test failed, an input of {length} tokens fails, and the manifest allows {manifest.limits.max_tokens}: "
-            f"{in_a_line(error)}"
+            f"{graph}: self-test failed, an input of {length} tokens fails, and the manifest allows {max_tokens}: {in_a_line(error)}"
         ) from error
 
 

@@ -26,6 +26,13 @@ def test_the_facts_and_files_of_a_bundle_are_shown(encoder_bundle: Path) -> None
     assert "█" not in text
 
 
+@pytest.mark.export
+def test_a_graph_for_short_texts_is_shown(hybrid_bundle: Path) -> None:
+    text = " ".join(shown(hybrid_bundle).split())
+    assert "short texts up to 64 tokens: softmax" in text
+    assert "200 tokens" in text
+
+
 def test_the_graph_is_drawn_with_the_longest_bar_for_the_most_frequent_operator(encoder_bundle: Path) -> None:
     bars = [line for line in shown(encoder_bundle, graph=True).splitlines() if "█" in line]
     operators = contract.verify(encoder_bundle).graph.operators

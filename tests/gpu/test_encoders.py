@@ -47,8 +47,8 @@ def golden_ids(bundle: Path) -> list[list[int]]:
 @pytest.mark.parametrize("provider", ["cuda", "auto"])
 def test_the_gpu_computes_within_its_bounds(minilm_bundle: Path, provider: str) -> None:
     session = opened(minilm_bundle, provider, gpu_memory_gib=2)
-    options = session._one_thread.get_provider_options()[CUDA]
-    assert session.provider == session._one_thread.get_providers()[0] == CUDA
+    options = session._graph.one_thread.get_provider_options()[CUDA]
+    assert session.provider == session._graph.one_thread.get_providers()[0] == CUDA
     assert int(options["gpu_mem_limit"]) == 2 * 2**30
     assert (options["arena_extend_strategy"], options["use_tf32"]) == ("kSameAsRequested", "0")
 

@@ -13,13 +13,14 @@ from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
 
 
-def test_the_bar_is_at_the_longest_text() -> None:
-    assert [
-        (row.work, row.verdict) for row in judged({512: [900.0], 8_192: [5_000.0, 4_000.0]}, {512: [1_000.0], 8_192: [1_000.0, 900.0]})
-    ] == [
-        ("one text of 512 tokens", Verdict.shown),
+def test_the_bars_are_at_the_shortest_and_the_longest_text() -> None:
+    linear = {512: [980.0], 1_024: [900.0], 8_192: [5_000.0, 4_000.0]}
+    assert [(row.work, row.verdict) for row in judged(linear, {512: [1_000.0], 1_024: [1_000.0], 8_192: [1_000.0, 900.0]})] == [
+        ("one text of 512 tokens", Verdict.passed),
+        ("one text of 1,024 tokens", Verdict.shown),
         ("one text of 8,192 tokens", Verdict.passed),
     ]
+    assert judged({512: [850.0], 8_192: [5_000.0]}, {512: [1_000.0], 8_192: [1_000.0]})[0].verdict is Verdict.failed
     slower = judged({8_192: [3_000.0]}, {8_192: [1_000.0]})
     assert slower[0].verdict is Verdict.failed
 

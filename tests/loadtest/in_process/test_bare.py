@@ -1,5 +1,6 @@
 """What the bare runtime allows, worked out of its rates; and a run of it on a bundle."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def test_a_bundle_is_run_in_a_process_of_its_own(encoder_bundle: Path):
     assert set(timings) == {(2, 16), (1, 8)}
     assert all(timing["texts_per_s"] > 0 and timing["p50_ms"] > 0 for timing in timings.values())
     assert bare.token_counts(encoder_bundle, ["the cat", "the cat " * 100]) == [4, 64]
+
+
+@pytest.mark.export
+def test_a_length_is_run_in_the_graph_that_computes_it(hybrid_bundle: Path, tmp_path: Path):
+    """Without its graph for short texts, only longer texts can be run."""
+    bundle = Path(shutil.copytree(hybrid_bundle, tmp_path / "bundle"))
+    assert set(bare.measure(bundle, [(1, 64), (1, 65)], threads=1, seconds=0.05, spin=False)) == {(1, 64), (1, 65)}
+    (bundle / "short.onnx").unlink()
+    bare.measure(bundle, [(1, 65)], threads=1, seconds=0.05, spin=False)
+    with pytest.raises(LoadtestError, match=r"short\.onnx"):
+        bare.measure(bundle, [(1, 64)], threads=1, seconds=0.05, spin=False)
 
 
 def test_what_is_no_bundle_is_an_error(tmp_path: Path):

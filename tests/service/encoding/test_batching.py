@@ -16,8 +16,8 @@ from service.tokenization.texts import Encoded
 BULK_DELAY_S = 2.0
 
 
-def queue(*, max_batch_tokens: int = 512, run_cost_tokens: float = 16) -> BatchingQueue:
-    return BatchingQueue(max_batch_tokens, run_cost_tokens, BULK_DELAY_S)
+def queue(*, max_batch_tokens: int = 512, run_cost_tokens: float = 16, short_tokens: int = 0) -> BatchingQueue:
+    return BatchingQueue(max_batch_tokens, run_cost_tokens, BULK_DELAY_S, short_tokens=short_tokens)
 
 
 def pending(deadline: float) -> PendingRequest:
@@ -52,6 +52,14 @@ def test_equal_lengths_join_in_the_order_of_their_arrival() -> None:
     waiting = queue()
     items = put(waiting, *(item(8) for _ in range(5)))
     assert waiting.take(0.0) == (items, [])
+
+
+def test_inputs_of_two_graphs_never_share_a_batch() -> None:
+    for arrivals, batches in (((10, 11, 9, 12), [[10, 9], [11, 12]]), ((11, 10, 12, 9), [[11, 12], [10, 9]])):
+        waiting = queue(short_tokens=10)
+        put(waiting, *map(item, arrivals))
+        assert [lengths(waiting.take(0.0)[0]) for _ in batches] == batches
+        assert not len(waiting)
 
 
 def test_the_nearest_length_joins_first_from_either_side() -> None:

@@ -104,7 +104,7 @@ def test_a_session_serves_several_threads_at_once(tmp_path: Path) -> None:
 
 
 def test_sessions_keep_the_memory_of_one_run_and_not_of_one_each(tmp_path: Path) -> None:
-    one, *others = (session(tmp_path / str(number))._one_thread for number in range(9))
+    one, *others = (session(tmp_path / str(number))._graph.one_thread for number in range(9))
     text = np.ones((1, 2**22), np.int64)  # 32 MiB, and as much for the product
     feed = {contract.INPUT_IDS: text, contract.ATTENTION_MASK: text}
     one.run(None, feed)
