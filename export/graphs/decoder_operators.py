@@ -72,8 +72,7 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute `models.attention.layers.recurrence` as one operator, in float32. Inputs and outputs have the same shapes as there."""
     B, H, N, D_v = v.shape
-    inputs: list[Any] = [*(merge_heads(x.float()) for x in (q, k, v)), S]  # (B, N, H * D)
-    inputs += [_heads_last(decay), _heads_last(beta)]
+    inputs: list[Any] = [*map(_heads_last, (q, k, v)), S, _heads_last(decay), _heads_last(beta)]
     o, S_new = torch.onnx.ops.symbolic_multi_out(
         f"{OPERATORS}::LinearAttention",
         inputs,
@@ -82,14 +81,16 @@ def linear_attention(
         shapes=((B, N, H * D_v), S.shape),
         version=1,
     )
-    return split_heads(o, H), S_new
+    return (split_heads(o, H) if H != 1 else o.unsqueeze(1)), S_new
 
 
 def _heads_last(x: Tensor | None) -> Tensor | None:
-    """Move the heads to the last axis: (B, H, N) -> (B, N, H), (B, H, N, D_k) -> (B, N, H * D_k)."""
+    """Move the heads to the last axis: (B, H, N) -> (B, N, H), (B, H, N, D) -> (B, N, H * D). One head is not moved, to save a copy."""
     if x is None:
         return None
-    return x.float().transpose(1, 2) if x.dim() == 3 else merge_heads(x.float())
+    if x.dim() == 4:
+        return merge_heads(x.float()) if x.shape[1] != 1 else x.float().squeeze(1)
+    return x.float().transpose(1, 2) if x.shape[1] != 1 else x.float().squeeze(1).unsqueeze(2)
 
 
 def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""onnxruntime computes what torch computes, for the causal layers whose state grows, and for a convolution written as attention.
+"""onnxruntime computes what torch computes, for the causal layers whose state grows, for those with a running maximum at the edges of its
+chunks, and for a convolution written as attention.
 
 Those with a state of constant size: graphs/test_decoder_step.py. The layers of an encoder: test_every_attention.py.
 """
@@ -14,6 +15,7 @@ from torch import nn
 from export.comparison import layer_graph
 from export.graphs.torch_graph import OPSET, quiet
 from models import LAYERS
+from models.attention.layers.running_max import CHUNK, GROUP
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention
 
 D, H = 16, 2
@@ -47,6 +49,29 @@ def test_a_layer_and_its_state_at_every_size(name: str, tmp_path: Path, monkeypa
         assert np.abs(y - expected.numpy())[mask.numpy()].max() <= SAME, (B, N)
         for tensor, got in zip(state, after, strict=True):
             assert np.abs(got - state[tensor].numpy()).max() <= SAME, (tensor, B, N)
+
+
+@pytest.mark.parametrize("name", ["causal_efficient", "causal_performer"])
+def test_a_running_maximum_at_every_edge_of_chunks_and_of_their_groups(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is traced with less than a chunk. Keys grow, so that every chunk has a new maximum; and they fall, so that none has."""
+    monkeypatch.setattr(layer_graph, "EXAMPLE", EXAMPLE)
+    torch.manual_seed(0)
+    layer = LAYERS[name](D, H, **LAYERS[name].examples.small).eval()
+    block = CHUNK * GROUP
+    layer_graph.write(layer, tmp_path / "layer.onnx", d_model=D, longest=4 * block)
+    session = opened(tmp_path / "layer.onnx")
+    for N in (1, CHUNK - 1, CHUNK, CHUNK + 1, block - 1, block, block + 1, 3 * block + CHUNK + 1):
+        growth = torch.linspace(0.1, 3, N)[:, None]
+        x = torch.randn(3, N, D) * torch.stack([growth, growth.flip(0), growth])
+        mask = torch.arange(N) < torch.tensor([N, N, (N + 1) // 2])[:, None]
+        with torch.no_grad():
+            expected, state = layer(x, mask)
+        y, *after = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
+        assert np.abs(y - expected.numpy())[mask.numpy()].max() <= SAME, N
+        for tensor, got in zip(state, after, strict=True):
+            assert np.abs(got - state[tensor].numpy()).max() <= SAME * max(1.0, float(state[tensor].abs().max())), (tensor, N)
+        alone, *_ = session.run(None, {"x": x[2:, : (N + 1) // 2].numpy(), "mask": mask[2:, : (N + 1) // 2].numpy()})
+        assert np.abs(y[2:, : (N + 1) // 2] - alone).max() <= SAME, N  # neither padding nor the other rows
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)

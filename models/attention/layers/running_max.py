@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 32  # tokens in a chunk, a power of 2
+CHUNK = 16  # tokens in a chunk, a power of 2
+GROUP = 8  # chunks in a group
 
 
 class RunningMax(NamedTuple):
@@ -23,16 +24,16 @@ class RunningMax(NamedTuple):
 
 
 @torch.no_grad()
-def running_max(x: Tensor, mask: Tensor | None, before: Tensor, seen: Tensor) -> RunningMax:
+def running_max(x: Tensor, before: Tensor, seen: Tensor) -> RunningMax:
     """Return the maxima of x (B, H, N, D) up to each token, and of `before` (B, H, D), the maxima of the earlier tokens.
 
-    mask (B, N): True at tokens. seen: bool, broadcasts to (B, H, D). Where it is False there are no earlier tokens, so `before` is ignored.
+    x: the lowest finite number at padding, as from `of_tokens`. seen: bool, broadcasts to (B, H, D). Where it is False there are no earlier
+    tokens, so `before` is ignored.
     """
     least = torch.finfo(x.dtype).min
-    first = torch.where(seen, before, least).unsqueeze(2)  # (B, H, 1, D)
-    m = torch.maximum(_largest_so_far(of_tokens(x, mask)), first)
-    previous = torch.cat([first, m[:, :, :-1]], dim=2)
-    decay = torch.where(previous > least, previous - m, 0.0)
+    m = _largest_so_far(x, torch.where(seen, before, least))
+    first = torch.where(seen, before, m[:, :, 0]).unsqueeze(2)  # (B, H, 1, D); if nothing is seen, the first token has no decay
+    decay = torch.cat([first, m[:, :, :-1]], dim=2) - m
     last = m[:, :, -1]
     return RunningMax(m, decay, torch.where(last > least, last, before))
 
@@ -42,8 +43,9 @@ def of_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else torch.where(mask[:, None, :, None], x, torch.finfo(x.dtype).min)
 
 
-def _largest_so_far(x: Tensor) -> Tensor:
-    """Compute `torch.cummax` along the tokens of x (B, H, N, D), with operators that ONNX has: by doubling in chunks, then over chunks."""
+def _largest_so_far(x: Tensor, first: Tensor) -> Tensor:
+    """Compute `torch.cummax` along the tokens of x (B, H, N, D), with `first` (B, H, D) before them, by operators that ONNX has: by
+    doubling in chunks, then over chunks."""
     N, least = x.shape[2], torch.finfo(x.dtype).min
     n_chunks = (N + CHUNK - 1) // CHUNK
     x = F.pad(x, (0, 0, 0, n_chunks * CHUNK - N), value=least).unflatten(2, (n_chunks, CHUNK))  # (B, H, n, C, D)
@@ -51,7 +53,25 @@ def _largest_so_far(x: Tensor) -> Tensor:
     while shift < CHUNK:  # afterwards x_i is the largest of 2 * shift numbers
         x = torch.maximum(x, F.pad(x[..., :-shift, :], (0, 0, shift, 0), value=least))
         shift *= 2
-    chunks = torch.arange(n_chunks, device=x.device)
-    earlier = (chunks[None, :] < chunks[:, None]).unsqueeze(-1)  # (n, n, 1)
-    before = torch.where(earlier, x[..., -1, :].unsqueeze(2), least).amax(3)  # (B, H, n, D), of all earlier chunks
+    before = torch.maximum(_largest_before(x[..., -1, :]), first.unsqueeze(2))  # (B, H, n, D)
     return torch.maximum(x, before.unsqueeze(3)).flatten(2, 3)[:, :, :N]
+
+
+def _largest_before(x: Tensor) -> Tensor:
+    """Return for each of n chunks the largest of all earlier chunks: x (B, H, n, D) -> (B, H, n, D), the lowest number for the first chunk.
+
+    Pairs of chunks are compared only within groups, and then pairs of groups, so the tables are smaller than all tokens' numbers up to
+    N = 16,384. A table of all pairs of chunks would be 64 times as large as those.
+    """
+    n, least = x.shape[2], torch.finfo(x.dtype).min
+    n_groups = (n + GROUP - 1) // GROUP
+    x = F.pad(x, (0, 0, 0, n_groups * GROUP - n), value=least).unflatten(2, (n_groups, GROUP))  # (B, H, g, G, D)
+    groups = _largest_of_earlier(x.amax(3))  # (B, H, g, D)
+    return torch.maximum(_largest_of_earlier(x), groups.unsqueeze(3)).flatten(2, 3)[:, :, :n]
+
+
+def _largest_of_earlier(x: Tensor) -> Tensor:
+    """Return at i the largest of x_j, j < i, by a table of all pairs: x (.., n, D) -> (.., n, D), the lowest number at i = 0."""
+    at = torch.arange(x.shape[-2], device=x.device)
+    earlier = (at[None, :] < at[:, None]).unsqueeze(-1)  # (n, n, 1)
+    return torch.where(earlier, x.unsqueeze(-3), torch.finfo(x.dtype).min).amax(-2)

@@ -44,7 +44,7 @@ def attend_causal_efficient(
         return nothing, past
     exact = at_least_float32(v.dtype)
     k = of_tokens(k.to(exact), mask)
-    m, decay, m_last = running_max(k, mask, past.m, past.z > 0)
+    m, decay, m_last = running_max(k, past.m, past.z > 0)
     weight = zero_padding((k - m).exp(), mask)  # masked, because k - m is 0 at padding in a row without a token
     z, z_last = _sums_of_columns(weight, decay, past.z, recurrence)
     rho = torch.softmax(q.to(exact), dim=-1) / z.clamp(min=1)  # z < 1 only at padding in a row without a token, where z = 0
@@ -53,17 +53,21 @@ def attend_causal_efficient(
 
 
 def _sums_of_columns(x: Tensor, decay: Tensor, z: Tensor, recurrence: Execution) -> tuple[Tensor, Tensor]:
-    """Return z_t = exp(a_t) z_{t-1} + x_t for all tokens, (B, H, N, D_k), and the last z_t. Each column is computed as a head of width 1.
+    """Return z_t = exp(a_t) z_{t-1} + x_t for all tokens, (B, H, N, D_k), and the last z_t. Each column is computed as a sequence of one
+    head of width 1.
 
-    x (B, H, N, D_k), decay: the log-decays a (B, H, N, D_k), z: the sums before these tokens (B, H, D_k).
+    x (B, H, N, D_k), decay: the log-decays a (B, H, N, D_k), z: the sums before these tokens (B, H, D_k). As heads of one sequence, the
+    columns would lie side by side, and the numbers of a column's successive tokens far apart in memory.
     """
 
-    def as_heads(y: Tensor) -> Tensor:
-        return y.transpose(2, 3).flatten(1, 2).unsqueeze(-1)  # (B, H D_k, N, 1)
+    def as_sequences(y: Tensor) -> Tensor:
+        return y.transpose(2, 3).flatten(0, 2)[:, None, :, None]  # (B H D_k, 1, N, 1)
 
-    ones = torch.ones_like(x)
-    z_t, last = recurrence(as_heads(ones), as_heads(x), as_heads(ones), z.flatten(1, 2)[..., None, None], decay=as_heads(decay).squeeze(-1))
-    return z_t.squeeze(-1).unflatten(1, z.shape[1:]).transpose(2, 3), last.flatten(1).unflatten(1, z.shape[1:])
+    x_columns = as_sequences(x)
+    ones = torch.ones_like(x_columns)
+    past = z.flatten()[:, None, None, None]
+    z_t, last = recurrence(ones, x_columns, ones, past, decay=as_sequences(decay).squeeze(-1))
+    return z_t.flatten(1).unflatten(0, z.shape).transpose(2, 3), last.flatten().unflatten(0, z.shape)
 
 
 class CausalEfficientAttention(EqualHeadsLayer):

@@ -17,7 +17,7 @@ from models.attention.layers.mechanism import Examples, cost_of_state
 from models.attention.layers.multi_head import merge_heads
 from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.layers.running_max import of_tokens, running_max
-from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
+from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, project, relu_features
 from models.parts.positions import Rotation
 
 EPS = 1e-20  # avoids 0 / 0; far below φ(q)ᵀz, which is tiny itself if the features that are large in q are small in all keys
@@ -58,10 +58,10 @@ def attend_causal_performer(
         phi_q, phi_k = (relu_features(x, projection, scale=scale, relu_eps=relu_eps) for x in (q, k))
         decay, m_last = None, past.m
     else:
-        log_q, log_k = (log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k))
-        log_k = of_tokens(log_k, mask)
+        log_q = project(q, projection, kernel=kernel, scale=scale)  # without what all features have in common, which cancels below
+        log_k = of_tokens(log_features(k, projection, kernel=kernel, scale=scale), mask)
         seen = past.S[..., -1].amax(-1, keepdim=True) > 0  # (B, H, 1): after a token, the largest number in z is at least 1
-        m, decay, m_last = running_max(log_k.amax(-1, keepdim=True), mask, past.m, seen)
+        m, decay, m_last = running_max(log_k.amax(-1, keepdim=True), past.m, seen)
         decay = decay.squeeze(-1)  # (B, H, N)
         phi_q, phi_k = (log_q - log_q.amax(-1, keepdim=True).detach()).exp(), (log_k - m).exp()
     o, S = attend_causal_features(phi_q, phi_k, v, past.S, mask=mask, decay=decay, eps=eps, recurrence=recurrence)

@@ -18,7 +18,6 @@ from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.scaled_dot_product import scale_of
 from models.attention.linear.learned_maps import Kind, LearnedMap
 from models.attention.linear.linear import FeatureMap
-from models.attention.linear.performer import balanced_features
 from models.attention.sparse.blocks import in_blocks, keys_present, out_of_blocks
 from models.parts.checks import at_least
 
@@ -73,6 +72,23 @@ def features_of(q: Tensor, k: Tensor, phi_q: FeatureMap, phi_k: FeatureMap, pres
     if isinstance(phi_q, LearnedMap) and phi_q.has_log and isinstance(phi_k, LearnedMap) and phi_k.has_log:
         return balanced_features(phi_q.log(q), phi_k.log(k, present))
     return phi_q(q), phi_k(k), torch.zeros_like(q[..., :1])
+
+
+def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features of q and of k whose dot products are φ(q)ᵀφ(k) / exp(m), and m (B, H, N_q, 1). All features are between 0 and 1.
+
+    log_q: log φ(q), (B, H, N_q, D_φ). log_k: log φ(k), (B, H, N_k, D_φ). The largest number c_d in each column d of log_k is subtracted
+    from this column and added to column d of log_q. Then m, the largest number in each row of log_q, is subtracted. So for q and k of any
+    length, the sum of a query's dot products with all keys is at least 1 if there is a key. key_mask bool (B, N_k): True at tokens.
+    """
+    least = torch.finfo(log_k.dtype).min
+    if key_mask is not None:
+        log_k = torch.where(key_mask[:, None, :, None], log_k, least)
+    c = log_k.amax(-2, keepdim=True).detach()  # (B, H, 1, D_φ)
+    c = torch.where(c > least, c, 0.0)
+    log_q = log_q + c
+    m = log_q.amax(-1, keepdim=True).detach()
+    return (log_q - m).exp(), (log_k - c).exp(), m
 
 
 def _is_any(far: Tensor) -> Tensor:

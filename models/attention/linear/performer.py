@@ -4,7 +4,9 @@ x' = x √scale, scale = D_k^-1/2. For `positive` and `hyperbolic` the mean of �
 positive     φ(x) = exp(W x' - |x'|²/2) / √D_r                                D_φ = D_r
 hyperbolic   φ(x) = [exp(W x' - |x'|²/2), exp(-W x' - |x'|²/2)] / √(2 D_r)    D_φ = 2 D_r, less variance
 relu         φ(x) = max(W x', 0) + 1e-3, which does not estimate exp          D_φ = D_r
-W and φ are computed in random_features.py.
+W and φ are computed in random_features.py. With the exponentials, the output is two softmaxes, because z_d exp(log φ_d(q)) / Σ.. is one:
+S_d / z_d = Σ_j softmax_j(log φ_d(k_j)) v_j,   o = Σ_d softmax_d(log φ_d(q) + log z_d) S_d / z_d.   So no exponential overflows, no sum
+underflows, and what log φ(q) has in common for all d, |q'|²/2 and the constant, is left out.
 Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. O(N D_φ (D_k + D_v)) time a head.
 
 The attention weights are quotients of such estimates, and so are biased. The variance is small only for short q and k.
@@ -17,7 +19,7 @@ from models.attention.layers.capabilities import Capabilities, of_nothing
 from models.attention.layers.encoder import EqualHeadsEncoderLayer
 from models.attention.layers.mechanism import ComplexityRow, Examples, cost_of_state
 from models.attention.linear.linear import attend_features
-from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
+from models.attention.linear.random_features import Kernel, RandomFeatures, half_square, project, relu_features
 
 
 def attend_performer(
@@ -35,33 +37,32 @@ def attend_performer(
     """Compute the attention of the Performer: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
     The output is 0 if there is no key. projection: the random matrix W (D_r, D_k). key_mask bool (B, N_k): True at tokens. `scale`
-    defaults to D_k^-1/2. eps: added to the denominator φ(q)ᵀz. relu_eps: added to the features of the kernel `relu`.
+    defaults to D_k^-1/2. eps and relu_eps are of the kernel `relu`: eps is added to the denominator φ(q)ᵀz, relu_eps to the features.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
     if kernel == "relu":
         phi_q, phi_k = (relu_features(x, projection, scale=scale, relu_eps=relu_eps) for x in (q, k))
-    else:
-        log_q, log_k = (log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k))
-        phi_q, phi_k, _ = balanced_features(log_q, log_k, key_mask)
-    return attend_features(phi_q, phi_k, v, key_mask=key_mask, eps=eps)
+        return attend_features(phi_q, phi_k, v, key_mask=key_mask, eps=eps)
+    log_k = _log_features_of_keys(k, projection, key_mask, kernel=kernel, scale=scale)  # (B, H, D_φ, N_k)
+    shares = torch.softmax(log_k, dim=-1)
+    log_sums = log_k.amax(-1) - shares.amax(-1).log()  # (B, H, D_φ), log z: the largest share is exp(largest) / z
+    values = v.to(log_k.dtype)
+    means = shares @ (values if key_mask is None else values * key_mask[:, None, :, None])  # (B, H, D_φ, D_v), S / z
+    weights = torch.softmax(project(q, projection, kernel=kernel, scale=scale) + log_sums.unsqueeze(-2), dim=-1)  # (B, H, N_q, D_φ)
+    return (weights.to(log_k.dtype) @ means).to(v.dtype)
 
 
-def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return features of q and of k whose dot products are φ(q)ᵀφ(k) / exp(m), and m (B, H, N_q, 1). All features are between 0 and 1.
+def _log_features_of_keys(k: Tensor, projection: Tensor, key_mask: Tensor | None, *, kernel: Kernel, scale: float | None) -> Tensor:
+    """Return log φ(k) without its constant: k (B, H, N_k, D_k) -> (B, H, D_φ, N_k), the lowest number or -inf at padding.
 
-    log_q: log φ(q), (B, H, N_q, D_φ). log_k: log φ(k), (B, H, N_k, D_φ). The largest number c_d in each column d of log_k is subtracted
-    from this column and added to column d of log_q. Then m, the largest number in each row of log_q, is subtracted. So for q and k of any
-    length, the sum of a query's dot products with all keys is at least 1 if there is a key. key_mask bool (B, N_k): True at tokens.
+    Tokens are the last axis, so that the maximum and the softmax over tokens read memory in order.
     """
-    least = torch.finfo(log_k.dtype).min
+    projected = project(k, projection, kernel=kernel, scale=scale, tokens_last=True)
+    exponent = -half_square(k, scale).mT  # (B, H, 1, N_k)
     if key_mask is not None:
-        log_k = torch.where(key_mask[:, None, :, None], log_k, least)
-    c = log_k.amax(-2, keepdim=True).detach()  # (B, H, 1, D_φ)
-    c = torch.where(c > least, c, 0.0)
-    log_q = log_q + c
-    m = log_q.amax(-1, keepdim=True).detach()
-    return (log_q - m).exp(), (log_k - c).exp(), m
+        exponent = torch.where(key_mask[:, None, None, :], exponent, torch.finfo(exponent.dtype).min)
+    return projected + exponent
 
 
 class PerformerAttention(RandomFeatures, EqualHeadsEncoderLayer):

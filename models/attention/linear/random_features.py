@@ -59,11 +59,28 @@ def log_features(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", 
 
     projection: W, (D_r, D_k) or (H, D_r, D_k).
     """
+    projected = project(x, projection, kernel=kernel, scale=scale)
+    return projected - (half_square(x, scale) + math.log(projected.shape[-1]) / 2)
+
+
+def project(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", scale: float | None = None, tokens_last: bool = False) -> Tensor:
+    """Return the part of log φ(x) that differs between features, W x' or [W x', -W x']: x (B, H, N, D_k) -> (B, H, N, D_φ), float32 at
+    least.
+
+    projection: W, (D_r, D_k) or (H, D_r, D_k). tokens_last: return (B, H, D_φ, N).
+    """
     x = _scaled(x, scale)
-    projected = (x @ projection.to(x.dtype).mT).to(x.dtype)  # a cast, because under autocast the product is in half precision
+    W = projection.to(x.dtype)
+    projected = (W @ x.mT if tokens_last else x @ W.mT).to(x.dtype)  # a cast, because under autocast the product is in half precision
     if kernel == "hyperbolic":
-        projected = torch.cat([projected, -projected], dim=-1)
-    return projected - (x * x).sum(-1, keepdim=True) / 2 - math.log(projected.shape[-1]) / 2
+        projected = torch.cat([projected, -projected], dim=-2 if tokens_last else -1)
+    return projected
+
+
+def half_square(x: Tensor, scale: float | None = None) -> Tensor:
+    """Return |x'|²/2: x (B, H, N, D_k) -> (B, H, N, 1), float32 at least."""
+    x = _scaled(x, scale)
+    return (x * x).sum(-1, keepdim=True) / 2
 
 
 def relu_features(x: Tensor, projection: Tensor, *, scale: float | None = None, relu_eps: float = 1e-3) -> Tensor:

@@ -1,17 +1,16 @@
 """No N² hides in a mechanism of linear cost: its largest tensor and its multiply-adds, counted at two lengths, not timed."""
 
 import gc
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from export.comparison import growth
 from export.comparison.mechanisms import EVERYTHING, build, is_attention, work
 from models import LAYERS
+from tests.largest_tensor import LargestTensor
 
 D, H = 8, 2
 SHORT, LONG = 1024, 4096  # BigBird sees all blocks of shorter texts
@@ -27,21 +26,6 @@ def stated(name: str) -> float:
 
 
 LINEAR_COST = [name for name in EVERYTHING if stated(name) <= LINEAR and is_attention(name)]
-
-
-class LargestTensor(TorchDispatchMode):
-    """Bytes of the largest memory that any operation has written to. A view has its base's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size_bytes = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        result = function(*arguments, **(keywords or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor):
-                self.size_bytes = max(self.size_bytes, tensor.untyped_storage().nbytes())
-        return result
 
 
 def counted(layer: nn.Module, N: int) -> tuple[int, int]:

@@ -14,7 +14,8 @@ from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.efficient import attend_efficient
 from models.attention.linear.linear import attend_linear
 from models.attention.linear.nystrom import attend_nystrom
-from models.attention.linear.performer import attend_performer, log_features
+from models.attention.linear.performer import attend_performer
+from models.attention.linear.random_features import log_features
 from models.attention.linear.vq import attend_to_codes
 from models.attention.scoring.additive import attend_additive
 from models.attention.scoring.cosine import attend_cosine

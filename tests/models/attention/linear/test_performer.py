@@ -154,6 +154,16 @@ def test_long_queries_and_keys_still_share_out_all_of_their_attention(kernel: st
     assert all(torch.isfinite(tensor).all() for tensor in (o, *past))
 
 
+@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
+def test_padding_and_other_rows_change_nothing_even_where_they_are_large(kernel: str) -> None:
+    (q, k, v), W = draw(9, D_K, D_K, D_V), projection()
+    mask = torch.arange(9) < torch.tensor([6, 9])[:, None]
+    k[0, :, 6:], v[0, :, 6:] = 50.0, 1e6
+    o = attend_performer(q, k, v, W, key_mask=mask, kernel=kernel)
+    alone = attend_performer(q[:1, :, :6], k[:1, :, :6], v[:1, :, :6], W, kernel=kernel)
+    assert (o[:1, :, :6] - alone).abs().max() <= EXACT
+
+
 def test_a_great_key_in_the_future_never_changes_the_past() -> None:
     """A largest exponent over the whole sequence would: e^(m - largest) is then 0 for all that came before."""
     (q, k, v), W = draw(20, D_K, D_K, D_V), projection()
