@@ -3,7 +3,6 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from export.bundle import export_bundle
 from service.settings import Settings
+from tests import faster_exports
 from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_reranker_bundle
 from tests.checkpoints import tiny_encoder
 from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder, tiny_decoder_bundle, tiny_image
@@ -30,11 +30,7 @@ def pytest_configure() -> None:
     Settings.model_fields["states"].default = "memory"
     Settings.model_rebuild(force=True)
     os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="states-of-tests-"))
-    # Each export would parse the source of 500 ONNX functions, which never change: half a second of CPU time each of a hundred times.
-    with suppress(ImportError, AttributeError):
-        from torch.onnx._internal._lazy_import import onnxscript_apis
-
-        onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)
+    faster_exports.remember()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
