@@ -1,5 +1,6 @@
 """Shared by the tests of all packages: one real checkpoint, its bundle, small bundles, and one running service for the whole session."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from tests.service.live import LiveService, live
 
 def pytest_configure() -> None:
     """Keep the states of tests out of the user's directory: in memory in this process, in a directory of their own in services that tests
-    start. One thread for torch: the threads of several workers would wait for each other."""
+    start. One thread for torch: the threads of several workers would wait for each other. Fewer passes of the garbage collector."""
+    gc.set_threshold(20_000, 10, 10)
     torch.set_num_threads(1)
     Settings.model_fields["states"].default = "memory"
     Settings.model_rebuild(force=True)
@@ -38,6 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "once" in getattr(item, "fixturenames", ()):
             item.add_marker("export")
+
+
+def pytest_collection_finish() -> None:
+    """The tests and all modules stay until the end: each full pass of the garbage collector would examine them for a second."""
+    gc.freeze()
 
 
 class _Scheduling(LoadFileScheduling):
