@@ -36,10 +36,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a bundle of the session export a model: `make quick` leaves them out."""
+    """Tests with a bundle of the session export a model: `make quick` leaves them out. `make test` looks for those that run alone in one
+    folder only."""
     for item in items:
         if "once" in getattr(item, "fixturenames", ()):
             item.add_marker("export")
+        if item.get_closest_marker("alone") and ALONE not in item.path.parents:
+            raise pytest.UsageError(f"`make test` would not run {item.nodeid}: those marked `alone` belong in {ALONE.relative_to(ROOT)}")
 
 
 def pytest_collection_finish() -> None:
@@ -67,6 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 ROOT = Path(__file__).parents[1]
+ALONE = ROOT / "tests" / "cluster"
 Once = Callable[[str, Callable[[Path], Any]], Path]
 
 
