@@ -71,7 +71,7 @@ $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained
 
 test: $(VENV)/.test $(VENV)/.npm  ## All tests: about 25 minutes on two cores
 	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m alone tests/cluster
 
 # One thread for each torch: two processes of two threads each would wait for each other.
 quick: $(VENV)/.test  ## The quick tests, which need no service, Redis, cluster or export: 2 to 3 minutes on two cores

@@ -1,9 +1,9 @@
 """Shared by the tests of all packages: one real checkpoint, its bundle, small bundles, and one running service for the whole session."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from export.bundle import export_bundle
 from service.settings import Settings
+from tests import faster_exports
 from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_hybrid_bundle, tiny_reranker_bundle
 from tests.checkpoints import tiny_encoder
 from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder, tiny_decoder_bundle, tiny_image
@@ -25,23 +26,28 @@ from tests.service.live import LiveService, live
 
 def pytest_configure() -> None:
     """Keep the states of tests out of the user's directory: in memory in this process, in a directory of their own in services that tests
-    start. One thread for torch: the threads of several workers would wait for each other."""
+    start. One thread for torch: the threads of several workers would wait for each other. Fewer passes of the garbage collector."""
+    gc.set_threshold(20_000, 10, 10)
     torch.set_num_threads(1)
     Settings.model_fields["states"].default = "memory"
     Settings.model_rebuild(force=True)
     os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="states-of-tests-"))
-    # Each export would parse the source of 500 ONNX functions, which never change: half a second of CPU time each of a hundred times.
-    with suppress(ImportError, AttributeError):
-        from torch.onnx._internal._lazy_import import onnxscript_apis
-
-        onnxscript_apis.get_torchlib_ops = cache(onnxscript_apis.get_torchlib_ops)
+    faster_exports.remember()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a bundle of the session export a model: `make quick` leaves them out."""
+    """Tests with a bundle of the session export a model: `make quick` leaves them out. `make test` looks for those that run alone in one
+    folder only."""
     for item in items:
         if "once" in getattr(item, "fixturenames", ()):
             item.add_marker("export")
+        if item.get_closest_marker("alone") and ALONE not in item.path.parents:
+            raise pytest.UsageError(f"`make test` would not run {item.nodeid}: those marked `alone` belong in {ALONE.relative_to(ROOT)}")
+
+
+def pytest_collection_finish() -> None:
+    """The tests and all modules stay until the end: each full pass of the garbage collector would examine them for a second."""
+    gc.freeze()
 
 
 class _Scheduling(LoadFileScheduling):
@@ -64,6 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 ROOT = Path(__file__).parents[1]
+ALONE = ROOT / "tests" / "cluster"
 Once = Callable[[str, Callable[[Path], Any]], Path]
 
 
