@@ -34,6 +34,14 @@ def with_blocks(model: ModelProto, choose: Choice) -> ModelProto:
     return with_nodes(model, rewriting.with_two_tokens([new for node in model.graph.node for new in rewriting.nodes_of(node)]))
 
 
+def tied_matrices(model: ModelProto) -> set[str]:
+    """Return the names of the products' constant matrices (K, M) that are also a table (M, K) from which the graph reads rows."""
+    floats = _matrices(model)
+    tables = {digest(numpy_helper.to_array(floats[name])) for name in _tables(model) & floats.keys()}
+    factors = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"} & floats.keys()
+    return {name for name in factors if tables and digest(numpy_helper.to_array(floats[name]).T) in tables}
+
+
 def digest(weights: Array) -> str:
     """Identify a matrix (M, K) by its values."""
     return sha256(np.ascontiguousarray(weights, np.float32).tobytes()).hexdigest()
@@ -46,10 +54,8 @@ class _Rewriting:
         self.model = model
         self.made: set[str] = set()  # names of the tensors that were added to the graph
         self.matrices: dict[str, tuple[str, Blocks]] = {}  # name of a matrix in the graph -> beginning of its tensors' names, its blocks
-        floats = {
-            tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
-        }
-        tables = {node.input[0] for node in model.graph.node if _reads_rows(node)} & floats.keys()
+        floats = _matrices(model)
+        tables = _tables(model) & floats.keys()
         products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in floats]
         factors = {node.input[1] for node in products} - tables
         chosen_tokens = _after(model, contract.WANTED)
@@ -149,6 +155,14 @@ class _Rewriting:
             return []
         self.made.add(name)
         return nodes()
+
+
+def _matrices(model: ModelProto) -> dict[str, TensorProto]:
+    return {tensor.name: tensor for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2}
+
+
+def _tables(model: ModelProto) -> set[str]:
+    return {node.input[0] for node in model.graph.node if _reads_rows(node)}
 
 
 def _after(model: ModelProto, start: str) -> set[str]:

@@ -82,9 +82,9 @@ def cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.f
 
 
 def spearman(got: NDArray[np.floating], want: NDArray[np.floating]) -> float:
-    """Return Spearman's rank correlation of two arrays (n,). Equal numbers keep their order."""
-    ranks = [array.argsort(kind="stable").argsort() for array in (got, want)]
-    return float(np.corrcoef(ranks)[0, 1])
+    """Return Spearman's rank correlation of two arrays (n,), n > 1. Equal numbers keep their order."""
+    n, (a, b) = len(got), (array.argsort(kind="stable").argsort() for array in (got, want))
+    return 1 - 6 * float(np.square(a - b).sum()) / (n * (n * n - 1))
 
 
 def _similarities(rows: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +74,17 @@ def with_matmuls(model: ModelProto) -> ModelProto:
     return with_nodes(model, nodes)
 
 
-def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
-    """Quantise with one scale per token and one per column of the weights.
+def per_token(
+    model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True, left_out: Collection[str] = ()
+) -> ModelProto:
+    """Quantise with one scale per token and one per column of the weights, except weights whose names are in `left_out`. Changes `model`.
 
     `weight_levels` is the largest int8 weight; with 63, sums of two products fit into 16 bits. Without `narrowing`, products whose weights
     have fewer columns than rows stay in fp32. These are the last products of feed-forward blocks, which have the largest outliers, and
     the projections of grouped heads.
     """
-    weights, groups = _weights(model), _products_by_left(model)
+    weights = {name: tensor for name, tensor in _weights(model).items() if name not in left_out}
+    groups = {x: [node for node in nodes if node.input[1] in weights] for x, nodes in _products_by_left(model).items()}
     constants: dict[str, NDArray[Any] | np.generic] = {
         "int8.one": np.float32(1),
         "int8.zero_point": np.uint8(128),
@@ -123,8 +126,8 @@ def _bytes_of(x: str) -> list[NodeProto]:
         helper.make_node("ReduceMax", [f"{x}.sizes", "int8.last_axis"], [f"{x}.largest"], keepdims=1),  # (T, 1)
         helper.make_node("Max", [f"{x}.largest", "int8.tiny"], [f"{x}.above_0"]),
         helper.make_node("Div", ["int8.levels", f"{x}.above_0"], [f"{x}.up"]),
-        helper.make_node("Mul", [f"{x}.smooth", f"{x}.up"], [f"{x}.scaled"]),  # values from -127 to 127
-        helper.make_node("QuantizeLinear", [f"{x}.scaled", "int8.one", "int8.zero_point"], [f"{x}.bytes"]),
+        helper.make_node("Mul", [f"{x}.smooth", f"{x}.up"], [f"{x}.in_levels"]),  # values from -127 to 127
+        helper.make_node("QuantizeLinear", [f"{x}.in_levels", "int8.one", "int8.zero_point"], [f"{x}.bytes"]),
         helper.make_node("Reciprocal", [f"{x}.up"], [f"{x}.down"]),
     ]
 

@@ -1,6 +1,6 @@
 """Exports decoders. Their graph must also give the same bits for any batch and any chunks of a prompt."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,11 +14,11 @@ from export.blocks.blocks import BLOCK, rounded
 from export.blocks.graph import Choice, with_blocks
 from export.blocks.stored import StoredBlocks
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
-from export.checks.decoder_parity import TOLERANCE, Steps, compare, inexact, sizes_within
+from export.checks.decoder_parity import TOLERANCE, Steps, Values, compare, inexact, sizes_within
 from export.checks.full_attention import compare_within
 from export.checks.golden import DecoderExamples, cosines
 from export.checks.golden_texts import PASSAGES
-from export.checks.parity import answers, largest_error, open_graph, scale
+from export.checks.parity import Feed, answers, largest_error, open_graph, scale
 from export.errors import ExportError
 from export.gpu.description import gpu_description, largest_value
 from export.gpu.kernels import check as check_kernels
@@ -27,6 +27,8 @@ from export.gpu.sampling_step import trace as trace_sampling
 from export.graphs.decoder_step import states_of, step_graph, trace
 from export.graphs.onnx_file import REWRITTEN, save
 from export.graphs.torch_graph import TorchGraph
+from export.int8.decoder import with_integer_products
+from export.int8.recipes import column_peaks
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models import LAYERS
 from models.attention.sparse.sink_window import SinkWindowAttention
@@ -56,12 +58,17 @@ LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with wei
 HOW = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
-    "int8": f"{OPERATORS}; {REWRITTEN}; weights in 8 bits, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)",
+    "int8": f"{OPERATORS}; {REWRITTEN}; products in 8-bit integers, a scale for each token",
     "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables and the last product in 8, a scale per {BLOCK}; "
     "products in 8-bit integers (MatMulNBits)",
     "as-stored": f"{OPERATORS}; {REWRITTEN}; weights in the blocks of the GGUF file; products in 8-bit integers (MatMulNBits)",
 }
 IN_BLOCKS: dict[contract.Precision, Choice] = {"int8": partial(rounded, bits=8), "int4": partial(rounded, bits=4)}
+# Products with a scale for each token are tried with these largest weights: with 63, CPUs without VNNI add up two products in 16 bits. If
+# both take more than LOST_BITS more bits per byte than fp32, int8 has blocks.
+WEIGHT_LEVELS = (127, 63)
+LOST_BITS = 0.02
+INT8_IN_BLOCKS = f"{OPERATORS}; {REWRITTEN}; weights in 8 bits, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)"
 
 
 class DecoderExporter(Exporter):
@@ -84,6 +91,7 @@ class DecoderExporter(Exporter):
         self.n_positions: int | None = self.source.config.n_positions
         self.max_tokens, self.vocab_size = self.n_positions or UNLIMITED, self.source.config.vocab_size
         self.exact = False
+        self.how = HOW[options.precision]
         self.bits: dict[contract.Precision, float] = {}  # precision -> bits per byte, for each precision that was checked
 
     def map_model(self) -> Decoder:
@@ -181,6 +189,8 @@ class DecoderExporter(Exporter):
         choose = IN_BLOCKS.get(self.options.precision)
         if self.options.precision == "as-stored" and self.options.gguf is not None:
             choose = StoredBlocks(self.options.gguf)
+        if self.options.precision == "int8" and (found := self._with_integer_products(files[contract.GRAPH], scratch, progress)):
+            return {contract.GRAPH: found}
         if choose is not None:
             (scratch / "blocks").mkdir()
             save(with_blocks(onnx.load(files[contract.GRAPH]), choose), scratch / "blocks" / contract.GRAPH, weights_beside=True)
@@ -190,6 +200,28 @@ class DecoderExporter(Exporter):
         half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings)
         trace(half.model, scratch / "fp16" / contract.GRAPH)
         return {contract.GRAPH: scratch / "fp16" / contract.GRAPH}
+
+    def _with_integer_products(self, fp32: Path, scratch: Path, progress: Progress) -> Path | None:
+        """Return the graph with a scale for each token that has the fewest bits per byte, or None if it loses too much."""
+        feeds: list[Feed] = []
+
+        def seen(feed: Feed) -> Mapping[str, Values]:
+            feeds.append({name: array.copy() for name, array in feed.items()})
+            return steps.answer(feed)
+
+        steps = self._steps(fp32, 0)
+        self.examples.run(Steps(seen, self.graphs[contract.GRAPH].inputs, n_positions=self.n_positions, n_slots=self.n_slots))
+        peaks, tried = column_peaks(onnx.load(fp32), feeds), dict[Path, float]()
+        for levels in WEIGHT_LEVELS:
+            (folder := scratch / f"integers-{levels}").mkdir()
+            file = folder / contract.GRAPH
+            save(with_integer_products(onnx.load(fp32), peaks, weight_levels=levels), file, weights_beside=True)
+            tried[file] = self._bits_per_byte(self._steps(file, 0), partial(progress, f"int8, weights up to {levels}"))
+        best = min(tried, key=lambda file: tried[file])
+        if tried[best] <= self.bits["fp32"] * (1 + LOST_BITS):
+            return best
+        self.how = INT8_IN_BLOCKS
+        return None
 
     def gpu_graph(self, file: Path) -> contract.GpuGraph:
         half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings).model
@@ -209,7 +241,7 @@ class DecoderExporter(Exporter):
         return {} if self.source.chat_template is None else {CHAT_TEMPLATE: self.source.chat_template}
 
     def optimisation(self) -> str:
-        return HOW[self.options.precision]
+        return self.how
 
     def fields(self, described: dict[str, contract.Graph]) -> dict[str, Any]:
         source = self.source
