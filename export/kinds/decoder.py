@@ -12,6 +12,7 @@ import torch
 from export import contract
 from export.blocks.blocks import BLOCK, rounded
 from export.blocks.graph import Choice, with_blocks
+from export.blocks.integers import with_integer_products
 from export.blocks.stored import StoredBlocks
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import TOLERANCE, Steps, Values, compare, inexact, sizes_within
@@ -27,7 +28,6 @@ from export.gpu.sampling_step import trace as trace_sampling
 from export.graphs.decoder_step import states_of, step_graph, trace
 from export.graphs.onnx_file import REWRITTEN, save
 from export.graphs.torch_graph import TorchGraph
-from export.int8.decoder import with_integer_products
 from export.int8.recipes import column_peaks
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models import LAYERS

@@ -1,7 +1,7 @@
 """Products of a decoder's graph in 8-bit integers, with a scale for each token and one for each column of the weights.
 
 A product of whole integers is exact, so the bits of a row depend neither on its batch nor on how a prompt is cut. Blocks with a scale each
-(`export/blocks/`) are more accurate, but onnxruntime computes them row by row, so 8 rows take nearly 8 times as long as one.
+(`graph.py`) are more accurate, but onnxruntime computes them row by row, so 8 rows take nearly 8 times as long as one.
 """
 
 from functools import partial

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from export.blocks.integers import with_integer_products
 from export.bundle import export_bundle
-from export.int8.decoder import with_integer_products
 from export.int8.recipes import column_peaks
 from export.kinds import decoder as decoder_kind
 from tests.decoders import tiny_decoder
