@@ -7,7 +7,7 @@ does the same work on the same texts. Only one of them computes at a time: the s
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -55,6 +55,7 @@ DEFAULT_PARTS = [part for part in BenchPart if part != BenchPart.overhead]  # th
 @app.command()
 def bench(
     bundle: Annotated[Path, typer.Option(help="Bundle of an encoder, fp32 or int8.")] = Path("bundles/all-MiniLM-L6-v2"),
+    beside: Annotated[list[Path] | None, typer.Option(help="Another bundle to serve, for start and memory. Can be repeated.")] = None,
     rounds: runner.Rounds = 3,
     seconds: runner.WholeSeconds = 10,
     quick: Annotated[bool, typer.Option("--quick", help="One round of one second: shows that it works, proves nothing.")] = False,
@@ -73,7 +74,8 @@ def bench(
         wrk.binary()
     measured, missing = Measurements(), peers.missing(peer_env)
     rounds, seconds = (1, 1.0) if quick else (rounds, seconds)
-    work = Work(bundle, manifest.name, manifest.limits.max_tokens, seconds, parts, None if missing else peer_env, measured)
+    peer = None if missing else peer_env
+    work = Work(bundle, manifest.name, manifest.limits.max_tokens, seconds, parts, peer, measured, beside=beside or ())
     if missing and work.loads:
         measured.absent[PEER] = missing
     plan = {"seconds": seconds, "parts": sorted(parts), "seed": work.seed}
@@ -99,10 +101,13 @@ class Work:
         parts: frozenset[BenchPart],
         peer: Path | None,
         measured: Measurements,
+        *,
+        beside: Sequence[Path] = (),
     ) -> None:
         self.bundle, self.model, self.max_tokens, self.seconds, self.parts, self.peer = bundle, model, max_tokens, seconds, parts, peer
         self.loads, self.seed = parts & {BenchPart.short, BenchPart.mix, BenchPart.bulk}, "attnserve"
         self._measured = measured
+        self._flags = [word for other in beside for word in ("--bundle", str(other))]
         self._bare_per_s: dict[str, float] = {}
         self._bare_costs: dict[int, float] = {}  # length of a text in tokens -> seconds that the bare runtime needs for it, without padding
         self._vectors: list[list[float]] = []
@@ -134,7 +139,7 @@ class Work:
 
     @contextmanager
     def _service(self) -> Iterator[MeasuredServer]:
-        with attnserve(self.bundle, self.model) as server:
+        with attnserve(self.bundle, self.model, flags=self._flags) as server:
             self._measured.note("start", SERVICE, seconds=server.start_s)
             if self.loads:
                 self._warm(server)
@@ -158,7 +163,7 @@ class Work:
 
     @contextmanager
     def _lean(self) -> Iterator[MeasuredServer]:
-        with attnserve(self.bundle, self.model, lean=True) as server:
+        with attnserve(self.bundle, self.model, lean=True, flags=self._flags) as server:
             self._measured.note("start", LEAN, seconds=server.start_s)
             yield server
 

@@ -1,11 +1,14 @@
 """From measurements to the rows of the report; and the command's own words."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from loadtest.bench import encoder
 from loadtest.bench.encoder import BenchPart, Work, app, rows
 from loadtest.bench.runner import Measurements, step_count
 from loadtest.common.report import ReportRow, Verdict
@@ -105,3 +108,16 @@ def test_help_lists_the_options():
 def test_the_number_of_steps_is_known_beforehand(peer: Path | None, steps: int):
     work = Work(Path("b"), "m", 256, 1, frozenset(BenchPart), peer, Measurements())
     assert step_count(work.contestants(), 2) == steps
+
+
+def test_bundles_beside_the_measured_one_are_served_too(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    started = lambda *_, **given: asked.append(given) or nullcontext(SimpleNamespace(start_s=1.0))  # noqa: E731
+    monkeypatch.setattr(encoder, "attnserve", started)
+    work = Work(Path("a"), "m", 256, 1, frozenset({BenchPart.memory}), None, Measurements(), beside=[Path("b"), Path("c")])
+    for contestant in work.contestants():
+        assert contestant.start is not None
+        with contestant.start():
+            pass
+    flags = ["--bundle", "b", "--bundle", "c"]
+    assert asked == [{"flags": flags}, {"flags": flags, "lean": True}]
