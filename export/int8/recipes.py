@@ -167,7 +167,8 @@ def _rounded(w: Array, levels: int) -> tuple[NDArray[np.int8], Array]:
 
 
 def _weights(model: ModelProto) -> dict[str, TensorProto]:
-    return {tensor.name: tensor for tensor in model.graph.initializer}
+    """Return the constants, but not the matrices of several heads in one tensor, which stay in fp32."""
+    return {tensor.name: tensor for tensor in model.graph.initializer if len(tensor.dims) < 3}
 
 
 def _products_by_left(model: ModelProto) -> dict[str, list[NodeProto]]:

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 
@@ -58,14 +59,14 @@ LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with wei
 HOW = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
-    "int8": f"{OPERATORS}; {REWRITTEN}; products in 8-bit integers, a scale for each token",
+    "int8": f"{OPERATORS}; {REWRITTEN}; products in 8-bit integers, a scale for each token (of tied tables, per {BLOCK})",
     "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables and the last product in 8, a scale per {BLOCK}; "
     "products in 8-bit integers (MatMulNBits)",
     "as-stored": f"{OPERATORS}; {REWRITTEN}; weights in the blocks of the GGUF file; products in 8-bit integers (MatMulNBits)",
 }
 IN_BLOCKS: dict[contract.Precision, Choice] = {"int8": partial(rounded, bits=8), "int4": partial(rounded, bits=4)}
-# Products with a scale for each token are tried with these largest weights: with 63, CPUs without VNNI add up two products in 16 bits. If
-# both take more than LOST_BITS more bits per byte than fp32, int8 has blocks.
+# The largest weights with which products with a scale for each token are tried: CPUs without VNNI add two products in 16 bits, which
+# 127 can overflow and 63 cannot. If both need more than LOST_BITS more bits per byte than fp32, or logits are too far off, int8 has blocks.
 WEIGHT_LEVELS = (127, 63)
 LOST_BITS = 0.02
 INT8_IN_BLOCKS = f"{OPERATORS}; {REWRITTEN}; weights in 8 bits, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)"
@@ -218,10 +219,15 @@ class DecoderExporter(Exporter):
             save(with_integer_products(onnx.load(fp32), peaks, weight_levels=levels), file, weights_beside=True)
             tried[file] = self._bits_per_byte(self._steps(file, 0), partial(progress, f"int8, weights up to {levels}"))
         best = min(tried, key=lambda file: tried[file])
-        if tried[best] <= self.bits["fp32"] * (1 + LOST_BITS):
+        if tried[best] <= self.bits["fp32"] * (1 + LOST_BITS) and self._near(best):
             return best
         self.how = INT8_IN_BLOCKS
         return None
+
+    def _near(self, file: Path) -> bool:
+        """Return whether the graph's logits of the golden prompts are as near to torch's as int8 must be."""
+        rows, bar = self.examples.run(self._steps(file, 0)), BARS["int8"]
+        return bool(np.abs(rows - self.examples.logits).max() <= bar.logit_error * scale(self.examples.logits))
 
     def gpu_graph(self, file: Path) -> contract.GpuGraph:
         half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings).model

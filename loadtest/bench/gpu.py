@@ -94,7 +94,7 @@ def _requests(server: MeasuredServer, random: Random, length: int, vocab_size: i
     """Send requests one after the other. Return the number of answered ones, of which no two have equal texts, and of refused ones."""
     connection, answered, refused = HTTPConnection("127.0.0.1", server.port, timeout=120), 0, 0
     row = [random.randrange(vocab_size) for _ in range(length)]
-    while time.perf_counter() < until or not answered:
+    while time.perf_counter() < until or not answered + refused:
         texts = [[*row[:-3], *divmod(HTTP_TEXTS * answered + at, vocab_size), random.randrange(vocab_size)] for at in range(HTTP_TEXTS)]
         body = json.dumps({"model": server.model, "input": texts, "encoding_format": "base64"})
         connection.request("POST", server.path, body, {"Content-Type": "application/json"})

@@ -208,9 +208,10 @@ class OnnxSession:
 
         def opened(chosen: str) -> tuple[str, _OpenGraph, _OpenGraph | None]:
             twice = threads > 1 and chosen == CPU
+            memory = gpu_memory_gib if gpu_memory_gib is None or short is None else gpu_memory_gib / 2  # a session for each graph
 
             def both(graph: contract.Graph, *, packed: bool) -> _OpenGraph:
-                file, once = bundle / graph.file, partial(open_graph, provider=chosen, gpu_memory_gib=gpu_memory_gib, promised=graph)
+                file, once = bundle / graph.file, partial(open_graph, provider=chosen, gpu_memory_gib=memory, promised=graph)
                 one_thread = once(file, threads=1, packed=packed or not twice)
                 return _OpenGraph(one_thread, once(file, threads=threads) if twice else one_thread)
 

@@ -1,4 +1,4 @@
-"""Pretokenised texts for tuning, in one small file, so that a rented GPU needs neither the collected text nor a tokenizer.
+"""Pretokenised texts for tuning, in one small file, so that a GPU machine needs neither the collected text nor a tokenizer.
 
     python -m models.distillation.decoder.tokens --teacher GGUF --data out/text --out out/tokens.npz
 
@@ -30,6 +30,7 @@ from models.distillation.decoder.teacher import load_teacher
 from models.training.corpus import SOURCES, CorpusError, TextDocument, read_texts
 
 END_OF_TEXT = "<|endoftext|>"  # between joined documents, if the tokenizer has it
+LARGEST_VOCABULARY = 1 << 16
 MOST_PIECES = 6  # sequences of one document
 WRITTEN_BY = "python -m models.distillation.decoder.tokens"
 Ids = NDArray[np.uint16]
@@ -60,6 +61,8 @@ def make_tokens(data: Path, tokenizer: Tokenizer, *, context: int, n: int, held_
 
     Raises CorpusError if the folder cannot be used, or if it has no training sequence or too few held-out ones.
     """
+    if (size := tokenizer.get_vocab_size()) > LARGEST_VOCABULARY:
+        raise CorpusError(f"the tokenizer has {size:,} tokens, and the file has 16 bits for each: at most {LARGEST_VOCABULARY:,}")
     end = tokenizer.token_to_id(END_OF_TEXT)
     found: dict[bool, list[tuple[str, list[int]]]] = {True: [], False: []}
     rests: dict[tuple[bool, str], tuple[list[str], list[int]]] = defaultdict(lambda: ([], []))

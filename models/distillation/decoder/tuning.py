@@ -4,7 +4,7 @@
 
 Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, section 3.3, with two differences. The loss is the divergence from the teacher, not the loss
 of the true next token, so that the student learns nothing of the texts but what the teacher says about them. And the feature maps are
-trained on, together with low-rank changes of the projections of every layer.
+trained further, together with low-rank changes of the projections of every layer.
 
 The same command resumes a run. Besides what every task writes (see models/training/run.py), its output folder has:
 OUT/
@@ -328,6 +328,8 @@ def tune(teacher: Path, tokens: Path, delta: Path, out: Path, config: TuningConf
     Raises CheckpointError if teacher or delta cannot be used, CorpusError if the tokens cannot be used, ResumeError if `out` has a run with
     another config, and TrainingError for every other failure.
     """
+    if out.resolve() == delta.resolve():
+        raise TrainingError(f"{out} is also the delta to start from, which would be overwritten; choose another --out")
     with in_sentences(f"tuning {delta} into {out} failed", TrainingError):
         if device == "cuda":
             if not torch.cuda.is_available():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import ModelProto, helper, numpy_helper
 
 from export.blocks.integers import with_integer_products
 from export.bundle import export_bundle
@@ -33,6 +34,22 @@ def test_products_are_near_those_in_fp32_and_know_no_other_row(levels: int) -> N
                 assert np.array_equal(whole[row : row + 1, first:last], part)
 
 
+def test_matrices_of_several_heads_stay_in_fp32() -> None:
+    """As feature maps are: (H, D_k, D_φ), in one tensor."""
+    model, maps = graph(), np.ones((1, 80, 4), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(maps, "maps"))
+    model.graph.node.insert(1, helper.make_node("MatMul", ["all_rows", "maps"], ["features"]))
+    made = with_integer_products(model, column_peaks(copied(model), [FEED]), weight_levels=127)
+    (node,) = [node for node in made.graph.node if "features" in node.output]
+    assert (node.op_type, node.input[1]) == ("MatMul", "maps")
+
+
+def copied(model: ModelProto) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_decoder(tmp_path_factory.mktemp("int8") / "checkpoint", d_model=32, n_layers=2, layers="gated_delta", positions="none")
@@ -40,8 +57,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_decoder_in_int8_has_a_scale_for_each_token(checkpoint: Path, tmp_path: Path) -> None:
     manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
-    assert manifest.graph.optimisation.endswith("a scale for each token")
+    assert manifest.graph.optimisation == decoder_kind.HOW["int8"]
     assert manifest.graph.operators["MatMulIntegerToFloat"] > 2
+    assert manifest.decoder is not None
+    assert manifest.decoder.exact
+
+
+def test_a_decoder_with_feature_maps_has_them_in_fp32(tmp_path: Path) -> None:
+    hybrid = {"layers": "causal_hybrid", "window": 256, "layer_options": {"causal_hybrid": {"n_first": 4, "piece": 255}}}
+    checkpoint = tiny_decoder(tmp_path / "checkpoint", d_model=32, n_layers=1, positions="rotary", **hybrid)
+    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
+    assert manifest.graph.optimisation == decoder_kind.HOW["int8"]
     assert manifest.decoder is not None
     assert manifest.decoder.exact
 

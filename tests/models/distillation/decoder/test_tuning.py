@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from models.checkpoints.decoder import load_decoder
 from models.decoder.window import hybrid
+from models.distillation.decoder import tokens as token_files
 from models.distillation.decoder.config import TransferConfig, TuningConfig
 from models.distillation.decoder.delta import assemble, description, map_names, read_delta, read_student, write_delta
 from models.distillation.decoder.next_token import divergence, token_figures
@@ -23,7 +24,7 @@ from models.folders.byte_tokenizer import byte_tokenizer
 from models.folders.folder import CheckpointError
 from models.training import checkpoints
 from models.training.corpus import CorpusError, write_texts
-from models.training.trainer import train
+from models.training.trainer import TrainingError, train
 from tests.decoders import tiny_decoder
 from tests.models.training.texts import SOURCES, documents
 
@@ -295,6 +296,17 @@ def test_files_that_cannot_be_used_are_refused(tokens: Path, tmp_path: Path) -> 
     write_tokens(tmp_path / "odd.npz", replace(good, names=good.names[1:]))
     with pytest.raises(CorpusError, match="write it again"):
         read_tokens(tmp_path / "odd.npz", vocab_size=256)
+
+
+def test_the_delta_to_start_from_is_not_overwritten(teacher: Path, tokens: Path, delta: Path) -> None:
+    with pytest.raises(TrainingError, match=r"is also the delta to start from.* choose another --out"):
+        tune(teacher, tokens, delta, delta, CONFIG, Console())
+
+
+def test_a_vocabulary_of_more_than_16_bits_is_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_files, "LARGEST_VOCABULARY", 100)
+    with pytest.raises(CorpusError, match=r"the tokenizer has \d+ tokens, and the file has 16 bits for each: at most 100"):
+        make_tokens(data, byte_tokenizer(), context=80, n=2, held_out=1)
 
 
 def test_tokens_are_pieces_of_documents_and_joined_rests(data: Path, tokens: Path) -> None:
