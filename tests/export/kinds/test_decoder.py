@@ -82,15 +82,17 @@ def test_the_golden_continuations_are_what_the_graph_says(bundle: Path) -> None:
         assert (after.max(axis=1) - chosen).max() < golden.max_abs_error
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_a_graph_of_blocks_is_exact_too_and_says_what_it_costs(precision: contract.Precision, checkpoint: Path, tmp_path: Path) -> None:
-    manifest = export_bundle(checkpoint, tmp_path / "blocks", precision=precision)
+@pytest.mark.parametrize(("precision", "product"), [("int8", "MatMulIntegerToFloat"), ("int4", "MatMulNBits")])
+def test_a_graph_of_rounded_weights_is_exact_too_and_says_what_it_costs(
+    precision: contract.Precision, product: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    manifest = export_bundle(checkpoint, tmp_path / "rounded", precision=precision)
     decoder = manifest.decoder
     assert decoder is not None
     assert decoder.exact
     assert decoder.bits_per_byte != decoder.fp32_bits_per_byte
     assert decoder.bits_per_byte == pytest.approx(decoder.fp32_bits_per_byte, rel=0.02)
-    assert manifest.graph.operators["MatMulNBits"] > 5
+    assert manifest.graph.operators[product] >= 5
     assert "MatMul" not in manifest.graph.operators
     assert {tensor.dtype for tensor in manifest.graph.inputs if tensor.name.startswith("state_")} == {"float32"}
 
