@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,8 +73,12 @@ def test_a_decoder_with_feature_maps_has_them_in_fp32(tmp_path: Path) -> None:
     assert manifest.decoder.exact
 
 
-def test_a_decoder_that_would_lose_too_much_has_blocks(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_kind, "LOST_BITS", -1.0)
+@pytest.mark.parametrize("lost", [{"LOST_BITS": -1.0}, {"LOST_BITS": 100.0, "WEIGHT_LEVELS": (1,)}], ids=["bits", "logits"])
+def test_a_decoder_that_would_lose_too_much_has_blocks(
+    lost: dict[str, Any], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in lost.items():
+        monkeypatch.setattr(decoder_kind, name, value)
     manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
     assert manifest.graph.optimisation == decoder_kind.INT8_IN_BLOCKS
     assert "MatMulIntegerToFloat" not in manifest.graph.operators
