@@ -96,7 +96,7 @@ MOST_JSON_BYTES = 16 * 2**20  # limit for each of manifest.json and golden.json
 MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_TEMPLATE_BYTES = 2**20
 MOST_STATE_BYTES = 2**30  # largest state of one sequence, in bytes
-SLOT_BLOCK = 256  # a graph takes a multiple of this many slots: it adds their values up in blocks, so that their number changes no bit
+SLOT_BLOCK = 64  # a graph takes a multiple of this many slots: it adds their values up in blocks, so that their number changes no bit
 SLOTS = "S"  # the axis of slots in a graph
 MOST_PIXELS = 1024  # largest width or height of an image
 Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
@@ -250,7 +250,7 @@ class StateTensor(ManifestPart):
     slots: bool = Field(
         False,
         description="its shape is (heads, S slots, width), and the token at position t is in slot t + 1 until none is left. A call "
-        "writes only the slots of its tokens, so its output may be the memory of its input. It may be cut to a multiple of SLOT_BLOCK "
+        "writes only the slots of its tokens, so its output may be the memory of its input. It may be cut to a multiple of `slot_block` "
         "slots that has all slots in use",
     )
 
@@ -374,6 +374,7 @@ class Decoder(ManifestPart):
     chat_template: FileName | None = Field(None, description="name of a Jinja file of the bundle")
     window: Size | None = Field(None, description="tokens that a token attends to, itself among them, exact up to it; None: no window")
     first_kept: Size | None = Field(None, description="how many of the `window` tokens are the first ones of the sequence")
+    slot_block: Size = Field(256, description="states are cut to a multiple of this many slots; older manifests do not have it")
     max_call_tokens: Size | None = Field(None, description="most tokens of a row in one call of the graph; None: no limit")
     exact: bool = Field(description="at export, prompts gave the same bits whole, in chunks and token by token, alone and in a batch")
     parameters: Count | None = Field(None, description="number of the checkpoint's parameters; tied ones count once")

@@ -5,6 +5,7 @@ results must be identical to the last bit for a whole prompt, pieces of it and s
 on one thread and on two. This file does not import torch.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ LIVED = 50  # a state with S slots is compared after S + 50 tokens, when slots h
 
 PROMPTS = (150, 1, 64, 97, 131)  # prompt lengths in tokens; 150 is longer than the largest attention window of any exported model
 WHOLE = max(PROMPTS)
+FEW_SLOTS = contract.SLOT_BLOCK * math.ceil((WHOLE + 1) / contract.SLOT_BLOCK)  # as few as the longest prompt needs
 PIECES = (64, 7)
 
 
@@ -46,7 +48,7 @@ class Steps:
     def begin(self, rows: int, *, cut: bool = False) -> States:
         """Return the states before the first token, for `rows` sequences. With `cut`, states with slots have as few of them as WHOLE tokens
         need, else all."""
-        n_slots = contract.SLOT_BLOCK if cut or self.n_slots is None else self.n_slots
+        n_slots = FEW_SLOTS if cut or self.n_slots is None else self.n_slots
         shapes = {state.name: [n_slots if size == contract.SLOTS else int(size) for size in state.shape[1:]] for state in self.states}
         return {state.name: np.zeros((rows, *shapes[state.name]), state.dtype) for state in self.states}
 
@@ -128,7 +130,7 @@ def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | Non
     found = (_changed(what, rows, got, whole) for what, got in _ways(rows, one, two))
     if (name := next((each for each in found if each is not None), None)) is not None or one.n_slots is None:
         return name
-    early = [at for at, row in enumerate(rows) if row.start + WHOLE < contract.SLOT_BLOCK]
+    early = [at for at, row in enumerate(rows) if row.start + WHOLE < FEW_SLOTS]
     few, kept = [rows[at] for at in early], [whole[at] for at in early]
     return _changed("a smaller number of slots", few, run(few, one, 64, cut=True), kept)
 

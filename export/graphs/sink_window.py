@@ -2,7 +2,7 @@
 
 In onnxruntime's CPU provider, a product of matrices gives a row the same bits in any matrix of at least two rows, on any number of
 threads, as long as at most 256 products are added up. So a head of keys is multiplied by at least two queries, and values are added up in
-blocks of 256 slots, then over the blocks. Slots that are not seen contribute zeros, which change no sum.
+blocks of 64 slots, then over the blocks. Slots that are not seen contribute zeros, which change no sum.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from export import contract
 from loadtest.in_process import engine
 from loadtest.in_process.steps import median_s, open_steps, stepping
 
@@ -29,7 +28,7 @@ PROMPT_TOKENS = 1000
 NEW_TOKENS = 128
 BATCHES = (1, 8)
 FAR = (2_000, 100_000)  # positions beyond the window at which a step must take the same time
-FIRST = contract.SLOT_BLOCK - 1  # tokens of a sequence that needs the fewest slots
+SHORT = 127  # tokens of a sequence whose state is small beside the weights
 READ_BYTES = 1 << 28  # more than the caches of a CPU have
 
 # What an interpreter with xllamacpp runs. It prints tokens a second of a prompt, and of 1 and 8 texts after short prompts. Each text has a
@@ -144,8 +143,8 @@ def main() -> None:
             for name, figure in llama(arguments.llama, arguments.gguf, threads).items():
                 found[f"{name}, llama.cpp"].append(figure)
         for width in sorted({1, threads}):
-            found[f"steps, {width} threads"].append(1 / step_s(bundle, width, longest=FIRST))
-        read = weights / step_s(bundle, threads, longest=FIRST)
+            found[f"steps, {width} threads"].append(1 / step_s(bundle, width, longest=SHORT))
+        read = weights / step_s(bundle, threads, longest=SHORT)
         found["weights read a second / what memory gives"].append(read / read_bytes_per_s(threads))
         near, far = (step_s(bundle, threads, position=position) for position in FAR)
         found[f"a step at {FAR[1]:,} / at {FAR[0]:,}"].append(far / near)

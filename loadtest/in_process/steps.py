@@ -44,7 +44,8 @@ def stepping(
 ) -> Callable[[], None]:
     """Return a function that feeds the next `width` tokens to each of `rows` sequences and computes the logits after the last token.
 
-    The first token is at `position`. States with slots have as many as a sequence of `longest` tokens needs, or all.
+    The first token is at `position`. States with slots have as many as a sequence of `longest` tokens needs, or all. After `longest` tokens
+    the sequences begin at `position` again.
     """
     one, other = session.states(rows), session.states(rows)
     one.reserve(longest, rows)
@@ -59,7 +60,7 @@ def stepping(
 
     def step() -> None:
         next(calls)()
-        positions[:] += width
+        positions[:] = position if positions[0] + 2 * width > longest else positions[0] + width
 
     for _ in range(warm_steps):
         step()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,9 @@ Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
 TRIES = 5  # times that a step is tried on one thread and on all threads at the start
+SHRINKS = 4  # slots are given back when a quarter of them would do
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
+TRIED_ROWS = (1, 2, 4)  # multiples of LEAST_ROWS per core for which it is tried whether dividing them saves time
 
 
 class States(Protocol):
@@ -48,7 +50,8 @@ class States(Protocol):
         ...
 
     def reserve(self, position: int, rows: int) -> bool:
-        """Make room for sequences of up to `position` tokens, and keep the first `rows` rows. Returns whether the memory has moved."""
+        """Make room for sequences of up to `position` tokens, the longest of the first `rows` rows, which are kept. If that is far less
+        room than there is, give memory back. Returns whether the memory has moved."""
         ...
 
     def share(self, other: Self) -> None:
@@ -120,13 +123,14 @@ def quickest(calls: Sequence[Callable[[], object]], clock: Callable[[], float] =
 class HostStates:
     """States in host memory: an array (B, ...) for each state tensor.
 
-    Tensors with slots have only as many slots as the longest sequence needs, in multiples of SLOT_BLOCK. What a row has in slots that its
-    own sequence does not use is arbitrary, but finite.
+    Tensors with slots have as many slots as the longest sequence needs, and up to a quarter more, so that a growing sequence is copied
+    seldom. What a row has in slots that its own sequence does not use is arbitrary, but finite.
     """
 
     def __init__(self, decoder: contract.Decoder, rows: int) -> None:
-        self._specs = decoder.states
-        self.n_slots = contract.SLOT_BLOCK
+        self._specs, self._block = decoder.states, decoder.slot_block
+        self._most = max((spec.shape[1] for spec in decoder.states if spec.slots), default=0)
+        self.n_slots = self._needed(0)
         self.arrays: list[Tensor] = [np.zeros((rows, *self._shape(state)), state.dtype) for state in decoder.states]
 
     def _shape(self, state: contract.StateTensor) -> tuple[int, ...]:
@@ -152,17 +156,22 @@ class HostStates:
         return [(array[row, :, : spec.shape_at(position)[1]] if spec.slots else array[row]).copy() for array, spec in pairs]
 
     def reserve(self, position: int, rows: int) -> bool:
-        most = max((spec.shape[1] for spec in self._specs if spec.slots), default=0)
-        needed = min(contract.SLOT_BLOCK * math.ceil((position + 1) / contract.SLOT_BLOCK), most)
-        if needed <= self.n_slots:
+        needed = self._needed(position)
+        if needed <= self.n_slots < SHRINKS * max(needed, 1):
             return False
-        self.n_slots = needed
+        kept, self.n_slots = min(needed, self.n_slots), needed
         for at, spec in enumerate(self._specs):
             if spec.slots:
                 before = self.arrays[at]
                 self.arrays[at] = np.zeros((len(before), *self._shape(spec)), spec.dtype)  # memory is taken when a row is first written
-                self.arrays[at][:rows, :, : before.shape[2]] = before[:rows]
+                self.arrays[at][:rows, :, :kept] = before[:rows, :, :kept]
         return True
+
+    def _needed(self, position: int) -> int:
+        """Return how many slots to have for sequences of up to `position` tokens."""
+        used = position + 1
+        step = max(self._block, self._block * (used // (4 * self._block)))
+        return min(step * math.ceil(used / step), self._most)
 
     def share(self, other: "HostStates") -> None:
         self.n_slots = other.n_slots
@@ -175,8 +184,9 @@ class OnnxStepSession:
     """A bundle's step graph in ONNX Runtime on the CPU. Inputs and outputs are bound to the caller's memory.
 
     The graph is opened twice, with shared weights. A call with few rows uses one session with `threads` threads. The rows of a larger call
-    are divided among single-threaded calls, so that the cores synchronise once per step and not at every operator. A call of few tokens
-    uses the session that was faster at the start: the threads of a small model wait for each other longer than they compute.
+    are divided among single-threaded calls, so that the cores synchronise once per step and not at every operator. But then each core reads
+    all weights, so for large models this takes more rows. How many was tried at the start. A call of few tokens uses the session that was
+    faster at the start: the threads of a small model wait for each other longer than they compute.
     """
 
     provider = CPU
@@ -197,8 +207,14 @@ class OnnxStepSession:
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
         self.at_once = self._side_by_side if self._parts == 2 else None  # two calls of one core each would leave further cores without work
-        both = [self._wide, self._narrow]
-        self._quickest = both[quickest([self._one_token(session) for session in both])] if self._parts > 1 else self._wide
+        self._quickest, self._least_divided = self._wide, 0  # the fewest tokens of a call that is divided
+        if self._parts > 1:
+            one = self._step(1)
+            self._quickest = (self._wide, self._narrow)[quickest([self._call(self._wide, one), self._call(self._narrow, one)])]
+            tried = [LEAST_ROWS * self._parts * times for times in TRIED_ROWS]
+            steps = ((rows, self._step(rows)) for rows in tried)
+            gains = (rows for rows, step in steps if quickest([self._call(self._wide, step), self._divided(step)]))
+            self._least_divided = next(gains, 2 * tried[-1])
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
@@ -218,59 +234,66 @@ class OnnxStepSession:
         *,
         one_core: bool = False,
     ) -> Callable[[], None]:
-        B, P = len(tokens), self._parts
-
-        def of_rows(part: slice, session: "ort.InferenceSession") -> Callable[[], None]:
-            own, own_out = [array[part] for array in states.arrays], [array[part] for array in out.arrays]
-            return self._bound(session, tokens[part], lengths[part], positions[part], wanted[part], own, own_out, logits[part])
-
+        fed = _Fed(tokens, lengths, positions, wanted, states.arrays, out.arrays, logits).of(0, len(tokens))  # states may have more rows
         if one_core:
-            return of_rows(slice(B), self._narrow)
-        if P == 1 or B < LEAST_ROWS * P:
-            return of_rows(slice(B), self._quickest if tokens.size < LEAST_ROWS else self._wide)
-        ends = [B * part // P for part in range(P + 1)]
-        return partial(self._side_by_side, [of_rows(slice(begin, end), self._narrow) for begin, end in pairwise(ends)])
+            return self._call(self._narrow, fed)
+        if self._parts == 1 or len(tokens) < LEAST_ROWS * self._parts or tokens.size < self._least_divided:
+            return self._call(self._quickest if tokens.size < LEAST_ROWS else self._wide, fed)
+        return self._divided(fed)
 
-    def _one_token(self, session: "ort.InferenceSession") -> Callable[[], None]:
-        """Return a call of the session that feeds one token to an empty sequence."""
-        states, out = self.states(1), self.states(1)
+    def _step(self, rows: int) -> "_Fed":
+        """Return the arrays of a step that feeds one token to each of `rows` empty sequences."""
+        states, out = self.states(rows), self.states(rows)
         out.share(states)
-        zero, one = np.zeros((1, 1), np.int64), np.ones(1, np.int64)
-        logits: Logits = np.empty((1, 1, self.vocab_size), np.float32)
-        return self._bound(session, zero, one, zero[0], zero, states.arrays, out.arrays, logits)
+        zeros = np.zeros((rows, 1), np.int64)
+        logits: Logits = np.empty((rows, 1, self.vocab_size), np.float32)
+        return _Fed(zeros, np.ones(rows, np.int64), np.zeros(rows, np.int64), zeros, states.arrays, out.arrays, logits)
+
+    def _divided(self, fed: "_Fed") -> Callable[[], None]:
+        """Return a function that makes a call on each core, for a part of the rows."""
+        ends = [len(fed.tokens) * part // self._parts for part in range(self._parts + 1)]
+        return partial(self._side_by_side, [self._call(self._narrow, fed.of(begin, end)) for begin, end in pairwise(ends)])
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
         self.bind(tokens, lengths, positions, wanted, states, out, logits)()
         return logits
 
-    def _bound(
-        self,
-        session: "ort.InferenceSession",
-        tokens: Ids,
-        lengths: Ids,
-        positions: Ids,
-        wanted: Ids,
-        states: Sequence[Tensor],
-        out: Sequence[Tensor],
-        logits: Logits,
-    ) -> Callable[[], None]:
+    def _call(self, session: "ort.InferenceSession", fed: "_Fed") -> Callable[[], None]:
         """Bind the arrays, and return a function that makes one call of the runtime."""
         binding = session.io_binding()
-        inputs: dict[str, Tensor] = {contract.TOKENS: tokens, contract.LENGTHS: lengths, contract.WANTED: wanted}
+        inputs: dict[str, Tensor] = {contract.TOKENS: fed.tokens, contract.LENGTHS: fed.lengths, contract.WANTED: fed.wanted}
         if self.decoder.takes_positions:
-            inputs[contract.POSITIONS] = positions
+            inputs[contract.POSITIONS] = fed.positions
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        outputs: dict[str, Tensor] = {contract.STEP_LOGITS: logits}
-        for state, before, after in zip(self.decoder.states, states, out, strict=True):
+        outputs: dict[str, Tensor] = {contract.STEP_LOGITS: fed.logits}
+        for state, before, after in zip(self.decoder.states, fed.states, fed.out, strict=True):
             binding.bind_cpu_input(state.name, before)
             outputs[state.output] = after
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        bound = (inputs, list(states), outputs)  # kept, because the binding holds no references
+        bound = (inputs, list(fed.states), outputs)  # kept, because the binding holds no references
 
         def call(_: object = bound) -> None:
             session.run_with_iobinding(binding)
 
         return call
+
+
+class _Fed(NamedTuple):
+    """The arrays that a call of the graph reads and writes; see `StepSession.bind`."""
+
+    tokens: Ids
+    lengths: Ids
+    positions: Ids
+    wanted: Ids
+    states: Sequence[Tensor]
+    out: Sequence[Tensor]
+    logits: Logits
+
+    def of(self, begin: int, end: int) -> "_Fed":
+        """Return the arrays of the rows from `begin` to `end`."""
+        rows = slice(begin, end)
+        states, out = ([array[rows] for array in arrays] for arrays in (self.states, self.out))
+        return _Fed(self.tokens[rows], self.lengths[rows], self.positions[rows], self.wanted[rows], states, out, self.logits[rows])

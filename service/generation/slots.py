@@ -50,7 +50,7 @@ class Slots(Generic[Owner]):
         """
         assert len(self.owners) < self.size
         row = len(self.owners)
-        self._reserve(position)
+        self._reserve(max(position, self._longest))
         if isinstance(states, Row):
             self._front.copy(row, states.slots._front, states.at, position)
         else:
@@ -89,8 +89,12 @@ class Slots(Generic[Owner]):
         return self._front.read(row, int(self.positions[row]))
 
     def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` more tokens in every row. Call this before `sets`."""
-        self._reserve(int(self.positions[: len(self.owners)].max(initial=0)) + tokens)
+        """Make room for `tokens` more tokens in every row, or give memory back. Call this before `sets`."""
+        self._reserve(self._longest + tokens)
+
+    @property
+    def _longest(self) -> int:
+        return int(self.positions[: len(self.owners)].max(initial=0))
 
     def _reserve(self, position: int) -> None:
         if self._front.reserve(position, len(self.owners)):

@@ -18,13 +18,14 @@ from tests.decoders import tiny_decoder_bundle
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 WINDOW, FIRST, PIECE = 16, 2, 240  # 256 slots, of which 253 are written again and again
-SLOTS = contract.SLOT_BLOCK
+BLOCK, SLOTS = 64, 1280
 DECODER = contract.Decoder(
     states=(
-        contract.StateTensor(name="state_0_k", shape=(1, 2 * SLOTS, 2), slots=True),
+        contract.StateTensor(name="state_0_k", shape=(1, SLOTS, 2), slots=True),
         contract.StateTensor(name="state_0_n", shape=(1,)),
     ),
     takes_positions=True,
+    slot_block=BLOCK,
     exact=True,
 )
 
@@ -42,33 +43,51 @@ def fed(slots: Slots[str], tokens: int) -> None:
     states, out = slots.sets
     for row in range(len(slots)):
         t = slots.positions[row] + np.arange(tokens)
-        out.arrays[0][row, 0, np.where(t + 1 < 2 * SLOTS, t + 1, 1 + (t + 1) % SLOTS)] = t[:, None]
+        out.arrays[0][row, 0, t + 1] = t[:, None]
         out.arrays[1][row] = states.arrays[1][row] + tokens
     slots.stepped(np.full(len(slots), tokens))
 
 
-def test_tensors_with_slots_are_one_memory_that_grows_with_the_longest_row() -> None:
+def test_tensors_with_slots_are_one_memory_that_grows_with_the_longest_row_and_shrinks_again() -> None:
     slots: Slots[str] = Slots(Memory(), 3)
     slots.add("a")
     fed(slots, 100)
     front, back = slots.sets
     assert front.arrays[0] is back.arrays[0]
     assert front.arrays[1] is not back.arrays[1]
-    assert front.arrays[0].shape == (3, 1, SLOTS, 2)
+    assert front.arrays[0].shape == (3, 1, 2 * BLOCK, 2)
     before = slots.state(0)
     assert [tensor.shape for tensor in before] == [(1, 101, 2), (1,)], "cut to the slots in use"
-    slots.add("b", [np.full((1, 301, 2), 7, np.float32), np.array([300], np.float32)], 300)
-    assert slots.moved == 1
+    slots.add("b", [np.full((1, 601, 2), 7, np.float32), np.array([600], np.float32)], 600)
+    assert slots.moved == 2
     assert slots.sets[0].arrays[0] is slots.sets[1].arrays[0]
-    assert slots.sets[0].arrays[0].shape == (3, 1, 2 * SLOTS, 2)
+    assert slots.sets[0].arrays[0].shape == (3, 1, 10 * BLOCK, 2)
     assert all(np.array_equal(x, y) for x, y in zip(before, slots.state(0), strict=True))
     fed(slots, 1)
-    assert [state[0].shape[1] for state in map(slots.state, (0, 1))] == [102, 302]
+    assert [state[0].shape[1] for state in map(slots.state, (0, 1))] == [102, 602]
     other: Slots[str] = Slots(Memory(), 1)
-    other.add("b", Row(slots, 1), 301)
+    other.add("b", Row(slots, 1), 601)
     assert np.array_equal(other.state(0)[0], slots.state(1)[0])
-    slots.remove(0)
-    assert np.array_equal(other.state(0)[0], slots.state(0)[0]), "the last row has moved"
+    kept = slots.state(0)
+    slots.remove(1)
+    fed(slots, 1)
+    assert slots.sets[0].arrays[0] is slots.sets[1].arrays[0]
+    assert slots.sets[0].arrays[0].shape == (3, 1, 2 * BLOCK, 2), "the long sequence has gone, and its memory too"
+    assert np.array_equal(slots.state(0)[0][:, :102], kept[0])
+
+
+@pytest.mark.parametrize(
+    ("position", "slots"), [(0, 64), (63, 64), (64, 128), (299, 320), (511, 512), (512, 640), (1100, 1280), (9_999, 1280)]
+)
+def test_a_long_sequence_has_up_to_a_quarter_more_slots_than_it_uses(position: int, slots: int) -> None:
+    states = HostStates(DECODER, 1)
+    states.reserve(position, 1)
+    assert states.n_slots == slots
+
+
+def test_a_manifest_without_slot_block_is_of_a_graph_that_takes_256_slots_at_a_time() -> None:
+    older = contract.Decoder.model_validate(DECODER.model_dump(exclude={"slot_block"}))
+    assert HostStates(older, 1).n_slots == 256
 
 
 def test_large_states_take_fewer_slots() -> None:
