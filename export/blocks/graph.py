@@ -34,12 +34,13 @@ def with_blocks(model: ModelProto, choose: Choice) -> ModelProto:
     return with_nodes(model, rewriting.with_two_tokens([new for node in model.graph.node for new in rewriting.nodes_of(node)]))
 
 
-def tied_matrices(model: ModelProto) -> set[str]:
-    """Return the names of the products' constant matrices (K, M) that are also a table (M, K) from which the graph reads rows."""
+def tied_products(model: ModelProto) -> dict[str, NodeProto]:
+    """Return the tables (M, K) from which the graph reads rows whose transpose is also a product's matrix, each with such a product."""
     floats = _matrices(model)
-    tables = {digest(numpy_helper.to_array(floats[name])) for name in _tables(model) & floats.keys()}
-    factors = {node.input[1] for node in model.graph.node if node.op_type == "MatMul"} & floats.keys()
-    return {name for name in factors if tables and digest(numpy_helper.to_array(floats[name]).T) in tables}
+    tables = {digest(numpy_helper.to_array(floats[name])): name for name in sorted(_tables(model) & floats.keys())}
+    products = [node for node in model.graph.node if tables and node.op_type == "MatMul" and node.input[1] in floats]
+    found = ((tables.get(digest(numpy_helper.to_array(floats[node.input[1]]).T)), node) for node in products)
+    return {table: node for table, node in found if table is not None}
 
 
 def digest(weights: Array) -> str:
@@ -74,7 +75,7 @@ class _Rewriting:
         """Return the nodes in the place of `node`."""
         if node.op_type == "MatMul" and node.input[1] in self.matrices:
             return self._product(node.input[0], *self.matrices[node.input[1]], node.output[0])
-        if _reads_rows(node) and node.input[0] in self.matrices:
+        if reads_rows(node) and node.input[0] in self.matrices:
             return self._rows(*self.matrices[node.input[0]], node.input[1], node.output[0])
         return [node]
 
@@ -162,7 +163,7 @@ def _matrices(model: ModelProto) -> dict[str, TensorProto]:
 
 
 def _tables(model: ModelProto) -> set[str]:
-    return {node.input[0] for node in model.graph.node if _reads_rows(node)}
+    return {node.input[0] for node in model.graph.node if reads_rows(node)}
 
 
 def _after(model: ModelProto, start: str) -> set[str]:
@@ -174,7 +175,7 @@ def _after(model: ModelProto, start: str) -> set[str]:
     return found
 
 
-def _reads_rows(node: NodeProto) -> bool:
+def reads_rows(node: NodeProto) -> bool:
     return node.op_type == "Gather" and not any(attribute.name == "axis" and attribute.i for attribute in node.attribute)
 
 

@@ -7,7 +7,7 @@ columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,17 +74,15 @@ def with_matmuls(model: ModelProto) -> ModelProto:
     return with_nodes(model, nodes)
 
 
-def per_token(
-    model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True, left_out: Collection[str] = ()
-) -> ModelProto:
-    """Quantise with one scale per token and one per column of the weights, except weights whose names are in `left_out`. Changes `model`.
+def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
+    """Quantise with one scale per token and one per column of the weights. Changes `model`.
 
-    `weight_levels` is the largest int8 weight; with 63, sums of two products fit into 16 bits. Without `narrowing`, products whose weights
-    have fewer columns than rows stay in fp32. These are the last products of feed-forward blocks, which have the largest outliers, and
-    the projections of grouped heads.
+    A product y = x W becomes x times "x.smoothing" (K,) in bytes, times the integers "y.weight" (K, M), times "y.scales" (M,) and the
+    tokens' scales. `weight_levels` is the largest int8 weight; with 63, sums of two products fit into 16 bits. Without `narrowing`,
+    products whose weights have fewer columns than rows stay in fp32. These are the last products of feed-forward blocks, which have the
+    largest outliers, and the projections of grouped heads.
     """
-    weights = {name: tensor for name, tensor in _weights(model).items() if name not in left_out}
-    groups = {x: [node for node in nodes if node.input[1] in weights] for x, nodes in _products_by_left(model).items()}
+    weights, groups = _weights(model), _products_by_left(model)
     constants: dict[str, NDArray[Any] | np.generic] = {
         "int8.one": np.float32(1),
         "int8.zero_point": np.uint8(128),

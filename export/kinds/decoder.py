@@ -59,7 +59,7 @@ LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with wei
 HOW = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
-    "int8": f"{OPERATORS}; {REWRITTEN}; products in 8-bit integers, a scale for each token (of tied tables, per {BLOCK})",
+    "int8": f"{OPERATORS}; {REWRITTEN}; products in 8-bit integers, a scale for each token",
     "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables and the last product in 8, a scale per {BLOCK}; "
     "products in 8-bit integers (MatMulNBits)",
     "as-stored": f"{OPERATORS}; {REWRITTEN}; weights in the blocks of the GGUF file; products in 8-bit integers (MatMulNBits)",

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from export.blocks.integers import with_integer_products
 from export.bundle import export_bundle
 from export.int8.recipes import column_peaks
 from export.kinds import decoder as decoder_kind
 from tests.decoders import tiny_decoder
-from tests.export.blocks.test_graph import V, graph, run, session
+from tests.export.blocks.test_graph import K, M, V, graph, run, session
 
 TOKENS = np.random.default_rng(1).integers(0, V, (4, 7))
 FEED = {"tokens": TOKENS, "wanted": np.tile(np.arange(7), (4, 1))}
@@ -23,8 +23,9 @@ FEED = {"tokens": TOKENS, "wanted": np.tile(np.arange(7), (4, 1))}
 def test_products_are_near_those_in_fp32_and_know_no_other_row(levels: int) -> None:
     model = with_integer_products(graph(), column_peaks(graph(), [FEED]), weight_levels=levels)
     operators = Counter(node.op_type for node in model.graph.node)
-    assert operators["MatMulIntegerToFloat"] == 1, "the matrix that is no table"
-    assert operators["MatMulNBits"] == 1, "the table, which is stored once"
+    assert operators["MatMulIntegerToFloat"] == 2
+    matrices = {(tensor.data_type, *tensor.dims) for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    assert matrices == {(TensorProto.INT8, K, M), (TensorProto.INT8, K, V)}, "the table is stored once, as the product's matrix"
     made = session(model)
     got, want = run(made, TOKENS), run(session(graph()), TOKENS)
     for a, b in zip(got, want, strict=True):
