@@ -374,7 +374,7 @@ class Decoder(ManifestPart):
     chat_template: FileName | None = Field(None, description="name of a Jinja file of the bundle")
     window: Size | None = Field(None, description="tokens that a token attends to, itself among them, exact up to it; None: no window")
     first_kept: Size | None = Field(None, description="how many of the `window` tokens are the first ones of the sequence")
-    slot_block: Size = Field(256, description="states are cut to a multiple of this many slots; older manifests do not have it")
+    slot_block: Size | None = Field(None, description="slots are cut to a multiple of this many; None: of 256, as in older manifests")
     max_call_tokens: Size | None = Field(None, description="most tokens of a row in one call of the graph; None: no limit")
     exact: bool = Field(description="at export, prompts gave the same bits whole, in chunks and token by token, alone and in a batch")
     parameters: Count | None = Field(None, description="number of the checkpoint's parameters; tied ones count once")
@@ -508,8 +508,7 @@ class Manifest(ManifestPart):
         a new optional field does not change the fingerprint of older bundles."""
         absent: dict[str, Any] = {name: True for name in _OPTIONAL if getattr(self, name) is None}
         if self.decoder is not None:
-            optional = ("image", "held_out", "n_positions", "window", "first_kept", "max_call_tokens")
-            absent["decoder"] = {name: True for name in optional if getattr(self.decoder, name) is None}
+            absent["decoder"] = {name: True for name, value in self.decoder if value is None and name not in _ALWAYS_OF_DECODERS}
             unset = {at: {name for name in ("holds", "slots") if not getattr(state, name)} for at, state in enumerate(self.decoder.states)}
             absent["decoder"]["states"] = {at: names for at, names in unset.items() if names}
         if unranked := [at for at, trial in enumerate(self.trials) if trial.rank_correlation is None]:
@@ -519,6 +518,8 @@ class Manifest(ManifestPart):
 
 # Fields of a manifest that are left out if they are None.
 _OPTIONAL = ("decoder", "encoder_decoder", "short_graph", "attention_graph", "gpu_graph")
+# Fields of `Decoder` that are written even if they are None, because they were when the first bundles were exported.
+_ALWAYS_OF_DECODERS = frozenset({"bos_token_id", "chat_template", "parameters", "bits_per_byte", "fp32_bits_per_byte"})
 
 MOST_GOLDEN = 1_000  # largest number of golden texts; limited because every start of a server computes them all
 MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start of a server computes a step for each

@@ -259,7 +259,7 @@ class DecoderExporter(Exporter):
                 takes_positions=source.model.takes_positions,
                 n_positions=self.n_positions,
                 window=None if self.windowed is None else self.windowed.window,
-                slot_block=contract.SLOT_BLOCK,
+                slot_block=None if self.windowed is None else contract.SLOT_BLOCK,
                 first_kept=None if self.windowed is None else self.windowed.n_first,
                 max_call_tokens=None if self.windowed is None else self.windowed.piece,
                 bos_token_id=source.bos_token_id,

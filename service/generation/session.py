@@ -27,6 +27,7 @@ Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
 TRIES = 5  # times that a step is tried on one thread and on all threads at the start
+OLDER_BLOCK = 256  # `slot_block` of manifests that do not have it
 SHRINKS = 4  # slots are given back when a quarter of them would do
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
 TRIED_ROWS = (1, 2, 4)  # multiples of LEAST_ROWS per core for which it is tried whether dividing them saves time
@@ -128,7 +129,7 @@ class HostStates:
     """
 
     def __init__(self, decoder: contract.Decoder, rows: int) -> None:
-        self._specs, self._block = decoder.states, decoder.slot_block
+        self._specs, self._block = decoder.states, decoder.slot_block or OLDER_BLOCK
         self._most = max((spec.shape[1] for spec in decoder.states if spec.slots), default=0)
         self.n_slots = self._needed(0)
         self.arrays: list[Tensor] = [np.zeros((rows, *self._shape(state)), state.dtype) for state in decoder.states]

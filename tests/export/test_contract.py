@@ -164,6 +164,14 @@ def test_the_fingerprint_covers_what_states_hold_and_is_that_of_older_bundles_wh
     assert (manifest.fingerprint == described((None, None)).fingerprint) == (holds == (None, None))
 
 
+def test_a_new_field_of_decoders_leaves_the_fingerprints_of_older_bundles_as_they_were(bundle: Path) -> None:
+    """The keys are those of the first manifests of decoders. If this fails, all bundles that people have are refused."""
+    decoder = contract.Decoder(states=(contract.StateTensor(name="state_0_S", shape=(2,)),), takes_positions=False, exact=True)
+    written = json.loads(contract.dump(manifest_of(bundle).model_copy(update={"decoder": decoder})))["decoder"]
+    first = {"states", "takes_positions", "bos_token_id", "eos_token_ids", "chat_template", "exact"}
+    assert written.keys() == first | {"parameters", "bits_per_byte", "fp32_bits_per_byte"}
+
+
 def test_sums_in_a_last_column_need_columns() -> None:
     with pytest.raises(ValidationError, match=r"state_0_S of shape \(4,\) has no columns"):
         contract.StateTensor(name="state_0_S", shape=(4,), holds="sums_in_last_column")
