@@ -17,6 +17,7 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
 from service.generation.text import Vocabulary
+from service.runtime.huge_pages import huge_pages
 from service.settings import Settings
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 
@@ -85,7 +86,9 @@ class MeasuredEngine:
 @asynccontextmanager
 async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[MeasuredEngine]:
     """Start an engine for the bundle as the service does, and stop it at the end of the `with` block."""
-    session, file = open_steps(bundle, threads, share_out=True), bundle / contract.TOKENIZER
+    with huge_pages():
+        session = open_steps(bundle, threads, share_out=True)
+    file = bundle / contract.TOKENIZER
     engine = GeneratorEngine(
         session,
         Vocabulary(file),
