@@ -3,6 +3,7 @@
 `python -m loadtest.in_process.published --bundle bundles/smollm2 --gguf FILE --llama PYTHON` prints tokens a second, as medians of the
 rounds. transformers computes in fp32, with the weights of the file. Prompts are random tokens. PYTHON is an interpreter that has xllamacpp,
 llama.cpp's server in a wheel (`python3 -m venv out/llama && out/llama/bin/pip install xllamacpp`); without `--llama` its rows are left out.
+It computes with the weights as they are in the file, and in 8 bits.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ import torch
 
 from loadtest.in_process import engine
 from loadtest.in_process.steps import median_s, open_steps, stepping
+from service.runtime.huge_pages import huge_pages
 
 PROMPT_TOKENS = 1000
 NEW_TOKENS = 128
@@ -100,6 +103,28 @@ def llama(python: Path, gguf: Path, threads: int) -> dict[str, float]:
     return found
 
 
+def write_in_8_bits(gguf: Path, out: Path) -> None:
+    """Write a GGUF file with the weights of `gguf` in Q8_0: blocks of 32 with a scale each."""
+    from gguf import GGMLQuantizationType as Format
+    from gguf import GGUFReader, GGUFWriter, LlamaFileType
+    from gguf.quants import dequantize, quantize
+
+    reader = GGUFReader(gguf)
+    writer = GGUFWriter(out, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
+    for tensor in reader.tensors:
+        kept = tensor.tensor_type in (Format.F32, Format.Q8_0)
+        data = tensor.data if kept else quantize(dequantize(tensor.data, tensor.tensor_type), Format.Q8_0)
+        writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type if kept else Format.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def read_bytes_per_s(threads: int) -> float:
     """Return how fast `threads` threads read memory together: the best of ten passes over arrays that no cache holds."""
     arrays = [np.ones(READ_BYTES // 8) for _ in range(threads)]
@@ -115,7 +140,9 @@ def read_bytes_per_s(threads: int) -> float:
 
 def step_s(bundle: Path, threads: int, *, position: int = 0, longest: int = 1 << 30) -> float:
     """Return the median seconds of a step of one sequence."""
-    return median_s(stepping(open_steps(bundle, threads), 1, position=position, longest=longest), 2.0)
+    with huge_pages():  # as in the service
+        session = open_steps(bundle, threads)
+    return median_s(stepping(session, 1, position=position, longest=longest), 2.0)
 
 
 def main() -> None:
@@ -136,18 +163,22 @@ def main() -> None:
     rows["prompt, attnserve"] = partial(engine.prefill_tokens_per_s, bundle, PROMPT_TOKENS, threads)
     rows["prompt, transformers"] = peer.prompt_tokens_per_s
     found: dict[str, list[float]] = defaultdict(list)
-    for _ in range(arguments.rounds):
-        for name, measure in rows.items():
-            found[name].append(measure())
+    with TemporaryDirectory() as folder:
+        files = {"llama.cpp": arguments.gguf, "llama.cpp in 8 bits": Path(folder) / "Q8_0.gguf"}
         if arguments.llama is not None:
-            for name, figure in llama(arguments.llama, arguments.gguf, threads).items():
-                found[f"{name}, llama.cpp"].append(figure)
-        for width in sorted({1, threads}):
-            found[f"steps, {width} threads"].append(1 / step_s(bundle, width, longest=SHORT))
-        read = weights / step_s(bundle, threads, longest=SHORT)
-        found["weights read a second / what memory gives"].append(read / read_bytes_per_s(threads))
-        near, far = (step_s(bundle, threads, position=position) for position in FAR)
-        found[f"a step at {FAR[1]:,} / at {FAR[0]:,}"].append(far / near)
+            write_in_8_bits(*files.values())
+        for _ in range(arguments.rounds):
+            for name, measure in rows.items():
+                found[name].append(measure())
+            for peer_name, file in files.items() if arguments.llama is not None else ():
+                for name, figure in llama(arguments.llama, file, threads).items():
+                    found[f"{name}, {peer_name}"].append(figure)
+            for width in sorted({1, threads}):
+                found[f"steps, {width} threads"].append(1 / step_s(bundle, width, longest=SHORT))
+            read = weights / step_s(bundle, threads, longest=SHORT)
+            found["weights read a second / what memory gives"].append(read / read_bytes_per_s(threads))
+            near, far = (step_s(bundle, threads, position=position) for position in FAR)
+            found[f"a step at {FAR[1]:,} / at {FAR[0]:,}"].append(far / near)
     for name, figures in sorted(found.items()):
         print(f"{name:45} {statistics.median(figures):10,.2f}  ({min(figures):,.2f} to {max(figures):,.2f})")
 
