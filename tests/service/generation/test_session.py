@@ -46,6 +46,19 @@ def test_bits_do_not_depend_on_threads(bundle: Path, rows: int, width: int) -> N
         assert np.array_equal(same, reference)
 
 
+@pytest.mark.parametrize(("gain", "least"), [(False, 8 * LEAST_ROWS * THREADS), (True, LEAST_ROWS * THREADS)])
+def test_few_rows_are_divided_only_where_that_saved_time_at_the_start(
+    bundle: Path, gain: bool, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.generation.session.quickest", lambda calls: int(gain))
+    session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
+    divided: list[int] = []
+    monkeypatch.setattr(session, "_divided", lambda fed: divided.append(len(fed.tokens)) or (lambda: None))
+    for rows in (least - 1, least):
+        stepped(session, rows, 1)
+    assert set(divided) == {least}
+
+
 def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) -> None:
     session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
     assert session.at_once is not None

@@ -74,6 +74,9 @@ def test_tensors_with_slots_are_one_memory_that_grows_with_the_longest_row_and_s
     assert slots.sets[0].arrays[0] is slots.sets[1].arrays[0]
     assert slots.sets[0].arrays[0].shape == (3, 1, 2 * BLOCK, 2), "the long sequence has gone, and its memory too"
     assert np.array_equal(slots.state(0)[0][:, :102], kept[0])
+    fed(slots, 500)
+    slots.remove(0)
+    assert slots.sets[0].arrays[0].shape == (3, 1, BLOCK, 2), "no sequence is left"
 
 
 @pytest.mark.parametrize(
