@@ -96,7 +96,8 @@ MOST_JSON_BYTES = 16 * 2**20  # limit for each of manifest.json and golden.json
 MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_TEMPLATE_BYTES = 2**20
 MOST_STATE_BYTES = 2**30  # largest state of one sequence, in bytes
-SLOT_BLOCK = 64  # a graph takes a multiple of this many slots: it adds their values up in blocks, so that their number changes no bit
+SLOT_BLOCK = 64  # a graph adds the values of slots up in blocks of this many, so that the number of slots changes no bit
+_SLOTS_BY = 256  # a graph takes multiples of this many slots, and fewer ones in multiples of its block
 SLOTS = "S"  # the axis of slots in a graph
 MOST_PIXELS = 1024  # largest width or height of an image
 Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
@@ -250,8 +251,8 @@ class StateTensor(ManifestPart):
     slots: bool = Field(
         False,
         description="its shape is (heads, S slots, width), and the token at position t is in slot t + 1 until none is left. A call "
-        "writes only the slots of its tokens, so its output may be the memory of its input. It may be cut to a multiple of `slot_block` "
-        "slots that has all slots in use",
+        "writes only the slots of its tokens, so its output may be the memory of its input. It may be cut to one of "
+        "`Decoder.slot_counts` slots that has all slots in use",
     )
 
     @model_validator(mode="after")
@@ -272,6 +273,15 @@ class StateTensor(ManifestPart):
             return self.shape
         heads, slots, width = self.shape
         return heads, min(position + 1, slots), width
+
+
+def slot_counts(most: int, block: int = SLOT_BLOCK) -> tuple[int, ...]:
+    """Return the numbers of slots, up to `most`, that a call of a graph with this block can have.
+
+    onnxruntime's sums over 7, 11, 15 or 19 blocks have other bits than those over more of them, so larger numbers are multiples of 256.
+    """
+    counts = (*range(block, _SLOTS_BY, block), *range(_SLOTS_BY, most, _SLOTS_BY), most)
+    return tuple(sorted({count for count in counts if 0 < count <= most}))
 
 
 class Interface(NamedTuple):
@@ -374,7 +384,9 @@ class Decoder(ManifestPart):
     chat_template: FileName | None = Field(None, description="name of a Jinja file of the bundle")
     window: Size | None = Field(None, description="tokens that a token attends to, itself among them, exact up to it; None: no window")
     first_kept: Size | None = Field(None, description="how many of the `window` tokens are the first ones of the sequence")
-    slot_block: Size | None = Field(None, description="slots are cut to a multiple of this many; None: of 256, as in older manifests")
+    slot_block: Size | None = Field(
+        None, description="values of slots are added up in blocks of this many; None: 256, as in older manifests"
+    )
     max_call_tokens: Size | None = Field(None, description="most tokens of a row in one call of the graph; None: no limit")
     exact: bool = Field(description="at export, prompts gave the same bits whole, in chunks and token by token, alone and in a batch")
     parameters: Count | None = Field(None, description="number of the checkpoint's parameters; tied ones count once")
@@ -382,6 +394,19 @@ class Decoder(ManifestPart):
     fp32_bits_per_byte: float | None = Field(None, description="`bits_per_byte` of the fp32 graph")
     held_out: HeldOut | None = None
     image: Image | None = Field(None, description="the images that it generates, if its tokens are pixels")
+
+    @model_validator(mode="after")
+    def _has_whole_blocks(self) -> Self:
+        block = self.slot_block or _SLOTS_BY
+        uneven = [state.name for state in self.states if state.slots and (state.shape[1] % block or _SLOTS_BY % block)]
+        if uneven:
+            raise ValueError(f"slot_block={block} divides neither {_SLOTS_BY} nor the slots of {uneven[0]}")
+        return self
+
+    @property
+    def slot_counts(self) -> tuple[int, ...]:
+        """The numbers of slots that a call can have, ascending. The last is that of the whole state; there are none without slots."""
+        return slot_counts(max((state.shape[1] for state in self.states if state.slots), default=0), self.slot_block or _SLOTS_BY)
 
     @property
     def state_bytes(self) -> int:

@@ -35,7 +35,7 @@ def with_blocks(model: ModelProto, choose: Choice) -> ModelProto:
 
 
 def tied_products(model: ModelProto) -> dict[str, NodeProto]:
-    """Return the tables (M, K) from which the graph reads rows whose transpose is also a product's matrix, each with such a product."""
+    """Return the tables (M, K) that are also a product's matrix, transposed, each with such a product."""
     floats = _matrices(model)
     tables = {digest(numpy_helper.to_array(floats[name])): name for name in sorted(_tables(model) & floats.keys())}
     products = [node for node in model.graph.node if tables and node.op_type == "MatMul" and node.input[1] in floats]

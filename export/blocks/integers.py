@@ -6,8 +6,7 @@ A product of whole integers is exact, so the bits of a row depend neither on its
 
 from functools import partial
 
-import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from export.blocks.blocks import rounded
 from export.blocks.graph import reads_rows, tied_products, with_blocks
@@ -24,7 +23,6 @@ def with_integer_products(model: ModelProto, peaks: ColumnPeaks, *, weight_level
     nodes: list[NodeProto] = []
     for node in made.graph.node:
         nodes += _columns(*tied[node.input[0]], node) if reads_rows(node) and node.input[0] in tied else [node]
-    made.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "columns.last_axis"))
     return with_blocks(with_nodes(made, nodes), partial(rounded, bits=8))
 
 
@@ -36,7 +34,7 @@ def _columns(x: str, y: str, gather: NodeProto) -> list[NodeProto]:
         helper.make_node("Transpose", [f"{rows}.columns"], [f"{rows}.levels"], perm=[1, 2, 0]),
         helper.make_node("Cast", [f"{rows}.levels"], [f"{rows}.floats"], to=TensorProto.FLOAT),
         helper.make_node("Gather", [f"{y}.scales", places], [f"{rows}.scales"]),
-        helper.make_node("Unsqueeze", [f"{rows}.scales", "columns.last_axis"], [f"{rows}.scale"]),
+        helper.make_node("Unsqueeze", [f"{rows}.scales", "int8.last_axis"], [f"{rows}.scale"]),
         helper.make_node("Mul", [f"{rows}.floats", f"{rows}.scale"], [f"{rows}.scaled"]),
         helper.make_node("Mul", [f"{rows}.scaled", f"{x}.smoothing"], [rows]),
     ]

@@ -5,7 +5,6 @@ results must be identical to the last bit for a whole prompt, pieces of it and s
 on one thread and on two. This file does not import torch.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +28,6 @@ LIVED = 50  # a state with S slots is compared after S + 50 tokens, when slots h
 
 PROMPTS = (150, 1, 64, 97, 131)  # prompt lengths in tokens; 150 is longer than the largest attention window of any exported model
 WHOLE = max(PROMPTS)
-FEW_SLOTS = contract.SLOT_BLOCK * math.ceil((WHOLE + 1) / contract.SLOT_BLOCK)  # as few as the longest prompt needs
 PIECES = (64, 7)
 
 
@@ -37,19 +35,19 @@ class Steps:
     """A decoder's step graph, or its torch model. Both are called with numpy arrays."""
 
     def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None, n_slots: int | None = None) -> None:
-        """`n_positions` is the longest sequence in tokens; None means no limit. `n_slots` is the number of slots of
-        states that have them."""
+        """`n_positions` is the longest sequence in tokens; None means no limit. `n_slots` is the number of slots of states that have
+        them."""
         self.answer = answer
         self.n_positions = n_positions
         self.n_slots = n_slots
         self.takes_positions = any(tensor.name == contract.POSITIONS for tensor in inputs)
         self.states = [tensor for tensor in inputs if tensor.name.startswith("state_")]
 
-    def begin(self, rows: int, *, cut: bool = False) -> States:
-        """Return the states before the first token, for `rows` sequences. With `cut`, states with slots have as few of them as WHOLE tokens
-        need, else all."""
-        n_slots = FEW_SLOTS if cut or self.n_slots is None else self.n_slots
-        shapes = {state.name: [n_slots if size == contract.SLOTS else int(size) for size in state.shape[1:]] for state in self.states}
+    def begin(self, rows: int) -> States:
+        """Return the states before the first token, for `rows` sequences, with all slots."""
+        shapes = {
+            state.name: [self.n_slots or 0 if size == contract.SLOTS else int(size) for size in state.shape[1:]] for state in self.states
+        }
         return {state.name: np.zeros((rows, *shapes[state.name]), state.dtype) for state in self.states}
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
@@ -68,7 +66,7 @@ def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float
     random = np.random.default_rng(0)
     largest = 0.0
     lived_for = 0 if graph.n_slots is None else graph.n_slots + LIVED
-    lived = _after(reference, random.integers(0, vocab_size, (1, lived_for)))
+    lived = _fed(reference, random.integers(0, vocab_size, (1, lived_for)), reference.begin(1))
     for (B, N), N_after in sizes_within(graph.n_positions):
         positions = np.array([_start(b, N + N_after, graph) for b in range(B)])
         got = want = graph.begin(B)
@@ -90,12 +88,11 @@ def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float
     return largest
 
 
-def _after(steps: Steps, tokens: Ids) -> States:
-    """Return the states after `tokens` (1, N)."""
-    states = steps.begin(1)
+def _fed(steps: Steps, tokens: Ids, states: States, start: int = 0) -> States:
+    """Return the states after tokens (1, N), of which the first is at position `start`."""
     for done in range(0, tokens.shape[1], WHOLE):
         piece = tokens[:, done : done + WHOLE]
-        _, states = steps.run(piece, np.array([piece.shape[1]]), np.array([done]), states, np.zeros((1, 1), np.int64))
+        _, states = steps.run(piece, np.array([piece.shape[1]]), np.array([start + done]), states, np.zeros((1, 1), np.int64))
     return states
 
 
@@ -117,10 +114,10 @@ def _lengths(B: int, N: int) -> Ids:
     return np.array(lengths)
 
 
-def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | None:
+def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int, slot_counts: Sequence[int] = ()) -> str | None:
     """Return the name of the first condition (such as padding or batching) that changes a bit of a row's results; None if none does.
 
-    `open_steps(threads)` opens the graph. 0 and -0 count as equal.
+    `open_steps(threads)` opens the graph. `slot_counts` are the numbers of slots that a call can have. 0 and -0 count as equal.
     """
     one, two = open_steps(1), open_steps(2)
     random = np.random.default_rng(1)
@@ -128,11 +125,26 @@ def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | Non
     rows = [PromptRow(random.integers(0, vocab_size, n), _start(b, n, one)) for b, n in enumerate(lengths)]
     whole = _alone(rows, one, WHOLE)
     found = (_changed(what, rows, got, whole) for what, got in _ways(rows, one, two))
-    if (name := next((each for each in found if each is not None), None)) is not None or one.n_slots is None:
+    if (name := next((each for each in found if each is not None), None)) is not None or not slot_counts:
         return name
-    early = [at for at, row in enumerate(rows) if row.start + WHOLE < FEW_SLOTS]
-    few, kept = [rows[at] for at in early], [whole[at] for at in early]
-    return _changed("a smaller number of slots", few, run(few, one, 64, cut=True), kept)
+    return changed_by_slots(one, random.integers(0, vocab_size, (1, slot_counts[-1])), slot_counts[:-1])
+
+
+def changed_by_slots(steps: Steps, tokens: Ids, counts: Sequence[int]) -> str | None:
+    """Return what changes if a state that fills `counts` slots has only those, or None."""
+    states, done = steps.begin(1), 0
+    with_slots = {state.name for state in steps.states if contract.SLOTS in state.shape}
+    for count in counts:
+        last = count - 2  # the position of the last token that has a slot, as the first slot has none
+        states = _fed(steps, tokens[:, done:last], states, done)
+        few = {name: state[:, :, :count] if name in with_slots else state for name, state in states.items()}
+        (got, got_states), (want, states) = (
+            steps.run(tokens[:, last : last + 1], np.array([1]), np.array([last]), each) for each in (few, states)
+        )
+        if (name := _differing((got[0], got_states), (want[0], states))) is not None:
+            return f"having {count} slots changes {name} at token {last}"
+        done = last + 1
+    return None
 
 
 Result = tuple[Values, States]  # logits of every token (N, V), the state after the last one (1, ...)
@@ -146,10 +158,9 @@ class PromptRow:
     start: int
 
 
-def run(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0, cut: bool = False) -> list[Result]:
-    """Run all rows in one batch, `piece` tokens of each per call. Each call has `padding` columns beyond its longest piece. `cut` is an
-    argument of `Steps.begin`."""
-    states = steps.begin(len(rows), cut=cut)
+def run(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
+    """Run all rows in one batch, `piece` tokens of each per call. Each call has `padding` columns beyond its longest piece."""
+    states = steps.begin(len(rows))
     logits: list[list[Values]] = [[] for _ in rows]
     for done in range(0, max(len(row.tokens) for row in rows), piece):
         lengths = np.array([min(piece, max(0, len(row.tokens) - done)) for row in rows])

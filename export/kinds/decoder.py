@@ -161,7 +161,8 @@ class DecoderExporter(Exporter):
         rows = examples.run(steps)
         largest_error(rows, examples.logits, bar.logit_error, "a logit of the golden prompts is")
         likeness = cosines(*(logits - logits.mean(axis=1, keepdims=True) for logits in (rows, examples.logits)))
-        changed = inexact(lambda threads: self._steps(files[contract.GRAPH], threads), vocab_size=self.vocab_size)
+        counts = contract.slot_counts(self.n_slots or 0)
+        changed = inexact(lambda threads: self._steps(files[contract.GRAPH], threads), vocab_size=self.vocab_size, slot_counts=counts)
         self.exact, self.bits[precision] = changed is None, self._bits_per_byte(steps, partial(progress, "bits per byte"))
         if precision == "fp32" and not self.exact:
             raise ExportError(

@@ -164,13 +164,14 @@ def main() -> None:
     rows["prompt, transformers"] = peer.prompt_tokens_per_s
     found: dict[str, list[float]] = defaultdict(list)
     with TemporaryDirectory() as folder:
-        files = {"llama.cpp": arguments.gguf, "llama.cpp in 8 bits": Path(folder) / "Q8_0.gguf"}
+        files: dict[str, Path] = {}
         if arguments.llama is not None:
+            files = {"llama.cpp": arguments.gguf, "llama.cpp in 8 bits": Path(folder) / "Q8_0.gguf"}
             write_in_8_bits(*files.values())
         for _ in range(arguments.rounds):
             for name, measure in rows.items():
                 found[name].append(measure())
-            for peer_name, file in files.items() if arguments.llama is not None else ():
+            for peer_name, file in files.items():
                 for name, figure in llama(arguments.llama, file, threads).items():
                     found[f"{name}, {peer_name}"].append(figure)
             for width in sorted({1, threads}):

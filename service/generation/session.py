@@ -5,6 +5,7 @@ The engine uses only the protocols `StepSession` and `States`. Their implementat
 """
 
 import math
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,10 +28,9 @@ Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
 TRIES = 5  # times that a step is tried on one thread and on all threads at the start
-OLDER_BLOCK = 256  # `slot_block` of manifests that do not have it
 SHRINKS = 4  # slots are given back when a quarter of them would do
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
-TRIED_ROWS = (1, 2, 4)  # multiples of LEAST_ROWS per core for which it is tried whether dividing them saves time
+TRIED_ROWS = (8, 16, 32)  # rows for which it is tried whether dividing them saves time
 
 
 class States(Protocol):
@@ -124,18 +124,23 @@ def quickest(calls: Sequence[Callable[[], object]], clock: Callable[[], float] =
 class HostStates:
     """States in host memory: an array (B, ...) for each state tensor.
 
-    Tensors with slots have as many slots as the longest sequence needs, and up to a quarter more, so that a growing sequence is copied
-    seldom. What a row has in slots that its own sequence does not use is arbitrary, but finite.
+    Tensors with slots have the fewest of `Decoder.slot_counts` that the longest sequence needs. What a row has in slots that its own
+    sequence does not use is arbitrary, but finite.
     """
 
     def __init__(self, decoder: contract.Decoder, rows: int) -> None:
-        self._specs, self._block = decoder.states, decoder.slot_block or OLDER_BLOCK
-        self._most = max((spec.shape[1] for spec in decoder.states if spec.slots), default=0)
-        self.n_slots = self._needed(0)
-        self.arrays: list[Tensor] = [np.zeros((rows, *self._shape(state)), state.dtype) for state in decoder.states]
+        self._specs, self._counts = decoder.states, decoder.slot_counts or (0,)
+        self.n_slots = self._counts[0]
+        self.arrays = [self._new(rows, spec) for spec in decoder.states]
 
-    def _shape(self, state: contract.StateTensor) -> tuple[int, ...]:
-        return (state.shape[0], min(self.n_slots, state.shape[1]), state.shape[2]) if state.slots else state.shape
+    def _new(self, rows: int, spec: contract.StateTensor) -> Tensor:
+        """Return an array of zeros for a tensor. Slots have a mapping of memory of their own: it is taken when a row is first written, and
+        goes back to the system when the array is freed."""
+        if not spec.slots:
+            return np.zeros((rows, *spec.shape), spec.dtype)
+        shape = rows, spec.shape[0], min(self.n_slots, spec.shape[1]), spec.shape[2]
+        memory = mmap.mmap(-1, max(math.prod(shape), 1) * np.dtype(spec.dtype).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(memory, spec.dtype, math.prod(shape)).reshape(shape)
 
     def put(self, row: int, states: Sequence[Tensor] | None) -> None:
         for at, (array, spec) in enumerate(zip(self.arrays, self._specs, strict=True)):
@@ -157,22 +162,16 @@ class HostStates:
         return [(array[row, :, : spec.shape_at(position)[1]] if spec.slots else array[row]).copy() for array, spec in pairs]
 
     def reserve(self, position: int, rows: int) -> bool:
-        needed = self._needed(position)
+        needed = next((count for count in self._counts if count > position), self._counts[-1])  # the first slot has no token
         if needed <= self.n_slots < SHRINKS * max(needed, 1):
             return False
         kept, self.n_slots = min(needed, self.n_slots), needed
         for at, spec in enumerate(self._specs):
             if spec.slots:
                 before = self.arrays[at]
-                self.arrays[at] = np.zeros((len(before), *self._shape(spec)), spec.dtype)  # memory is taken when a row is first written
+                self.arrays[at] = self._new(len(before), spec)
                 self.arrays[at][:rows, :, :kept] = before[:rows, :, :kept]
         return True
-
-    def _needed(self, position: int) -> int:
-        """Return how many slots to have for sequences of up to `position` tokens."""
-        used = position + 1
-        step = max(self._block, self._block * (used // (4 * self._block)))
-        return min(step * math.ceil(used / step), self._most)
 
     def share(self, other: "HostStates") -> None:
         self.n_slots = other.n_slots
@@ -186,8 +185,8 @@ class OnnxStepSession:
 
     The graph is opened twice, with shared weights. A call with few rows uses one session with `threads` threads. The rows of a larger call
     are divided among single-threaded calls, so that the cores synchronise once per step and not at every operator. But then each core reads
-    all weights, so for large models this takes more rows. How many was tried at the start. A call of few tokens uses the session that was
-    faster at the start: the threads of a small model wait for each other longer than they compute.
+    all weights, so it takes more rows of a large model to save time: how many is measured at the start. A call of few tokens uses the
+    session that was faster at the start: the threads of a small model wait for each other longer than they compute.
     """
 
     provider = CPU
@@ -212,10 +211,9 @@ class OnnxStepSession:
         if self._parts > 1:
             one = self._step(1)
             self._quickest = (self._wide, self._narrow)[quickest([self._call(self._wide, one), self._call(self._narrow, one)])]
-            tried = [LEAST_ROWS * self._parts * times for times in TRIED_ROWS]
-            steps = ((rows, self._step(rows)) for rows in tried)
-            gains = (rows for rows, step in steps if quickest([self._call(self._wide, step), self._divided(step)]))
-            self._least_divided = next(gains, 2 * tried[-1])
+            tried = ((rows, self._step(rows)) for rows in TRIED_ROWS if rows >= LEAST_ROWS * self._parts)
+            gains = (rows for rows, step in tried if quickest([self._call(self._wide, step), self._divided(step)]))
+            self._least_divided = next(gains, 2 * TRIED_ROWS[-1])
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)

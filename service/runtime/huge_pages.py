@@ -1,15 +1,20 @@
 """Puts the weights into huge pages of memory: 2 MiB each in place of 4 KiB.
 
-A run reads all weights, and for each page the CPU must look up where it is. With huge pages it looks up 512 times fewer. Figures:
-docs/log.md. Linux collapses pages on request since version 6.1 (`MADV_COLLAPSE`, madvise(2)); elsewhere nothing happens.
+A run reads all weights, and the CPU must look up the address of each page. A huge page replaces 512 look-ups. Figures: docs/log.md.
+Linux collapses pages on request since version 6.1 (`MADV_COLLAPSE`, madvise(2)); elsewhere nothing happens.
 """
 
 import contextlib
 import ctypes
+import logging
+import mmap
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+log = logging.getLogger("attnserve")
 
 PAGE, HUGE = 4096, 2 << 20
 _FULL = 448  # pages of 512 that a huge page replaces at least: the others take memory that was not taken before
@@ -32,17 +37,20 @@ def huge_pages() -> Iterator[None]:
     finally:
         c.mallopt(_MMAP_THRESHOLD, _USUAL)
         c.mallopt(_TRIM_THRESHOLD, 2 * _USUAL)
-        c.malloc_trim(0)
-        collapse(c)
+    c.malloc_trim(0)
+    log.info("huge pages", extra={"bytes": collapse(c)})
 
 
 def collapse(c: ctypes.CDLL) -> int:
     """Put pages that this process uses into huge pages. Returns the bytes for which the system has done so."""
     done = 0
     with contextlib.suppress(OSError), Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
-        for begin, end in _writable(Path("/proc/self/maps").read_text()):
+        for begin, end in _writable(Path("/proc/self/maps").read_text(errors="replace")):
             pages.seek(begin // PAGE * 8)
-            entries = np.frombuffer(pages.read((end - begin) // PAGE * 8), np.uint64)  # pagemap(5): bit 63 says that a page is in memory
+            read = pages.read((end - begin) // PAGE * 8)
+            if len(read) != (end - begin) // PAGE * 8:
+                continue
+            entries = np.frombuffer(read, np.uint64)  # pagemap(5): bit 63 says that a page is in memory
             in_memory = (entries >> np.uint64(63)).reshape(-1, HUGE // PAGE).sum(axis=1)
             for at in np.flatnonzero(in_memory >= _FULL).tolist():
                 done += HUGE * (c.madvise(ctypes.c_void_p(begin + at * HUGE), ctypes.c_size_t(HUGE), _COLLAPSE) == 0)
@@ -61,7 +69,9 @@ def _writable(maps: str) -> Iterator[tuple[int, int]]:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """Return the C library, or None if it is not glibc."""
+    """Return the C library, or None if this is not Linux with glibc and pages of 4 KiB."""
+    if sys.platform != "linux" or mmap.PAGESIZE != PAGE:
+        return None
     with contextlib.suppress(OSError, AttributeError):
         c = ctypes.CDLL(None)
         if c.gnu_get_libc_version and c.mallopt and c.malloc_trim and c.madvise:

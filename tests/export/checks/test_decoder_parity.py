@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from export import contract
-from export.checks.decoder_parity import Steps, compare
+from export.checks.decoder_parity import Steps, changed_by_slots, compare
 from export.checks.parity import Arrays, Feed
 from export.errors import ExportError
 
@@ -39,3 +39,20 @@ def test_rows_begin_with_states_that_texts_make() -> None:
 def test_a_graph_that_forgets_to_overwrite_slots_is_refused() -> None:
     with pytest.raises(ExportError, match=r"(logits|state_0_k): at B=2, N=1"):
         compare(steps(wraps=False), steps(), vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize("wrong", [None, 64, 192])
+def test_a_graph_whose_bits_depend_on_the_number_of_slots_is_not_exact(wrong: int | None) -> None:
+    """As onnxruntime's sums of 7 blocks. It counts only where all slots are in use, and only in a call with these slots."""
+
+    def answer(feed: Feed) -> Arrays:
+        found = fed(feed)
+        k = found["new_state_0_k"]
+        if k.shape[2] == wrong and np.count_nonzero(k) >= k.shape[2] - 1:
+            found["logits"] = found["logits"] + np.float32(1)
+        return found
+
+    counts = contract.slot_counts(SLOTS)
+    assert counts == (64, 128, 192, 256)
+    changed = changed_by_slots(Steps(answer, INPUTS, n_slots=SLOTS), np.ones((1, SLOTS), np.int64), counts[:-1])
+    assert changed == (wrong and f"having {wrong} slots changes logits at token {wrong - 2}")

@@ -145,7 +145,7 @@ def test_a_state_that_grows_is_refused_by_its_first_layer(tmp_path: Path, layers
 
 
 def test_a_graph_that_is_not_exact_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_bundle, "inexact", lambda open_steps, *, vocab_size: "a batch changes logits of a prompt of 64 tokens")
+    monkeypatch.setattr(decoder_bundle, "inexact", lambda open_steps, **sizes: "a batch changes logits of a prompt of 64 tokens")
     with pytest.raises(ExportError, match="not exact: a batch changes logits of a prompt of 64 tokens"):
         export_bundle(checkpoint, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import platform
 import sys
 
 import pytest
@@ -47,6 +48,14 @@ def test_only_memory_that_is_nearly_all_in_use_is_collapsed(monkeypatch: pytest.
         monkeypatch.setattr(huge_pages, "_writable", lambda maps: iter([(begin, begin + 4 * HUGE)]))
         assert huge_pages.collapse(C()) == 2 * HUGE  # type: ignore[arg-type]
         assert [(address - begin) // HUGE for address, _ in asked] == [0, 3]
+
+
+@pytest.mark.skipif(tuple(map(int, platform.release().split(".")[:2])) < (6, 1), reason="MADV_COLLAPSE is in Linux since 6.1")
+def test_this_system_collapses_pages() -> None:
+    with mmap.mmap(-1, 3 * HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = bytes([7]) * len(memory)
+        assert huge_pages.collapse(ctypes.CDLL(None)) >= 2 * HUGE
+        assert memory[:] == bytes([7]) * len(memory)
 
 
 def test_values_stay_the_same() -> None:
