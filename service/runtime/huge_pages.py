@@ -38,7 +38,7 @@ def huge_pages() -> Iterator[None]:
         c.mallopt(_MMAP_THRESHOLD, _USUAL)
         c.mallopt(_TRIM_THRESHOLD, 2 * _USUAL)
     c.malloc_trim(0)
-    log.info("huge pages", extra={"bytes": collapse(c)})
+    log.info("memory is in huge pages", extra={"bytes": collapse(c)})
 
 
 def collapse(c: ctypes.CDLL) -> int:
