@@ -5,7 +5,6 @@ The engine uses only the protocols `StepSession` and `States`. Their implementat
 """
 
 import math
-import mmap
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -134,13 +133,9 @@ class HostStates:
         self.arrays = [self._new(rows, spec) for spec in decoder.states]
 
     def _new(self, rows: int, spec: contract.StateTensor) -> Tensor:
-        """Return an array of zeros for a tensor. Slots have a mapping of memory of their own: it is taken when a row is first written, and
-        goes back to the system when the array is freed."""
-        if not spec.slots:
-            return np.zeros((rows, *spec.shape), spec.dtype)
-        shape = rows, spec.shape[0], min(self.n_slots, spec.shape[1]), spec.shape[2]
-        memory = mmap.mmap(-1, max(math.prod(shape), 1) * np.dtype(spec.dtype).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return np.frombuffer(memory, spec.dtype, math.prod(shape)).reshape(shape)
+        """Return an array of zeros for a tensor."""
+        shape = (spec.shape[0], min(self.n_slots, spec.shape[1]), spec.shape[2]) if spec.slots else spec.shape
+        return np.zeros((rows, *shape), spec.dtype)
 
     def put(self, row: int, states: Sequence[Tensor] | None) -> None:
         for at, (array, spec) in enumerate(zip(self.arrays, self._specs, strict=True)):
