@@ -400,7 +400,7 @@ class Decoder(ManifestPart):
         block = self.slot_block or _SLOTS_BY
         uneven = [state.name for state in self.states if state.slots and (state.shape[1] % block or _SLOTS_BY % block)]
         if uneven:
-            raise ValueError(f"slot_block={block} divides neither {_SLOTS_BY} nor the slots of {uneven[0]}")
+            raise ValueError(f"slot_block={block} must divide {_SLOTS_BY} and the slots of {uneven[0]}; export the bundle again")
         return self
 
     @property

@@ -72,7 +72,7 @@ class Slots(Generic[Owner]):
             self.owners[row] = self.owners[last]
         self.owners.pop()
         if not self.owners:
-            self._reserve(0)  # memory goes back, as no sequence may follow for long
+            self._reserve(0)  # gives memory back, as no sequence may follow for long
         return last if row != last else None
 
     def take_back(self, row: int, tokens: int) -> None:
