@@ -37,8 +37,10 @@ def rows_of(scores: Floats, rows: NDArray[np.intp]) -> Floats:
     return scores[first : last + 1] if last - first + 1 == len(rows) else scores[rows]
 
 
-def draw(scores: Floats, peaks: Floats, temperature: Floats, uniforms: Doubles) -> Ids:
-    """Draw a token from softmax(scores / temperature) in each row. Shapes: (R, V), (R,), (R,), (R,) -> token ids (R,)."""
+def draw(scores: Floats, peaks: Floats, temperature: Floats | None, uniforms: Doubles) -> Ids:
+    """Draw a token from softmax(scores / temperature) in each row; None: all temperatures are 1. Shapes: (R, V), (R,), (R,), (R,) -> token
+    ids (R,).
+    """
     return _drawn_from(_weights(scores, peaks, temperature), uniforms)
 
 
@@ -54,7 +56,7 @@ def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncatio
     for rows in runs(few):
         distances, candidates = _sorted(*_above(scores[rows], peaks[rows], bounds[rows]))
         cumulative = np.cumsum(_truncated(distances, temperature[rows], truncation.of(rows)), axis=1, dtype=np.float64)
-        choice, _ = _locate(cumulative, uniforms[rows] * cumulative[:, -1])
+        choice = _place(cumulative, uniforms[rows] * cumulative[:, -1])
         token_ids[rows] = candidates[np.arange(len(choice)), choice]
     for rows in runs(~few):
         distances = np.subtract(peaks[rows, None], scores[rows])
@@ -83,7 +85,7 @@ def _truncated(distances: Floats, temperature: Floats, truncation: Truncation) -
 
 def log_totals(scores: Floats, peaks: Floats) -> Doubles:
     """Return the log of the sum of exp(scores - peak) of each row: (R, V), (R,) -> (R,)."""
-    return np.log(_totals(_weights(scores, peaks, np.ones_like(peaks))))
+    return np.log(_totals(_weights(scores, peaks, None)))
 
 
 def largest(scores: Floats, peaks: Floats, k: Ids) -> tuple[Floats, Ids]:
@@ -99,23 +101,25 @@ def _drawn_from(table: Floats, uniforms: Doubles) -> Ids:
     DEPTH). First a column is drawn, then a token in this column, because a cumulative sum over V tokens would cost more than all other
     steps.
     """
+    rows = np.arange(len(table))
     columns = np.cumsum(_columns(table), axis=1, dtype=np.float64)
-    column, rest = _locate(columns, uniforms * columns[:, -1])
+    targets = uniforms * columns[:, -1]
+    column = _place(columns, targets)
+    rest = targets - np.where(column > 0, columns[rows, column - 1], 0)
     folded = table.reshape(len(table), DEPTH, -1)
-    within = np.cumsum(folded[np.arange(len(table)), :, column], axis=1, dtype=np.float64)  # (R, DEPTH)
-    depth, _ = _locate(within, rest)
-    token_ids: Ids = depth * folded.shape[2] + column
+    within = np.cumsum(folded[rows, :, column], axis=1, dtype=np.float64)  # (R, DEPTH)
+    token_ids: Ids = _place(within, rest) * folded.shape[2] + column
     return token_ids
 
 
-def _weights(scores: Floats, peaks: Floats, temperature: Floats) -> Floats:
+def _weights(scores: Floats, peaks: Floats, temperature: Floats | None) -> Floats:
     """Compute exp((scores - peak) / temperature), (R, W), padded with 0 to a multiple W of DEPTH. The next call overwrites the result."""
     n_rows, n_tokens = scores.shape
     table = scratch("weights", (n_rows, padded(n_tokens)))
     table[:, n_tokens:] = 0
     weights = table[:, :n_tokens]
     np.subtract(scores, peaks[:, None], out=weights)
-    if (temperature != 1).any():
+    if temperature is not None:
         np.multiply(weights, (1 / temperature)[:, None], out=weights)
     np.exp(weights, out=weights)
     return table
@@ -135,16 +139,14 @@ def _totals(weights: Floats) -> Doubles:
     return np.cumsum(_columns(weights), axis=1, dtype=np.float64)[:, -1]
 
 
-def _locate(cumulative: Doubles, targets: Doubles) -> tuple[NDArray[np.intp], Doubles]:
-    """Return, for each row, the first index whose cumulative sum exceeds the row's target, and the target minus the sum before this index.
-    Shapes: (R, K), (R,) -> (R,), (R,).
+def _place(cumulative: Doubles, targets: Doubles) -> NDArray[np.intp]:
+    """Return, for each row, the first index whose cumulative sum exceeds the row's target: (R, K), (R,) -> (R,).
 
     Rounding may raise a target to the row's total or beyond; it is clipped below the total, so no index of weight 0 is ever chosen.
     """
     targets = np.minimum(targets, np.nextafter(cumulative[:, -1], 0))
-    place = (cumulative <= targets[:, None]).sum(axis=1)
-    before = np.where(place > 0, cumulative[np.arange(len(place)), place - 1], 0)
-    return place, targets - before
+    place: NDArray[np.intp] = (cumulative <= targets[:, None]).sum(axis=1)
+    return place
 
 
 def _bounds(scores: Floats, peaks: Floats, temperature: Floats, truncation: Truncation) -> Floats:
@@ -196,9 +198,10 @@ def _above(scores: Floats, peaks: Floats, bounds: Floats) -> tuple[Floats, Ids, 
 def _sorted(distances: Floats, token_ids: Ids, sizes: NDArray[np.intp]) -> tuple[Floats, Ids]:
     """Sort the result of `_above` by distance, then id, in each row: (R, K) each, K the largest size, padded with distance inf.
 
-    Distance and id are sorted as one integer, since the bits of non-negative floats have the same order as their values.
+    Distance and id are sorted as one integer, since the bits of non-negative floats have the same order as their values. A distance may be
+    -0.0, if the peak is.
     """
-    near = distances.view(np.uint32).astype(np.uint64) << _HALF | token_ids.astype(np.uint64)
+    near = np.abs(distances).view(np.uint32).astype(np.uint64) << _HALF | token_ids.astype(np.uint64)
     if len(sizes) == 1:
         keys = near[None]
     else:

@@ -36,28 +36,33 @@ def philox(counter: Words, key: Words) -> Words:
 
 
 class UniformCache:
-    """Caches `uniform` for rows whose positions increase one by one: the numbers of a block of positions are computed together.
+    """Caches `uniform` for rows whose positions increase one by one: the numbers of BLOCK positions are computed together.
 
-    A cached row is stored with its seed and block number, so it is recomputed if the row now belongs to another run.
+    A row's numbers are stored with their seed and first position, so they are recomputed if the row now belongs to another run.
     """
 
     BLOCK = 64  # positions
+    LEAST = 32  # least number of positions for which `ahead` returns numbers
 
     def __init__(self, rows: int) -> None:
         self._numbers = np.zeros((rows, self.BLOCK))
         self._seeds = np.zeros(rows, np.uint64)
-        self._blocks = np.full(rows, 2**64 - 1, np.uint64)  # 2**64 - 1 is no valid block: nothing is cached yet
+        self._firsts = np.zeros(rows, np.uint64)
+        self._filled = np.zeros(rows, np.bool_)
 
-    def at(self, rows: NDArray[np.intp], seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """Return the number of each row at its seed and position: (R,) each -> (R,)."""
-        blocks, offsets = np.divmod(positions, np.uint64(self.BLOCK))
-        stale = (self._blocks[rows] != blocks) | (self._seeds[rows] != seeds)
+    def ahead(self, rows: NDArray[np.intp], seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """Return the numbers of each row at its seed for its position and those that follow: (R,) each -> (K, R), K from LEAST to BLOCK."""
+        offsets = positions - self._firsts[rows]  # very large for an earlier position, because these integers have no sign
+        stale = (offsets > self.BLOCK - self.LEAST) | (self._seeds[rows] != seeds) | ~self._filled[rows]
         if stale.any():
-            self._fill(rows[stale], seeds[stale], blocks[stale])
-        return self._numbers[rows, offsets.astype(np.intp)]
+            self._fill(rows[stale], seeds[stale], positions[stale])
+            offsets[stale] = 0
+        following = np.arange(self.BLOCK - offsets.max(initial=0), dtype=np.uint64)
+        numbers: NDArray[np.float64] = self._numbers[rows, following[:, None] + offsets]
+        return numbers
 
-    def _fill(self, rows: NDArray[np.intp], seeds: NDArray[np.uint64], blocks: NDArray[np.uint64]) -> None:
-        offsets: NDArray[np.uint64] = np.arange(self.BLOCK, dtype=np.uint64)
-        positions = blocks[:, None] * np.uint64(self.BLOCK) + offsets  # (R, BLOCK)
-        numbers = uniform(np.repeat(seeds, self.BLOCK), positions.ravel())
-        self._numbers[rows], self._seeds[rows], self._blocks[rows] = numbers.reshape(-1, self.BLOCK), seeds, blocks
+    def _fill(self, rows: NDArray[np.intp], seeds: NDArray[np.uint64], firsts: NDArray[np.uint64]) -> None:
+        following: NDArray[np.uint64] = np.arange(self.BLOCK, dtype=np.uint64)
+        positions = firsts[:, None] + following  # (R, BLOCK)
+        self._numbers[rows] = uniform(np.repeat(seeds, self.BLOCK), positions.ravel()).reshape(-1, self.BLOCK)
+        self._seeds[rows], self._firsts[rows], self._filled[rows] = seeds, firsts, True

@@ -6,6 +6,7 @@ top_k, top_p, min_p, typical_p; one draw. Reported log-probabilities are those o
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,32 +15,15 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.request import Sampling, TokenLogprob
-from service.generation.sampling.drawing import Ids, draw, draw_truncated, largest, log_totals, pieces, rows_of
+from service.generation.sampling.drawing import Ids, largest, log_totals, pieces, rows_of
 from service.generation.sampling.grammar import Words
+from service.generation.sampling.plan import ROW, Plan
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
 from service.generation.sampling.scratch import Floats
-from service.generation.sampling.truncation import Truncation
 
 SAMPLER_VERSION: Final = 2  # increase it with every change of code that makes a seed give other tokens
 COLDEST: Final = 1e-5  # a lower temperature counts as 0, as in vLLM, because dividing by it would overflow
-
-_ROW = np.dtype(
-    [
-        ("seed", np.uint64),
-        ("position", np.uint64),
-        ("temperature", np.float32),
-        ("top_k", np.int64),
-        ("top_p", np.float64),
-        ("min_p", np.float64),
-        ("typical_p", np.float64),
-        ("truncated", np.bool_),  # whether one of top_k, top_p, min_p, typical_p is in use
-        ("repetition_penalty", np.float32),
-        ("frequency_penalty", np.float32),
-        ("presence_penalty", np.float32),
-        ("top_logprobs", np.int64),  # -1: no log-probabilities
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +40,13 @@ class Sampler:
 
     def __init__(self, vocab_size: int, slots: int) -> None:
         self._vocab_size = vocab_size
-        self._rows = np.zeros(slots, _ROW)
+        self._rows = np.zeros(slots, ROW)
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are not edited
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
+        self._planned: Plan | None = None  # None: a row has changed
+        self._quiet = copy_context()  # entering it is quicker than `np.errstate`
+        self._quiet.run(np.seterr, over="ignore", invalid="ignore")
 
     def put(
         self,
@@ -78,7 +65,7 @@ class Sampler:
         """Start or resume a run as `put` does, but with `edits` made by `Edits.of` before, so that the time does not depend on the length
         of prompt and completion. Later draws update `edits`.
         """
-        self._edits[row] = edits
+        self._edits[row], self._planned = edits, None
         self._rows[row] = (
             sampling.seed,
             position,
@@ -96,7 +83,7 @@ class Sampler:
 
     def move(self, source: int, target: int) -> None:
         """Move the run of row `source` to row `target`. `source` is then free."""
-        self._rows[target] = self._rows[source]
+        self._rows[target], self._planned = self._rows[source], None
         self._edits[target], self._edits[source] = self._edits[source], None
 
     def draw(
@@ -112,24 +99,39 @@ class Sampler:
         `masks` maps rows to bitmasks of allowed tokens (1 = allowed). `banned` contains, for each row, the ids that may not be drawn now.
         If `only` (B,) is given, rows where it is False are left as they are, and their token ids mean nothing.
         """
+        return self._quiet.run(self._draw, logits, masks or {}, banned, only)
+
+    def _draw(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]], only: NDArray[np.bool_] | None) -> Drawn:
         failures: dict[int, ServiceError] = {}
-        with np.errstate(over="ignore", invalid="ignore"):
-            scores = self._edited(logits, masks or {}, banned)
+        scores, plan = self._edited(logits, masks, banned), self._plan(len(logits))
+        if plan.greedy:
             token_ids = scores.argmax(axis=1)  # index of the first maximum, or of a NaN if the row contains one
             peaks = _at(scores, token_ids)
-            drawable = np.isfinite(peaks)
-            if scores is not logits:
-                drawable &= np.isfinite(logits.max(axis=1))
-            if not drawable.all():
-                failures = {row: self._failure(row, logits[row], any(banned[row : row + 1])) for row in np.flatnonzero(~drawable).tolist()}
-                token_ids[~drawable] = -1
-            if only is not None:
-                failures = {row: failure for row, failure in failures.items() if only[row]}
-                drawable &= only
-            self._draw_at_random(scores, peaks, drawable, token_ids)
-            logprobs = self._logprobs(logits, drawable, token_ids)
+        else:
+            token_ids, peaks = np.empty(len(logits), np.int64), scores.max(axis=1)
+        drawable = np.isfinite(peaks)
+        if scores is not logits:
+            drawable &= np.isfinite(logits.max(axis=1))
+        if only is not None or not drawable.all():
+            asked = np.ones_like(drawable) if only is None else only
+            failed = asked & ~drawable
+            failures = {row: self._failure(row, logits[row], any(banned[row : row + 1])) for row in np.flatnonzero(failed).tolist()}
+            token_ids[failed] = -1
+            drawable &= asked
+            plan = Plan.of(self._rows[: len(logits)], drawable, self._uniforms, self._vocab_size)
+            self._planned = None  # its rows are no longer at the same draw
+        for group in plan.groups:
+            token_ids[group.rows] = group.draw(scores, peaks, plan.n_draws)
+        plan.n_draws += 1
+        logprobs = self._logprobs(logits, plan.told, token_ids)
         self._advance(token_ids, drawable)
         return Drawn(token_ids, logprobs, failures)
+
+    def _plan(self, n_rows: int) -> Plan:
+        """Return the plan of a draw for all of the first rows."""
+        if self._planned is None or not self._planned.fits(n_rows):
+            self._planned = Plan.of(self._rows[:n_rows], np.ones(n_rows, np.bool_), self._uniforms, self._vocab_size)
+        return self._planned
 
     def _edited(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]]) -> Floats:
         """Return a copy of the logits with each row's biases, penalties, mask and banned ids applied. If no row has any, return the logits
@@ -164,30 +166,12 @@ class Sampler:
         score -= self._rows["frequency_penalty"][row] * count + self._rows["presence_penalty"][row] * (count > 0)
         scores[row, token_id] = score
 
-    def _draw_at_random(self, scores: Floats, peaks: Floats, drawable: NDArray[np.bool_], token_ids: Ids) -> None:
-        """Replace the most likely token by a random draw, in place, in rows with temperature > 0."""
-        rows = self._rows[: len(scores)]
-        warm = drawable & (rows["temperature"] > 0)
-        if not warm.any():
-            return
-        truncated = rows["truncated"]
-        for chosen in pieces(np.flatnonzero(warm & ~truncated), self._vocab_size):
-            row, uniforms = rows[chosen], self._uniforms_of(chosen)
-            token_ids[chosen] = draw(rows_of(scores, chosen), peaks[chosen], row["temperature"], uniforms)
-        for chosen in pieces(np.flatnonzero(warm & truncated), self._vocab_size):
-            row, uniforms = rows[chosen], self._uniforms_of(chosen)
-            truncation = Truncation(row["top_k"], row["top_p"], row["min_p"], row["typical_p"])
-            token_ids[chosen] = draw_truncated(rows_of(scores, chosen), peaks[chosen], row["temperature"], truncation, uniforms)
-
-    def _uniforms_of(self, chosen: NDArray[np.intp]) -> NDArray[np.float64]:
-        return self._uniforms.at(chosen, self._rows["seed"][chosen], self._rows["position"][chosen])
-
-    def _logprobs(self, logits: Floats, drawable: NDArray[np.bool_], token_ids: Ids) -> dict[int, TokenLogprob]:
-        told: dict[int, TokenLogprob] = {}
-        for asked in pieces(np.flatnonzero(drawable & (self._rows["top_logprobs"][: len(logits)] >= 0)), self._vocab_size):
-            logprobs = _token_logprobs(rows_of(logits, asked), token_ids[asked], self._rows["top_logprobs"][asked])
-            told.update(zip(asked.tolist(), logprobs, strict=True))
-        return told
+    def _logprobs(self, logits: Floats, told: "list[NDArray[np.intp]]", token_ids: Ids) -> dict[int, TokenLogprob]:
+        found: dict[int, TokenLogprob] = {}
+        for rows in told:
+            logprobs = _token_logprobs(rows_of(logits, rows), token_ids[rows], self._rows["top_logprobs"][rows])
+            found.update(zip(rows.tolist(), logprobs, strict=True))
+        return found
 
     def _advance(self, token_ids: Ids, drawable: NDArray[np.bool_]) -> None:
         self._rows["position"][: len(token_ids)] += drawable

@@ -54,5 +54,8 @@ def test_the_cache_gives_the_same_numbers_whatever_its_rows_held_before() -> Non
     for _ in range(200):
         rows = picked.permutation(4)[: picked.integers(1, 5)]
         seeds = picked.choice(np.array([0, 3, LARGEST], np.uint64), len(rows))
-        positions = picked.choice(np.array([0, 1, 63, 64, 65, 128, LARGEST], np.uint64), len(rows))
-        assert cache.at(rows, seeds, positions).tolist() == uniform(seeds, positions).tolist()
+        positions = picked.choice(np.array([0, 1, 31, 32, 33, 63, 64, 65, 128, LARGEST], np.uint64), len(rows))
+        ahead = cache.ahead(rows, seeds, positions)
+        assert len(ahead) >= UniformCache.LEAST
+        for after, numbers in enumerate(ahead):
+            assert numbers.tolist() == uniform(seeds, positions + np.uint64(after)).tolist()

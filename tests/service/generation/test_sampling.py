@@ -137,6 +137,7 @@ def test_a_flat_distribution_is_cut_by_id() -> None:
     assert len(set(frequencies(Sampling(seed=0, min_p=1.0), flat, 500))) > 300
     signed = np.where(np.arange(1000) % 2, np.float32(-0.0), np.float32(0.0))
     assert set(frequencies(Sampling(seed=0, top_k=4), signed, 500)) == {0, 1, 2, 3}
+    assert set(frequencies(Sampling(seed=0, top_k=4), -signed, 500)) == {0, 1, 2, 3}
     assert set(frequencies(Sampling(seed=0, top_p=0.004), -signed, 500)) == {0, 1, 2, 3}
     assert set(frequencies(Sampling(seed=0, temperature=0), flat, 50)) == {0}
 
