@@ -36,6 +36,7 @@ from service.runtime.budget import CpuBudget, available_cpus, share_out
 from service.runtime.huge_pages import huge_pages
 from service.runtime.memory import Release
 from service.runtime.onnx import CUDA, Array, Session, SettingsConflict, in_a_line
+from service.runtime.pacing import hand_over_s
 from service.seq2seq.engine import WritingEngine
 from service.seq2seq.selftest import check_golden as check_writer
 from service.seq2seq.session import OnnxWritingSession
@@ -225,6 +226,7 @@ class Catalog:
                 prefix_cache_bytes=self.settings.prefix_cache_bytes,
                 max_wait_s=self.settings.max_wait_s,
                 max_bulk_wait_s=self.settings.max_bulk_wait_s,
+                hand_over_s=hand_over_s(self.settings.stream_interval_s),
             ),
             metrics=model.metrics,
             tracer=self.tracer,

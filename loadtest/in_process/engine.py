@@ -18,6 +18,7 @@ from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
 from service.generation.text import Vocabulary
 from service.runtime.huge_pages import huge_pages
+from service.runtime.pacing import hand_over_s
 from service.settings import Settings
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 
@@ -95,7 +96,7 @@ async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Measu
         eos_token_ids=session.decoder.eos_token_ids,
         grammars=Grammars(file, ()),
         numerics="0",
-        limits=GeneratorLimits(slots=slots),
+        limits=GeneratorLimits(slots=slots, hand_over_s=hand_over_s(EVERY_S)),
         metrics=GeneratorMetrics(Metrics(), "bench"),
     )
     engine.start()

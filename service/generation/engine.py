@@ -7,6 +7,7 @@ computation of one turn of the engine's thread.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Several
@@ -176,6 +177,11 @@ class GeneratorEngine(StepEngine[Sequence]):
         return most if not self._step_s else max(least, min(most, int(self.limits.max_wait_s / _QUANTA / self._step_s)))
 
     @property
+    def _next_s(self) -> float:
+        soon = len(self._running) and not len(self._prefill) and not self._places.late
+        return self._step_s if soon and self._step_s else math.inf
+
+    @property
     def _room(self) -> bool:
         return self._admission.aside < self._max_aside
 
@@ -304,7 +310,8 @@ class GeneratorEngine(StepEngine[Sequence]):
         prompts at the same time.
         """
         ending = self._draw()
-        self._publish()  # before the graph runs, so that the event loop sends tokens meanwhile
+        # Before the graph runs, so that the event loop sends tokens meanwhile. The end of a run whose state is kept must not overtake them.
+        self._publish(math.inf if ending else self._next_s)
         if len(self._running):
             piece = self._piece_beside() if beside else None
             guessed = self._running.step([sequence for sequence, _ in ending], piece)

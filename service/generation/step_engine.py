@@ -9,6 +9,7 @@ call. Jobs start and end between two steps.
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -88,6 +89,8 @@ class StepEngine(ABC, Generic[J]):
         self._steps = 0
         self._swept = 0.0
         self._emitted: list[tuple[Run, Token | Delta | ServiceError]] = []
+        self._urgent = False  # whether something of `_emitted` must not wait: a first or last token, or an error
+        self._hand_over_by = 0.0  # until when `_emitted` may wait; 0: there is nothing, or it has not waited yet
         metrics.slots.set(limits.slots)
 
     def start(self) -> None:
@@ -246,6 +249,11 @@ class StepEngine(ABC, Generic[J]):
         return None
 
     @property
+    def _next_s(self) -> float:
+        """Return within how many seconds `_publish` will be called again; infinity if that is not known."""
+        return math.inf
+
+    @property
     def _room(self) -> bool:
         """Return whether one more job may be preempted."""
         return False
@@ -291,7 +299,7 @@ class StepEngine(ABC, Generic[J]):
         self.offered.hold(time.monotonic(), self._held)
         self._compute()
         self.offered.hold(time.monotonic(), self._held)
-        self._publish()
+        self._publish(self._next_s)
 
     def _end(self) -> None:
         """Fail all runs, because the engine stops."""
@@ -384,6 +392,7 @@ class StepEngine(ABC, Generic[J]):
             self._finished(run, "error")
         elif made.finish_reason is not None:
             self._finished(run, made.finish_reason)
+        self._urgent |= run.usage.finished is not None or run.usage.completion_tokens <= 1
         self._emitted.append((run, made))
 
     def _finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
@@ -400,9 +409,14 @@ class StepEngine(ABC, Generic[J]):
         """Update the average time that jobs hold their slots with the time of a job that has ended."""
         self._run_s = averaged(self._run_s, now - (job.runs[0].usage.started or now))
 
-    def _publish(self) -> None:
-        if self._emitted:
-            emitted, self._emitted = self._emitted, []
+    def _publish(self, next_s: float = math.inf) -> None:
+        """Hand over what was emitted. Tokens wait for the next call, within `next_s` seconds, if that is soon enough for them."""
+        if not self._emitted:
+            return
+        now = time.monotonic()
+        self._hand_over_by = self._hand_over_by or now + self.limits.hand_over_s
+        if self._urgent or now + next_s > self._hand_over_by:
+            emitted, self._emitted, self._urgent, self._hand_over_by = self._emitted, [], False, 0.0
             self._post(_deliver, emitted)
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:

@@ -4,6 +4,7 @@
 `ScriptedEngine` remembers the runs of the engine, and refuses or fails them when a test says so.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -189,12 +190,12 @@ class ScriptedEngine(GeneratorEngine):
         self.runs += [job.run for job in submission.fresh]
         super()._queue(submission)
 
-    def _publish(self) -> None:
+    def _publish(self, next_s: float = math.inf) -> None:
         """Wait until the event loop has passed on what is published, so that it does not depend on the speed of threads how many tokens a
         reader gets at a time.
         """
         emitted = bool(self._emitted)
-        super()._publish()
+        super()._publish(next_s)
         if emitted:
             passed_on = threading.Event()
             self._post(self._turn_of_loop, _TURNS, passed_on)

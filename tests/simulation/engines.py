@@ -96,7 +96,9 @@ class SimulatedEngine(GeneratorEngine):
             eos_token_ids=(EOS,),
             grammars=tokenizer().grammars,
             keeper=keeper,
-            limits=GeneratorLimits(slots=slots, max_wait_s=_HUGE_S, max_bulk_wait_s=_HUGE_S, prefix_cache_bytes=cache_bytes),
+            limits=GeneratorLimits(
+                slots=slots, max_wait_s=_HUGE_S, max_bulk_wait_s=_HUGE_S, prefix_cache_bytes=cache_bytes, hand_over_s=4 * _PAUSE_S
+            ),
             numerics=NUMERICS,
             metrics=_metrics(),
         )

@@ -87,6 +87,23 @@ async def test_a_run_continues_its_prompt_as_the_plain_loop_does(steps: FakeStep
     assert (run.usage.prompt_tokens, run.usage.completion_tokens) == (len(prompt), 12)
 
 
+async def test_tokens_are_handed_over_together_but_the_first_and_the_last_at_once(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
+        run, other = engine.submit(ask(5, 6, max_tokens=12)), engine.submit(ask(7, max_tokens=12))
+        deltas = [delta async for delta in run]
+        assert [len(delta.token_ids) for delta in deltas] == [1, 11]
+        assert list(join(deltas).token_ids) == steps.expected((5, 6), 12)
+        assert await tokens_of(other) == steps.expected((7,), 12)
+
+
+async def test_a_snapshot_leaves_no_token_behind_that_waits_to_be_handed_over(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
+        run = engine.submit(ask(5, max_tokens=100_000, ignore_eos=True))
+        await begun(steps, 20)
+        snapshot = await engine.take(run)
+        assert await tokens_of(run) == list(snapshot.completion)
+
+
 async def test_many_runs_share_steps_and_none_sees_the_others(steps: FakeSteps, tokenizer: Path) -> None:
     prompts = [tuple(range(first, first + size)) for first, size in zip(range(1, 41), [1, 7, 30, 2] * 10, strict=True)]
     async with running(steps, tokenizer, slots=8) as engine:
