@@ -4,8 +4,6 @@ The engine uses only the protocols `StepSession` and `States`. Their implementat
 `gpu/`.
 """
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 
 from export import contract
 from service.runtime.onnx import CPU, one_runtime, open_graph
+from service.runtime.quicker import Quicker
 from service.runtime.side_by_side import SideBySide
 
 if TYPE_CHECKING:
@@ -26,10 +25,8 @@ Tensor = NDArray[Any]  # one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
-TRIES = 5  # times that a step is tried on one thread and on all threads at the start
 SHRINKS = 4  # slots are given back when a quarter of them would do
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
-TRIED_ROWS = (8, 16, 32)  # rows for which it is tried whether dividing them saves time
 
 
 class States(Protocol):
@@ -107,19 +104,6 @@ def beginning(decoder: contract.Decoder) -> list[Tensor]:
     return [np.zeros(state.shape_at(0), state.dtype) for state in decoder.states]
 
 
-def quickest(calls: Sequence[Callable[[], object]], clock: Callable[[], float] = time.perf_counter) -> int:
-    """Return the index of the call that takes the least time. Each is made once before, and then TRIES times, in turns."""
-    for call in calls:
-        call()
-    least = [math.inf] * len(calls)
-    for _ in range(TRIES):
-        for at, call in enumerate(calls):
-            started = clock()
-            call()
-            least[at] = min(least[at], clock() - started)
-    return least.index(min(least))
-
-
 class HostStates:
     """States in host memory: an array (B, ...) for each state tensor.
 
@@ -178,10 +162,10 @@ class HostStates:
 class OnnxStepSession:
     """A bundle's step graph in ONNX Runtime on the CPU. Inputs and outputs are bound to the caller's memory.
 
-    The graph is opened twice, with shared weights. A call with few rows uses one session with `threads` threads. The rows of a larger call
-    are divided among single-threaded calls, so that the cores synchronise once per step and not at every operator. But then each core reads
-    all weights, so it takes more rows of a large model to save time: how many is measured at the start. A call of few tokens uses the
-    session that was faster at the start: the threads of a small model wait for each other longer than they compute.
+    The graph is opened twice, with shared weights. The rows of a call can be divided among single-threaded calls, so that the cores
+    synchronise once per step and not at every operator. But then each core reads all weights, so it takes more rows of a large model to
+    save time. A call of few tokens may be quicker on one thread: the threads of a small model wait for each other longer than they compute.
+    So both ways are tried from time to time.
     """
 
     provider = CPU
@@ -202,13 +186,7 @@ class OnnxStepSession:
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
         self.at_once = self._side_by_side if self._parts == 2 else None  # two calls of one core each would leave further cores without work
-        self._quickest, self._least_divided = self._wide, 0  # the fewest tokens of a call that is divided
-        if self._parts > 1:
-            one = self._step(1)
-            self._quickest = (self._wide, self._narrow)[quickest([self._call(self._wide, one), self._call(self._narrow, one)])]
-            tried = ((rows, self._step(rows)) for rows in TRIED_ROWS if rows >= LEAST_ROWS * self._parts)
-            gains = (rows for rows, step in tried if quickest([self._call(self._wide, step), self._divided(step)]))
-            self._least_divided = next(gains, 2 * TRIED_ROWS[-1])
+        self._quicker: dict[int, Quicker] = {}  # by number of tokens of a call, between powers of two
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
@@ -231,17 +209,14 @@ class OnnxStepSession:
         fed = _Fed(tokens, lengths, positions, wanted, states.arrays, out.arrays, logits).of(0, len(tokens))  # states may have more rows
         if one_core:
             return self._call(self._narrow, fed)
-        if self._parts == 1 or len(tokens) < LEAST_ROWS * self._parts or tokens.size < self._least_divided:
-            return self._call(self._quickest if tokens.size < LEAST_ROWS else self._wide, fed)
-        return self._divided(fed)
-
-    def _step(self, rows: int) -> "_Fed":
-        """Return the arrays of a step that feeds one token to each of `rows` empty sequences."""
-        states, out = self.states(rows), self.states(rows)
-        out.share(states)
-        zeros = np.zeros((rows, 1), np.int64)
-        logits: Logits = np.empty((rows, 1, self.vocab_size), np.float32)
-        return _Fed(zeros, np.ones(rows, np.int64), np.zeros(rows, np.int64), zeros, states.arrays, out.arrays, logits)
+        wide = self._call(self._wide, fed)
+        if self._parts > 1 and len(tokens) >= LEAST_ROWS * self._parts:
+            other = self._divided(fed)
+        elif self._parts > 1 and tokens.size < LEAST_ROWS:
+            other = self._call(self._narrow, fed)
+        else:
+            return wide
+        return partial(self._quicker.setdefault(tokens.size.bit_length(), Quicker()), (other, wide))
 
     def _divided(self, fed: "_Fed") -> Callable[[], None]:
         """Return a function that makes a call on each core, for a part of the rows."""

@@ -1,15 +1,13 @@
 """Calls of the runtime: a row's bits do not depend on how many threads there are, or on how a batch is shared out among them."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from export import contract
-from service.generation.session import LEAST_ROWS, OnnxStepSession, quickest
+from service.generation.session import LEAST_ROWS, OnnxStepSession
 from tests.decoders import tiny_decoder_bundle
 
 pytestmark = pytest.mark.export
@@ -38,39 +36,34 @@ def stepped(session: OnnxStepSession, rows: int, width: int) -> list[np.ndarray]
 
 @pytest.mark.parametrize("rows", [1, LEAST_ROWS * THREADS - 1, LEAST_ROWS * THREADS, LEAST_ROWS * THREADS + 1, 33])
 @pytest.mark.parametrize("width", [1, 5])
-def test_bits_do_not_depend_on_threads(bundle: Path, rows: int, width: int) -> None:
+def test_bits_do_not_depend_on_threads(bundle: Path, rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = contract.read_manifest(bundle)
-    one, wide, shared = (
-        stepped(OnnxStepSession(bundle, manifest, threads=threads, share_out=share_out), rows, width)
-        for threads, share_out in ((1, False), (THREADS, False), (THREADS, True))
-    )
-    for ours, same, reference in zip(shared, wide, one, strict=True):
-        assert np.array_equal(ours, reference)
-        assert np.array_equal(same, reference)
+    one, wide = (stepped(OnnxStepSession(bundle, manifest, threads=n, share_out=False), rows, width) for n in (1, THREADS))
+    others = [wide]
+    for way in (0, 1):
+        monkeypatch.setattr("service.generation.session.Quicker", lambda way=way: lambda ways: ways[way]())
+        others.append(stepped(OnnxStepSession(bundle, manifest, threads=THREADS), rows, width))
+    for other in others:
+        assert all(np.array_equal(ours, reference) for ours, reference in zip(other, one, strict=True))
 
 
-@pytest.mark.parametrize(("gains_from", "least"), [(99, 64), (16, 16), (8, 8)])
-def test_rows_are_divided_only_where_that_saved_time_at_the_start(
-    bundle: Path, gains_from: int, least: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("rows", "ways"), [(1, 2), (LEAST_ROWS, 1), (LEAST_ROWS * THREADS - 1, 1), (LEAST_ROWS * THREADS, 2), (33, 2)])
+def test_calls_with_about_as_many_tokens_are_made_in_the_way_that_was_quicker_for_them(
+    bundle: Path, rows: int, ways: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    divided: list[int] = []
+    offered: list[tuple[int, int]] = []
 
-    class Watched(OnnxStepSession):
-        def _divided(self, fed: Any) -> Callable[[], None]:
-            divided.append(len(fed.tokens))
-            return partial(super()._divided(fed))
+    class Watched:
+        def __call__(self, ways: Sequence[Callable[[], None]]) -> None:
+            offered.append((id(self), len(ways)))
+            ways[-1]()
 
-    def quickest(calls: Sequence[Callable[[], None]]) -> int:
-        """The divided call, a `partial`, is faster from `gains_from` rows on."""
-        kinds = [isinstance(call, partial) for call in calls]
-        return kinds.index(True) if any(kinds) and divided[-1] >= gains_from else kinds.index(False)
-
-    monkeypatch.setattr("service.generation.session.quickest", quickest)
-    session = Watched(bundle, contract.read_manifest(bundle), threads=THREADS)
-    divided.clear()
-    for rows in (least - 1, least):
+    monkeypatch.setattr("service.generation.session.Quicker", Watched)
+    session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
+    for _ in range(2):
         stepped(session, rows, 1)
-    assert set(divided) == {least}
+    assert {n for _, n in offered} == ({ways} - {1})
+    assert len({chooser for chooser, _ in offered}) == (ways > 1)
 
 
 def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) -> None:
@@ -95,15 +88,3 @@ def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) ->
 def test_only_two_cores_make_two_calls_at_the_same_time(bundle: Path, threads: int, two: bool) -> None:
     session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads)
     assert (session.at_once is not None) == two
-
-
-def test_the_call_with_the_shortest_run_is_the_quickest() -> None:
-    """By its best run, since other programs lengthen some runs. The first run, which allocates memory, does not count."""
-    now = 0.0
-    seconds = {"steady": iter([0.0, 5, 5, 5, 5, 5]), "interrupted": iter([99.0, 80, 4, 80, 80, 80])}
-
-    def call(name: str) -> None:
-        nonlocal now
-        now += next(seconds[name])
-
-    assert quickest([lambda: call("steady"), lambda: call("interrupted")], lambda: now) == 1
