@@ -85,8 +85,10 @@ class MeasuredEngine:
 
 
 @asynccontextmanager
-async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[MeasuredEngine]:
-    """Start an engine for the bundle as the service does, and stop it at the end of the `with` block."""
+async def running(bundle: Path, slots: int, threads: int, every_s: float = EVERY_S) -> AsyncIterator[MeasuredEngine]:
+    """Start an engine for the bundle as the service does for streams with a message every `every_s` seconds, and stop it at the end of the
+    `with` block.
+    """
     with huge_pages():
         session = open_steps(bundle, threads, share_out=True)
     file = bundle / contract.TOKENIZER
@@ -96,7 +98,7 @@ async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Measu
         eos_token_ids=session.decoder.eos_token_ids,
         grammars=Grammars(file, ()),
         numerics="0",
-        limits=GeneratorLimits(slots=slots, hand_over_s=hand_over_s(EVERY_S)),
+        limits=GeneratorLimits(slots=slots, hand_over_s=hand_over_s(every_s)),
         metrics=GeneratorMetrics(Metrics(), "bench"),
     )
     engine.start()

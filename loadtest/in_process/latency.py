@@ -25,10 +25,11 @@ class Waits:
 
 
 def waits(bundle: Path, seconds: float, threads: int) -> Waits:
-    """Measure the waits of STREAMS streams: first for `seconds`, then while the engine prefills a prompt of PROMPT_TOKENS."""
+    """Measure the waits of STREAMS streams with a message for each token: first for `seconds`, then while the engine prefills a prompt of
+    PROMPT_TOKENS."""
 
     async def measured() -> Waits:
-        async with running(bundle, STREAMS + 1, threads) as engine, engine.endless(STREAMS) as streams:
+        async with running(bundle, STREAMS + 1, threads, every_s=0) as engine, engine.endless(STREAMS) as streams:
             begun = time.perf_counter()
             await asyncio.sleep(seconds)
             arrived = time.perf_counter()

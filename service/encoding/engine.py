@@ -28,6 +28,7 @@ from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array, Session, device_lost
+from service.runtime.priority import give_way
 from service.telemetry.logs import traces
 from service.telemetry.metrics import ModelMetrics
 from service.tokenization.texts import Encoded
@@ -276,6 +277,7 @@ class EncoderEngine:
 
     def _run_thread(self) -> None:
         try:
+            give_way()
             self._work()
         finally:
             self._ended = True

@@ -31,6 +31,7 @@ from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
 from service.runtime.offered import OfferedSlots
 from service.runtime.onnx import device_lost
+from service.runtime.priority import give_way
 from service.states.record import StateReference
 from service.telemetry.logs import traces
 from service.telemetry.metrics import GeneratorMetrics
@@ -281,6 +282,7 @@ class StepEngine(ABC, Generic[J]):
 
     def _work(self) -> None:
         try:
+            give_way()
             while self._admission.wait(busy=self._held > 0):
                 self._turn()
         except BaseException:  # raised by a bug or a lost device; `alive` is then False, so the replica is replaced

@@ -5,6 +5,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
+from service.runtime.priority import give_way
+
 Call = Callable[[], None]
 
 
@@ -36,6 +38,7 @@ class SideBySide:
 
 
 def _make(calls: "SimpleQueue[Call | None]", ended: "SimpleQueue[BaseException | None]") -> None:
+    give_way()
     while (call := calls.get()) is not None:
         failure: BaseException | None = None
         try:

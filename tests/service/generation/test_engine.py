@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import math
+import os
 import re
 import sys
 import threading
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
-from service.generation import prefill
+from service.generation import prefill, step_engine
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.run import Run, join
@@ -28,6 +29,7 @@ from service.generation.session import Ids, Logits
 from service.generation.snapshot import Snapshot
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
+from service.runtime.priority import GIVEN
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, InTurn
@@ -87,13 +89,29 @@ async def test_a_run_continues_its_prompt_as_the_plain_loop_does(steps: FakeStep
     assert (run.usage.prompt_tokens, run.usage.completion_tokens) == (len(prompt), 12)
 
 
-async def test_tokens_are_handed_over_together_but_the_first_and_the_last_at_once(steps: FakeSteps, tokenizer: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+async def test_the_thread_gives_way_to_those_that_serve_requests(tokenizer: Path) -> None:
+    found = set[int]()
+
+    class Steps(FakeSteps):
+        def _enter(self, tokens: Ids, lengths: Ids) -> None:
+            found.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            super()._enter(tokens, lengths)
+
+    async with running(Steps(), tokenizer) as engine:
+        await tokens_of(engine.submit(ask(5)))
+    assert found == {os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + GIVEN}
+
+
+async def test_tokens_are_handed_over_together_but_the_first_and_the_last_at_once(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed_over: list[int] = []
+    deliver = step_engine._deliver
+    monkeypatch.setattr(step_engine, "_deliver", lambda emitted: (handed_over.append(len(emitted)), deliver(emitted)))
     async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
-        run, other = engine.submit(ask(5, 6, max_tokens=12)), engine.submit(ask(7, max_tokens=12))
-        deltas = [delta async for delta in run]
-        assert [len(delta.token_ids) for delta in deltas] == [1, 11]
-        assert list(join(deltas).token_ids) == steps.expected((5, 6), 12)
-        assert await tokens_of(other) == steps.expected((7,), 12)
+        assert await tokens_of(engine.submit(ask(5, 6, max_tokens=12))) == steps.expected((5, 6), 12)
+    assert handed_over == [1, 11]
 
 
 async def test_a_snapshot_leaves_no_token_behind_that_waits_to_be_handed_over(steps: FakeSteps, tokenizer: Path) -> None:
