@@ -48,7 +48,7 @@ def choose(
     files: list[Path] = []
     for number, recipe in enumerate(recipes):
         progress(number / len(recipes))
-        save(recipe.apply(with_matmuls(onnx.load(task.graph)), peaks), scratch / "int8.onnx")
+        save(recipe.apply(with_matmuls(onnx.load(task.graph)), peaks), scratch / "int8.onnx", weights_beside=True)
         files.append(optimise(scratch / "int8.onnx", scratch / str(number)))
         trials.append(_trial(task, recipe, files[-1], baseline))
     best = _best(trials, task.min_cosine)

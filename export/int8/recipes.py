@@ -132,9 +132,9 @@ def _bytes_of(x: str) -> list[NodeProto]:
 
 def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProto:
     """Quantise with onnxruntime's MatMulNBits: one scale per `block` weights of a column and per `block` values of a token."""
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
     with _quiet():
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
         quantiser = MatMulNBitsQuantizer(model, bits=8, block_size=block, is_symmetric=True, accuracy_level=4)
         quantiser.process()
     return quantiser.model.model
@@ -194,10 +194,12 @@ def with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the messages that onnxruntime's tools write to the root logger."""
-    before = logging.root.manager.disable
+    """Hide the messages that onnxruntime's tools write to the root logger, and undo how they configure it at import."""
+    disabled, level, handlers = logging.root.manager.disable, logging.root.level, logging.root.handlers[:]
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled)
+        logging.root.setLevel(level)
+        logging.root.handlers[:] = handlers

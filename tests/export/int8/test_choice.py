@@ -1,5 +1,7 @@
 """An int8 graph is served only if it was close enough to torch, and the account of what was tried goes with it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,28 @@ def test_the_fastest_recipe_above_the_bar_is_kept_and_all_are_told(encoder_check
     assert contract.read_golden(tmp_path / "int8", contract.Golden).min_cosine == 0.97
     assert fractions == sorted(fractions)
     assert contract.verify(tmp_path / "int8") == manifest
+
+
+def test_the_weights_are_in_a_file_that_a_server_maps_into_memory(encoder_checkpoint: Path, tmp_path: Path) -> None:
+    """All sessions of a server then have the table of the vocabulary once, and only the rows that they use."""
+    export_bundle(encoder_checkpoint, tmp_path / "int8", precision="int8", min_cosine=0.97)
+    tensors = onnx.load(tmp_path / "int8" / contract.GRAPH, load_external_data=False).graph.initializer
+    largest = max(tensors, key=lambda tensor: int(np.prod(tensor.dims)))
+    assert largest.data_location == onnx.TensorProto.EXTERNAL
+    assert (tmp_path / "int8" / "model.onnx.data").stat().st_mode == (tmp_path / "int8" / contract.GRAPH).stat().st_mode
+
+
+def test_onnxruntimes_tools_do_not_configure_the_log() -> None:
+    """They do when they are imported, and later steps of the export would then print what other libraries log."""
+    code = """
+import logging
+from export.int8 import recipes
+before = logging.root.level, logging.root.handlers[:]
+with recipes._quiet():
+    from onnxruntime.quantization import matmul_nbits_quantizer
+assert (logging.root.level, logging.root.handlers) == before, logging.root.handlers
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_manifest_without_rank_correlations_is_written_without_their_name(encoder_bundle: Path) -> None:
