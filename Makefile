@@ -21,7 +21,7 @@ QUICK := not (alone or cluster or export or gpu or pool or prometheus or service
 
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export console test quick check bench bench-generate bench-states bench-long load capacity peers chart kind kind-tools kind-delete clean
+.PHONY: serve export console test quick check bench bench-generate bench-states bench-long bench-long-int8 load capacity peers chart kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER)-int8 --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
@@ -43,6 +43,15 @@ bundles/$(LINEAR)/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $
 bundles/all-MiniLM-L6-v2-repeated/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
 	$(BIN)/python -m models.distillation.delta --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
 	$(BIN)/attnserve export --checkpoint out/all-MiniLM-L6-v2-repeated --out $(@D)
+
+# Both in 8 bits.
+bundles/$(LINEAR)-int8/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
+	$(BIN)/python -m models.distillation.delta --teacher $(TEACHER) --delta $(<D) --out out/$(LINEAR)
+	$(BIN)/attnserve export --checkpoint out/$(LINEAR) --out $(@D) --precision int8
+
+bundles/all-MiniLM-L6-v2-repeated-int8/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
+	$(BIN)/python -m models.distillation.delta --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
+	$(BIN)/attnserve export --checkpoint out/all-MiniLM-L6-v2-repeated --out $(@D) --precision int8
 
 # The decoders that were trained here, as `make bundles/python-linear/manifest.json`.
 bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
@@ -99,6 +108,9 @@ bench-states: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## States: restore
 
 bench-long: $(VENV)/.test bundles/$(LINEAR)/manifest.json bundles/all-MiniLM-L6-v2-repeated/manifest.json  ## Long texts: an encoder of linear cost and its softmax teacher, in turns
 	$(BIN)/attnserve bench-long
+
+bench-long-int8: $(VENV)/.test bundles/$(LINEAR)-int8/manifest.json bundles/all-MiniLM-L6-v2-repeated-int8/manifest.json  ## The same, both in 8 bits
+	$(BIN)/attnserve bench-long --linear bundles/$(LINEAR)-int8 --teacher bundles/all-MiniLM-L6-v2-repeated-int8
 
 load: $(VENV)/.test  ## Locust against the service that runs at HOST and PORT; LOAD="--shape soak --minutes 20" gives options
 	$(BIN)/attnserve load --url http://$(HOST):$(PORT) $(LOAD)

@@ -1,6 +1,6 @@
 """Exports encoders, rerankers and classifiers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,10 @@ from export.graphs.onnx_file import REWRITTEN, describe, optimise
 from export.graphs.shared_weights import share
 from export.graphs.torch_graph import TorchGraph
 from export.int8.choice import TrialInputs, choose
+from export.int8.recipes import RECIPES, Recipe
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models.checkpoints.own import weights_sha256
-from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, load_checkpoint
+from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
 from models.checkpoints.static import without_special_tokens
 from models.encoder.model import Encoder
 from models.encoder.static import StaticShape
@@ -56,8 +57,7 @@ class EncoderExporter(Exporter):
         self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
         self.traits = contract.KINDS[self.kind]
         self.packed = isinstance(self.source.model.encoder, Encoder)
-        # In other precisions all texts have the same graph, because only fp32 gives short texts the vectors of their own checkpoint.
-        self.short = self.source.short_form() if options.precision == "fp32" else None
+        self.short = self.source.short_form() if options.precision != "fp16" else None  # in fp16, a GPU computes all texts by one graph
         self.trials: tuple[contract.RecipeTrial, ...] = ()
         if isinstance(self.source.config, StaticShape) and options.precision == "int8":
             raise ExportError("precision=int8 is for products of matrices, of which a static embedding has none; fp16 halves its table")
@@ -123,10 +123,14 @@ class EncoderExporter(Exporter):
         graph, file = encoder_graph(self.short), folder / contract.SHORT_GRAPH
         trace(self.short, scratch / contract.SHORT_GRAPH, weights_beside=True)
         optimised = optimise(scratch / contract.SHORT_GRAPH, scratch / "short")
+        if self.options.precision == "int8":
+            kept = [recipe for recipe in RECIPES if any(trial.kept and trial.recipe == recipe.name for trial in self.trials)]
+            (int8 := scratch / "short-int8").mkdir()
+            optimised, _ = self._in_integers(self.short, optimised, self._short_examples, int8, kept)
         share(optimised, folder / contract.GRAPH)
         optimised.rename(file)
         check_interface(open_graph(file), graph.inputs, graph.outputs)
-        parity = self._check(file, graph, self.short_examples, self.short.max_tokens, self.bar("fp32"))
+        parity = self._check(file, graph, self.short_examples, self.short.max_tokens, self.bar(self.options.precision))
         return contract.ShortGraph(
             graph=describe(file, graph.inputs, graph.outputs, self.optimisation()),
             attention=self.short.config.attention,
@@ -142,33 +146,57 @@ class EncoderExporter(Exporter):
         """
         if self.short is None:
             return None
-        limit = self.short.max_tokens
-        of_text = zip(self.examples.texts, self.examples.feeds, strict=True)
-        texts = [text for text, feed in of_text if feed[contract.INPUT_IDS].size <= limit]
+        texts, limit = self._short_texts(self.examples.texts), self.short.max_tokens
         if not 0 < len(texts) < len(self.examples.texts):
             raise ExportError(
                 f"{self.source.folder}: {len(texts)} of {len(self.examples.texts)} golden texts have up to softmax_tokens={limit} tokens, "
                 "but both graphs need some; remove softmax_tokens from its config.json"
             )
-        return self._examples(texts, encoder_graph(self.short))
+        return self._short_examples(texts)
+
+    def _short_texts(self, texts: Sequence[str]) -> list[str]:
+        """Return those texts that the graph for short texts computes."""
+        assert self.short is not None
+        feeds = zip(texts, self._examples(texts).feeds, strict=True)
+        return [text for text, feed in feeds if feed[contract.INPUT_IDS].size <= self.short.max_tokens]
+
+    def _short_examples(self, texts: Sequence[str]) -> EncoderExamples:
+        """Return `_examples` of those texts that the graph for short texts computes, with its outputs."""
+        assert self.short is not None
+        return self._examples(self._short_texts(texts), encoder_graph(self.short))
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         if self.options.precision == "fp16":
             progress("fp16", None)
             return {contract.GRAPH: self._half(scratch / "fp16")}
         progress("int8", 0.0)
-        trace(self.source, scratch / "separate.onnx", separate_projections=True)
+        graph, self.trials = self._in_integers(
+            self.source, files[contract.GRAPH], self._examples, scratch, RECIPES, lambda fraction: progress("int8", fraction)
+        )
+        return {contract.GRAPH: graph}
+
+    def _in_integers(
+        self,
+        checkpoint: Checkpoint,
+        fp32: Path,
+        examples: Callable[[Sequence[str]], EncoderExamples],
+        scratch: Path,
+        recipes: Sequence[Recipe],
+        progress: Callable[[float], None] = lambda fraction: None,
+    ) -> tuple[Path, tuple[contract.RecipeTrial, ...]]:
+        """Return the checkpoint's graph by the best recipe, and the results of all. `fp32` is its optimised graph, and `examples` runs the
+        texts that it computes through torch."""
+        trace(checkpoint, scratch / "separate.onnx", separate_projections=True)
         task = TrialInputs(
             graph=scratch / "separate.onnx",
-            fp32=files[contract.GRAPH],
-            judged=self._examples([*TEXTS, *MORE_TEXTS]),
-            calibration=self._examples(MORE_TEXTS),
+            fp32=fp32,
+            judged=examples([*TEXTS, *MORE_TEXTS]),
+            calibration=examples(MORE_TEXTS),
             outputs=self.graphs[contract.GRAPH].outputs,
             vocab_size=self.vocab_size,
             min_cosine=self.options.min_cosine,
         )
-        file, self.trials = choose(task, scratch, progress=lambda fraction: progress("int8", fraction))
-        return {contract.GRAPH: file}
+        return choose(task, scratch, recipes=recipes, progress=progress)
 
     def _half(self, folder: Path) -> Path:
         """Write the fp16 graph. It is not optimised, because onnxruntime would optimise it for this CPU and save casts to float32."""

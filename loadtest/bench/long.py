@@ -24,7 +24,7 @@ from service.terminal import command_app
 app = command_app()
 
 LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
-TIMES = 4  # required at the longest length: tokens/s of the linear encoder, as a multiple of the teacher's
+TIMES = 4.5  # required at the longest length: tokens/s of the linear encoder, as a multiple of the teacher's
 # Required at the shortest length, which is read by the teacher's own attention: no slower, up to the spread of the rounds.
 NO_SLOWER = 0.97
 LINEAR, TEACHER = "linear", "teacher"

@@ -15,12 +15,14 @@ from export.checks.golden import cosines
 from export.checks.golden_texts import TEXTS
 from export.checks.parity import open_graph
 from export.errors import ExportError
+from export.int8 import choice
 from export.kinds import encoder
 from export.kinds.load import Options, load
 from export.maps.from_bundle import maps_of_bundle
 from models.checkpoints.published import load_checkpoint
 from models.encoder.model import Encoder
 from models.maps.model import attention_maps
+from service.runtime.onnx import OnnxSession
 from tests.bundles import tiny_hybrid_checkpoint
 from tests.checkpoints import tiny_tokenizer
 
@@ -135,6 +137,26 @@ def test_golden_texts_on_both_sides_are_needed(hybrid_bundle: Path, monkeypatch:
         monkeypatch.setattr(encoder, "TEXTS", texts)
         with pytest.raises(ExportError, match=said):
             load(checkpoint, Options()).prepare()
+
+
+def test_in_int8_both_graphs_have_the_recipe_that_was_best_for_long_texts(
+    hybrid_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "SECONDS", 0.01)
+    checkpoint, bundle = hybrid_bundle.with_name(f"{hybrid_bundle.name}-checkpoint"), tmp_path / "int8"
+    manifest = export_bundle(checkpoint, bundle, precision="int8", min_cosine=0.97)
+    short = short_of(contract.verify(bundle))
+    products = {"MatMulIntegerToFloat", "MatMulNBits"} & manifest.graph.operators.keys()
+    assert products
+    assert products == {"MatMulIntegerToFloat", "MatMulNBits"} & short.graph.operators.keys()
+    assert 0.97 <= short.parity.min_cosine < 0.99999
+    assert short.graph.optimisation.endswith(next(trial.recipe for trial in manifest.trials if trial.kept))
+    teacher = load_checkpoint(hybrid_bundle.with_name(f"{hybrid_bundle.name}-checkpoint-teacher")).model
+    ids = torch.randint(5, 40, (1, SHORT))
+    with torch.no_grad():
+        wanted = teacher(ids, torch.ones_like(ids)).embedding.numpy()
+    served = OnnxSession(bundle, manifest, threads=1).run([contract.EMBEDDING], ids.tolist(), None)[contract.EMBEDDING]
+    assert cosines(served, wanted)[0] >= 0.97
 
 
 def test_in_fp16_all_texts_have_one_graph(tmp_path: Path) -> None:
