@@ -180,11 +180,18 @@ def test_responses_have_a_message_and_the_calls() -> None:
         done = [event for event in events if event.type == "response.function_call_arguments.done"]
         assert [(event.output_index, event.arguments) for event in done] == [(1, '{"a": 1}'), (2, CASES["two calls"][3][1][1])]
         assert [item.type for item in final.output] == ["message", "function_call", "function_call"]
+        kinds = [event.type for event in events]
+        assert kinds.index("response.function_call_arguments.delta") < kinds.index("response.output_text.done"), "as they are written"
         for at, number in enumerate(numbers[:-1], 1):
-            rest = list(official.responses.retrieve(final.id, stream=True, starting_after=number))
-            assert "".join(event.delta for event in events[:at] + rest if event.type == "response.output_text.delta") == "I see.\n"
-            items = [event.item.id for event in events[:at] + rest if event.type == "response.output_item.done"]
-            assert items == [item.id for item in final.output]
+            found = events[:at] + list(official.responses.retrieve(final.id, stream=True, starting_after=number))
+            assert "".join(event.delta for event in found if event.type == "response.output_text.delta") == "I see.\n"
+            for kind in ("added", "done"):
+                items = [event.item.id for event in found if event.type == f"response.output_item.{kind}"]
+                assert items == [item.id for item in final.output]
+            for index, call in enumerate(final.output[1:], 1):
+                new = [event for event in found if event.type == "response.function_call_arguments.delta" and event.output_index == index]
+                assert "".join(event.delta for event in new) == call.arguments
+                assert {event.item_id for event in new} == {call.id}
         results: Any = [{"type": "function_call_output", "call_id": each.call_id, "output": "3"} for each in calls]
         official.responses.create(model="caller", input=results, previous_response_id=answer.id)
         listed = official.responses.retrieve(answer.id)

@@ -53,8 +53,12 @@ class Answer:
         if (reader := self.reader()) is None:
             return [self._message(status)]
         parts = [*reader.push(self.said.text), *([] if status == "in_progress" else reader.end())]
-        calls = (self.call_item(call, status, f"fc_{self.hex}_{at}") for at, call in enumerate(reader.calls))
+        calls = (self.call_item(call, status, self.written_id(at)) for at, call in enumerate(reader.calls))
         return [self._message(status, content_of(parts)), *calls]
+
+    def written_id(self, at: int) -> str:
+        """Return the id of the item of a call that the model writes by itself; `at` counts these calls from 0."""
+        return f"fc_{self.hex}_{at}"
 
     def call_item(self, call: CallBuilder, status: str, id: str | None = None) -> Json:
         called = {"call_id": call.id, "name": call.name or "", "arguments": call.arguments}

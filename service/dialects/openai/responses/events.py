@@ -7,7 +7,7 @@ response. So a number means the same in every process, and a client can continue
     0 to 4              created, queued, in_progress, output_item.added, content_part.added
     10 + 2 n            a delta that ends with token n (counted from 1)
     10 + 2 n + 1        output_item.added of a tool call whose first delta begins after token n
-    12 + 2 N and more   all events after the last token N, with those of the calls that the model has written by itself
+    12 + 2 N and more   all events after the last token N
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from typing import Any
 
 from service.dialects.openai.responses.answer import Answer
 from service.dialects.openai.responses.generated_text import joined
-from service.dialects.openai.written_calls import content_of
+from service.dialects.openai.written_calls import WrittenCalls, content_of
 from service.errors import ServiceError
 from service.http import sse
 
@@ -39,6 +39,8 @@ class Events(sse.Script[Answer]):
         if (reading := self._call or self._reader) is not None:
             reading.push(answer.said.text[: answer.said.end(self._sent)])
         self._added = self._call is not None and bool(self._call.arguments)  # whether the event that begins the call was sent
+        # For each call that the model writes by itself, the number of characters of its arguments that were sent.
+        self._called = [] if self._reader is None else [len(call.arguments) for call in self._reader.calls]
 
     def opening(self) -> bytes:
         answer, background = self._answer, self._answer.head["background"]
@@ -59,17 +61,51 @@ class Events(sse.Script[Answer]):
         if said.count <= before:  # the run was restarted, and computes tokens again that the client has
             return b""
         self._sent = said.count
+        if self._reader is not None:
+            return b"".join(self._written(self._reader, before))
         text = said.text[said.end(before) : said.end(self._sent)]
         return b"".join(self._delta(before, _FIRST + 2 * self._sent, text, said.logprobs[before : self._sent]))
 
     def _delta(self, before: int, number: int, text: str, logprobs: Sequence[bytes]) -> Iterator[bytes]:
         if self._call is None:
-            text = text if self._reader is None else content_of(self._reader.push(text))
             if text or logprobs:
                 yield self._event(number, "output_text.delta", **self._place, delta=text, logprobs=joined(logprobs))
         elif new := self._call.push(text):
             yield self._add_call(_FIRST + 2 * before + 1)
             yield self._event(number, "function_call_arguments.delta", **self._place, delta=new)
+
+    def _written(self, reader: WrittenCalls, before: int) -> Iterator[bytes]:
+        """Yield the events of the tokens after the first `before`, in which the model may write calls by itself. An event ends where text
+        becomes a call, or a call the next one, so that its number says which tokens the client has.
+        """
+        said, text, arguments, logprobs = self._answer.said, "", "", list[bytes]()
+        for n in range(before + 1, self._sent + 1):
+            for part in reader.push(said.text[said.end(n - 1) : said.end(n)]):
+                if isinstance(part, str):
+                    text += part
+                    continue
+                if part.first:
+                    yield from self._delta(0, _FIRST + 2 * (n - 1), text, logprobs)
+                    yield self._arguments(_FIRST + 2 * (n - 1), arguments)
+                    text, arguments, logprobs = "", "", []
+                    self._called.append(0)
+                    item_id = self._answer.written_id(part.index)
+                    begun = {**self._answer.call_item(part.call, "in_progress", item_id), "arguments": ""}
+                    yield self._event(_FIRST + 2 * n - 1, "output_item.added", output_index=part.index + 1, item=begun)
+                arguments += part.arguments
+            if not self._called:
+                logprobs += said.logprobs[n - 1 : n]
+        yield from self._delta(0, _FIRST + 2 * self._sent, text, logprobs)
+        yield self._arguments(_FIRST + 2 * self._sent, arguments)
+
+    def _arguments(self, number: int, new: str) -> bytes:
+        """Return the event with new arguments of the newest call that the model writes by itself, or no bytes if there are none."""
+        if not new:
+            return b""
+        at = len(self._called) - 1
+        self._called[at] += len(new)
+        item_id = self._answer.written_id(at)
+        return self._event(number, "function_call_arguments.delta", item_id=item_id, output_index=at + 1, delta=new)
 
     def _add_call(self, number: int) -> bytes:
         """Return the event that begins the tool call, or no bytes if it was sent before."""
@@ -105,17 +141,20 @@ class Events(sse.Script[Answer]):
                 yield from self._event_pieces(number + 2, "output_text.done", **self._place, **done)
                 yield from self._event_pieces(number + 3, "content_part.done", **self._place, part=part)
             yield from self._event_pieces(number + 4, "output_item.done", output_index=0, item=item)
-            for at, called in enumerate(calls, 1):
-                yield from self._written_call(number + 4 * at + 1, at, called)
+            for at, called in enumerate(calls):
+                yield from self._written_call(number + 4 * at + 5, at, called)
             number += 4 * len(calls)
         yield from self._event_pieces(number + 5, status, response=response)
 
-    def _written_call(self, number: int, index: int, item: dict[str, Any]) -> Iterator[bytes]:
-        place, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        yield self._event(number, "output_item.added", output_index=index, item=begun)
-        yield self._event(number + 1, "function_call_arguments.delta", **place, delta=arguments)
-        yield self._event(number + 2, "function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+    def _written_call(self, number: int, at: int, item: dict[str, Any]) -> Iterator[bytes]:
+        """Yield the rest of the events of a call that the model has written by itself; `at` counts these calls from 0."""
+        index, arguments = at + 1, item["arguments"]
+        if at >= len(self._called):
+            self._called.append(0)
+            yield self._event(number, "output_item.added", output_index=index, item={**item, "status": "in_progress", "arguments": ""})
+        yield self._arguments(number + 1, arguments[self._called[at] :])
+        told = {"name": item["name"], "arguments": arguments}
+        yield self._event(number + 2, "function_call_arguments.done", item_id=item["id"], output_index=index, **told)
         yield self._event(number + 3, "output_item.done", output_index=index, item=item)
 
     def failure(self, error: ServiceError) -> bytes:
