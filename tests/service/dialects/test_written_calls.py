@@ -171,7 +171,7 @@ def test_responses_have_a_message_and_the_calls() -> None:
         assert len({each.call_id for each in calls}) == 2
         one = official.responses.create(**asked, parallel_tool_calls=False)
         assert (len(one.output), one.parallel_tool_calls, answer.parallel_tool_calls) == (2, False, True)
-        with official.responses.stream(**asked) as stream:
+        with official.responses.stream(**asked, include=["message.output_text.logprobs"]) as stream:
             events = list(stream)
             final = stream.get_final_response()
         numbers = [event.sequence_number for event in events]
@@ -185,6 +185,9 @@ def test_responses_have_a_message_and_the_calls() -> None:
         for at, number in enumerate(numbers[:-1], 1):
             found = events[:at] + list(official.responses.retrieve(final.id, stream=True, starting_after=number))
             assert "".join(event.delta for event in found if event.type == "response.output_text.delta") == "I see.\n"
+            told: Any = [each for event in found if event.type == "response.output_text.delta" for each in event.logprobs]
+            (said,) = [event.logprobs for event in found if event.type == "response.output_text.done"] or [told]
+            assert [each.token for each in told] == [each.token for each in said]
             for kind in ("added", "done"):
                 items = [event.item.id for event in found if event.type == f"response.output_item.{kind}"]
                 assert items == [item.id for item in final.output]

@@ -4,10 +4,12 @@
 earlier events, because an event contains as many tokens as are ready when it is sent, and this differs between two streams of one
 response. So a number means the same in every process, and a client can continue a stream after any event with `starting_after`:
 
-    0 to 4              created, queued, in_progress, output_item.added, content_part.added
-    10 + 2 n            a delta that ends with token n (counted from 1)
-    10 + 2 n + 1        output_item.added of a tool call whose first delta begins after token n
-    12 + 2 N and more   all events after the last token N
+    0 to 4                  created, queued, in_progress, output_item.added, content_part.added
+    10 + 5 n                text that ends with token n (counted from 1)
+    10 + 5 n + 1            arguments of a tool call that end with token n
+    10 + 5 n + 2            an error after token n
+    10 + 5 n + 3, n + 4     text in token n + 1 before a tool call that begins in it; output_item.added of this call
+    10 + 5 (N + 1) and more all events after the last token N
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,13 +21,19 @@ from service.dialects.openai.written_calls import WrittenCalls, content_of
 from service.errors import ServiceError
 from service.http import sse
 
-_FIRST = 10
+_FIRST, _STEP = 10, 5
+_TEXT, _ARGUMENTS, _ERROR, _TEXT_BEFORE_CALL, _CALL = range(_STEP)
 NEVER = -1  # lower than the number of every event: the client has no event yet
 
 
 def tokens_before(number: int) -> int:
     """Return how many tokens the client has, if the last event that it received has this number."""
-    return max(0, (number - _FIRST) // 2)
+    return max(0, (number - _FIRST) // _STEP)
+
+
+def number_after(n: int, kind: int = 0) -> int:
+    """Return the number of an event of this kind (0 to 4) after token n."""
+    return _FIRST + _STEP * n + kind
 
 
 class Events(sse.Script[Answer]):
@@ -36,11 +44,15 @@ class Events(sse.Script[Answer]):
         self._after = after
         self._sent = min(tokens_before(after), answer.said.count)  # number of tokens that the client has
         self._call, self._reader = answer.building() if answer.required else None, answer.reader()
-        if (reading := self._call or self._reader) is not None:
-            reading.push(answer.said.text[: answer.said.end(self._sent)])
+        if self._call is not None:
+            self._call.push(answer.said.text[: answer.said.end(self._sent)])
         self._added = self._call is not None and bool(self._call.arguments)  # whether the event that begins the call was sent
-        # For each call that the model writes by itself, the number of characters of its arguments that were sent.
-        self._called = [] if self._reader is None else [len(call.arguments) for call in self._reader.calls]
+        # If the model may write calls by itself:
+        self._called: list[int] = []  # for each call, the number of characters of its arguments that were sent
+        self._told = 0  # number of tokens whose log-probabilities were sent: those before the first call, until the text ends
+        if self._reader is not None:
+            for _ in self._written(self._reader, 0):  # the client has these events
+                pass
 
     def opening(self) -> bytes:
         answer, background = self._answer, self._answer.head["background"]
@@ -64,15 +76,18 @@ class Events(sse.Script[Answer]):
         if self._reader is not None:
             return b"".join(self._written(self._reader, before))
         text = said.text[said.end(before) : said.end(self._sent)]
-        return b"".join(self._delta(before, _FIRST + 2 * self._sent, text, said.logprobs[before : self._sent]))
-
-    def _delta(self, before: int, number: int, text: str, logprobs: Sequence[bytes]) -> Iterator[bytes]:
         if self._call is None:
-            if text or logprobs:
-                yield self._event(number, "output_text.delta", **self._place, delta=text, logprobs=joined(logprobs))
-        elif new := self._call.push(text):
-            yield self._add_call(_FIRST + 2 * before + 1)
-            yield self._event(number, "function_call_arguments.delta", **self._place, delta=new)
+            return self._text(number_after(self._sent, _TEXT), text, said.logprobs[before : self._sent])
+        if not (new := self._call.push(text)):
+            return b""
+        begun = self._add_call(number_after(before, _CALL))
+        return begun + self._event(number_after(self._sent, _ARGUMENTS), "function_call_arguments.delta", **self._place, delta=new)
+
+    def _text(self, number: int, text: str, logprobs: Sequence[bytes]) -> bytes:
+        """Return the event with new text, or no bytes if there is neither text nor a log-probability."""
+        if not (text or logprobs):
+            return b""
+        return self._event(number, "output_text.delta", **self._place, delta=text, logprobs=joined(logprobs))
 
     def _written(self, reader: WrittenCalls, before: int) -> Iterator[bytes]:
         """Yield the events of the tokens after the first `before`, in which the model may write calls by itself. An event ends where text
@@ -80,23 +95,26 @@ class Events(sse.Script[Answer]):
         """
         said, text, arguments, logprobs = self._answer.said, "", "", list[bytes]()
         for n in range(before + 1, self._sent + 1):
-            for part in reader.push(said.text[said.end(n - 1) : said.end(n)]):
+            parts = reader.push(said.text[said.end(n - 1) : said.end(n)])
+            own = content_of(parts)
+            if not reader.calls:
+                self._told = n
+                logprobs += said.logprobs[n - 1 : n]
+            for part in parts:
                 if isinstance(part, str):
                     text += part
                     continue
                 if part.first:
-                    yield from self._delta(0, _FIRST + 2 * (n - 1), text, logprobs)
-                    yield self._arguments(_FIRST + 2 * (n - 1), arguments)
+                    yield self._text(number_after(n - 1, _TEXT_BEFORE_CALL if own else _TEXT), text, logprobs)
+                    yield self._arguments(number_after(n - 1, _ARGUMENTS), arguments)
                     text, arguments, logprobs = "", "", []
                     self._called.append(0)
-                    item_id = self._answer.written_id(part.index)
-                    begun = {**self._answer.call_item(part.call, "in_progress", item_id), "arguments": ""}
-                    yield self._event(_FIRST + 2 * n - 1, "output_item.added", output_index=part.index + 1, item=begun)
+                    begun = self._answer.call_item(part.call, "in_progress", self._answer.written_id(part.index))
+                    item = {**begun, "arguments": ""}
+                    yield self._event(number_after(n - 1, _CALL), "output_item.added", output_index=part.index + 1, item=item)
                 arguments += part.arguments
-            if not self._called:
-                logprobs += said.logprobs[n - 1 : n]
-        yield from self._delta(0, _FIRST + 2 * self._sent, text, logprobs)
-        yield self._arguments(_FIRST + 2 * self._sent, arguments)
+        yield self._text(number_after(self._sent, _TEXT), text, logprobs)
+        yield self._arguments(number_after(self._sent, _ARGUMENTS), arguments)
 
     def _arguments(self, number: int, new: str) -> bytes:
         """Return the event with new arguments of the newest call that the model writes by itself, or no bytes if there are none."""
@@ -118,7 +136,7 @@ class Events(sse.Script[Answer]):
     def closing(self) -> Iterator[bytes]:
         """Yield the events after the last token: the text that was held back until the end, and the whole response."""
         answer, said = self._answer, self._answer.said
-        number = _FIRST + 2 + 2 * said.count
+        number = number_after(said.count + 1)
         status = answer.status
         response = answer.response()
         if status in ("completed", "incomplete"):
@@ -132,10 +150,10 @@ class Events(sse.Script[Answer]):
                 told = {"name": item["name"], "arguments": item["arguments"]}
                 yield self._event(number + 2, "function_call_arguments.done", **self._place, **told)
             else:
+                logprobs: list[bytes] = []
                 if self._reader is not None:
-                    rest = content_of([*self._reader.push(rest), *self._reader.end()])
-                if rest:
-                    yield self._event(number + 1, "output_text.delta", **self._place, delta=rest, logprobs=[])
+                    rest, logprobs = content_of([*self._reader.push(rest), *self._reader.end()]), said.logprobs[self._told :]
+                yield self._text(number + 1, rest, logprobs)
                 (part,) = item["content"]
                 done = {"text": part["text"], "logprobs": part["logprobs"]}
                 yield from self._event_pieces(number + 2, "output_text.done", **self._place, **done)
@@ -160,7 +178,7 @@ class Events(sse.Script[Answer]):
     def failure(self, error: ServiceError) -> bytes:
         """Return the last event of a stream that fails. The response itself may still be generated to its end."""
         content = {"code": error.code, "message": error.message, "param": error.param}
-        number = _FIRST + 2 * self._sent + 1
+        number = number_after(self._sent, _ERROR)
         return sse.event({"type": "error", "sequence_number": number, **content}, "error")
 
     @property

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from service.dialects.openai.responses import stored
+from service.dialects.openai.responses.events import number_after
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.running import running_of
 from service.errors import Overloaded, RuntimeFailed, StoreFailed
@@ -185,7 +186,7 @@ async def test_a_stream_goes_on_after_any_of_its_events(responses: Responses, fo
 
 async def test_a_stream_of_a_live_response_goes_on_where_it_was_left(responses: Responses) -> None:
     made = await begun(responses, after=5)
-    following = asyncio.create_task(responses.streamed(made["id"], starting_after=10 + 2 * 3))
+    following = asyncio.create_task(responses.streamed(made["id"], starting_after=number_after(3)))
     await asyncio.sleep(0.05)
     responses.engine.release()
     told = await following
