@@ -177,9 +177,9 @@ class GeneratorEngine(StepEngine[Sequence]):
         return most if not self._step_s else max(least, min(most, int(self.limits.max_wait_s / _QUANTA / self._step_s)))
 
     @property
-    def _next_s(self) -> float:
-        soon = len(self._running) and not len(self._prefill) and not self._places.late
-        return self._step_s if soon and self._step_s else math.inf
+    def _soon(self) -> bool:
+        others = len(self._prefill) or self._places.late or len(self._admission)
+        return len(self._running) > 0 and not others and all(sequence.mask is None for sequence in self._running.sequences)
 
     @property
     def _room(self) -> bool:
@@ -199,12 +199,12 @@ class GeneratorEngine(StepEngine[Sequence]):
         wanted = self._admission.wanted()
         for sequence in [*self._holders, *self._admission.waiting()] if wanted else ():
             if (each := wanted.pop(sequence.run, None)) is not None:
-                self._hand_over(each, self._snapshot(sequence))
+                self._deliver_snapshot(each, self._snapshot(sequence))
                 if each.ends:
                     self._trace(sequence.run, "taken")
                     self._remove(sequence)
         for each in wanted.values():
-            self._hand_over(each, InvalidRequest("the run has ended: there is no snapshot to make"))
+            self._deliver_snapshot(each, InvalidRequest("the run has ended: there is no snapshot to make"))
 
     def _forget(self, sequence: Sequence) -> None:
         self._places.remove(sequence)
@@ -311,7 +311,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         """
         ending = self._draw()
         # Before the graph runs, so that the event loop sends tokens meanwhile. The end of a run whose state is kept must not overtake them.
-        self._publish(math.inf if ending else self._next_s)
+        self._publish(self._step_s if self._soon and self._step_s and not ending else math.inf)
         if len(self._running):
             piece = self._piece_beside() if beside else None
             guessed = self._running.step([sequence for sequence, _ in ending], piece)
@@ -414,7 +414,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         super()._finished(run, reason)
         self._states.forget(run.request, erase=reason != "abort")  # another process may continue an aborted run from its checkpoint
 
-    def _hand_over(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
+    def _deliver_snapshot(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
         self._publish()  # first deliver the tokens that the snapshot contains
         self._post(_settle, wanted.future, what)
 
@@ -422,7 +422,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._masks.close()
         super()._end()
         for each in self._admission.wanted().values():
-            self._hand_over(each, stopping())
+            self._deliver_snapshot(each, stopping())
 
 
 def _settle(future: "asyncio.Future[Snapshot]", what: Snapshot | ServiceError) -> None:

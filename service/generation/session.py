@@ -4,6 +4,7 @@ The engine uses only the protocols `StepSession` and `States`. Their implementat
 `gpu/`.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -186,7 +187,8 @@ class OnnxStepSession:
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
         self.at_once = self._side_by_side if self._parts == 2 else None  # two calls of one core each would leave further cores without work
-        self._quicker: dict[int, Quicker] = {}  # by number of tokens of a call, between powers of two
+        # By `bit_length` of the numbers of rows and of tokens a row, so that calls of up to twice the size share one.
+        self._quicker: defaultdict[tuple[int, int], Quicker] = defaultdict(Quicker)
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
@@ -216,7 +218,8 @@ class OnnxStepSession:
             other = self._call(self._narrow, fed)
         else:
             return wide
-        return partial(self._quicker.setdefault(tokens.size.bit_length(), Quicker()), (other, wide))
+        rows, width = tokens.shape
+        return partial(self._quicker[rows.bit_length(), width.bit_length()], (other, wide), tokens.size)
 
     def _divided(self, fed: "_Fed") -> Callable[[], None]:
         """Return a function that makes a call on each core, for a part of the rows."""

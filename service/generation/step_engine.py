@@ -250,9 +250,9 @@ class StepEngine(ABC, Generic[J]):
         return None
 
     @property
-    def _next_s(self) -> float:
-        """Return within how many seconds `_publish` will be called again; infinity if that is not known."""
-        return math.inf
+    def _soon(self) -> bool:
+        """Return whether the next turn calls `_publish` as soon as it has drawn tokens, without other work before."""
+        return False
 
     @property
     def _room(self) -> bool:
@@ -301,7 +301,7 @@ class StepEngine(ABC, Generic[J]):
         self.offered.hold(time.monotonic(), self._held)
         self._compute()
         self.offered.hold(time.monotonic(), self._held)
-        self._publish(self._next_s)
+        self._publish(0.0 if self._soon else math.inf)
 
     def _end(self) -> None:
         """Fail all runs, because the engine stops."""
@@ -412,7 +412,7 @@ class StepEngine(ABC, Generic[J]):
         self._run_s = averaged(self._run_s, now - (job.runs[0].usage.started or now))
 
     def _publish(self, next_s: float = math.inf) -> None:
-        """Hand over what was emitted. Tokens wait for the next call, within `next_s` seconds, if that is soon enough for them."""
+        """Hand over what was emitted, unless it may wait for the next call, which comes within `next_s` seconds."""
         if not self._emitted:
             return
         now = time.monotonic()

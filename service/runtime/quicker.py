@@ -19,15 +19,15 @@ class Quicker:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._way, self._left = 0, TRIES  # the way in use, and for how many more calls
-        self._tried: list[tuple[int, float]] | None = []  # way and seconds of each call; None if the ways are not being tried
+        self._tried: list[tuple[int, float]] | None = []  # way of each call, and its seconds for a size of 1; None: no trial
 
-    def __call__(self, ways: Sequence[Callable[[], None]]) -> None:
-        """Make a call in one of the ways. Their number and order are the same each time."""
+    def __call__(self, ways: Sequence[Callable[[], None]], size: int) -> None:
+        """Make a call in one of the ways. Their number and order are the same each time. `size` is the size of the call, e.g. in tokens."""
         started = self._clock()
         ways[self._way]()
         self._left -= 1
         if self._tried is not None:
-            self._tried.append((self._way, self._clock() - started))
+            self._tried.append((self._way, (self._clock() - started) / size))
         if self._left == 0:
             self._go_on(len(ways))
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.world import explain, simulate
 
-SCHEDULES = 300
+SCHEDULES = 450
 PARTS = 3  # each has so many schedules that all of what can happen happens in one of them
 FOUND = (  # seeds that once failed
     *(141, 254),  # the store failed for callers that no longer waited

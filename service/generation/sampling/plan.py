@@ -1,4 +1,4 @@
-"""What a draw does with each row, decided once for many draws. It stays the same until a run joins or leaves."""
+"""What a draw does with each row. It is decided once for many draws: until a run joins, leaves or fails, or only some rows draw."""
 
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
@@ -59,12 +59,12 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """What draws do with B rows. In `groups` and `told`, as many rows are together as fit into a core's cache."""
+    """What draws do with B rows. In `groups` and `logprob_rows`, as many rows are together as fit into a core's cache."""
 
     n_rows: int
-    greedy: bool  # whether the likeliest token of a row may be its token
+    any_greedy: bool  # whether the likeliest token of some row may be its token
     groups: list[Group]
-    told: list[NDArray[np.intp]]  # rows whose log-probabilities are requested
+    logprob_rows: list[NDArray[np.intp]]  # rows whose log-probabilities are requested
     n_draws: int = 0  # draws that were made by this plan
 
     @classmethod
@@ -76,8 +76,8 @@ class Plan:
             for alike in (warm & ~truncated, warm & truncated)
             for chosen in pieces(np.flatnonzero(alike), vocab_size)
         ]
-        told = list(pieces(np.flatnonzero(drawable & (rows["top_logprobs"] >= 0)), vocab_size))
-        return cls(len(rows), not warm.all(), groups, told)
+        logprob_rows = list(pieces(np.flatnonzero(drawable & (rows["top_logprobs"] >= 0)), vocab_size))
+        return cls(len(rows), not warm.all(), groups, logprob_rows)
 
     def fits(self, n_rows: int) -> bool:
         """Return whether the plan can be used for one more draw of `n_rows` rows."""

@@ -104,7 +104,7 @@ class Sampler:
     def _draw(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]], only: NDArray[np.bool_] | None) -> Drawn:
         failures: dict[int, ServiceError] = {}
         scores, plan = self._edited(logits, masks, banned), self._plan(len(logits))
-        if plan.greedy:
+        if plan.any_greedy:
             token_ids = scores.argmax(axis=1)  # index of the first maximum, or of a NaN if the row contains one
             peaks = _at(scores, token_ids)
         else:
@@ -123,7 +123,7 @@ class Sampler:
         for group in plan.groups:
             token_ids[group.rows] = group.draw(scores, peaks, plan.n_draws)
         plan.n_draws += 1
-        logprobs = self._logprobs(logits, plan.told, token_ids)
+        logprobs = self._logprobs(logits, plan.logprob_rows, token_ids)
         self._advance(token_ids, drawable)
         return Drawn(token_ids, logprobs, failures)
 
@@ -166,9 +166,9 @@ class Sampler:
         score -= self._rows["frequency_penalty"][row] * count + self._rows["presence_penalty"][row] * (count > 0)
         scores[row, token_id] = score
 
-    def _logprobs(self, logits: Floats, told: "list[NDArray[np.intp]]", token_ids: Ids) -> dict[int, TokenLogprob]:
+    def _logprobs(self, logits: Floats, groups: list[NDArray[np.intp]], token_ids: Ids) -> dict[int, TokenLogprob]:
         found: dict[int, TokenLogprob] = {}
-        for rows in told:
+        for rows in groups:
             logprobs = _token_logprobs(rows_of(logits, rows), token_ids[rows], self._rows["top_logprobs"][rows])
             found.update(zip(rows.tolist(), logprobs, strict=True))
         return found

@@ -29,7 +29,7 @@ from service.generation.session import Ids, Logits
 from service.generation.snapshot import Snapshot
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
-from service.runtime.priority import GIVEN
+from service.runtime.priority import NICER
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, InTurn
@@ -100,7 +100,7 @@ async def test_the_thread_gives_way_to_those_that_serve_requests(tokenizer: Path
 
     async with running(Steps(), tokenizer) as engine:
         await tokens_of(engine.submit(ask(5)))
-    assert found == {os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + GIVEN}
+    assert found == {min(19, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + NICER)}
 
 
 async def test_tokens_are_handed_over_together_but_the_first_and_the_last_at_once(

@@ -17,6 +17,7 @@ from service.errors import InvalidRequest, RuntimeFailed
 from service.generation.request import Sampling, TokenLogprob
 from service.generation.sampling.drawing import draw, draw_truncated
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
+from service.generation.sampling.random import UniformCache
 from service.generation.sampling.sampler import SAMPLER_VERSION, Edits, Sampler, check_sampling, logprobs_of
 from service.generation.sampling.truncation import DEEPEST, Truncation, truncate
 
@@ -329,6 +330,22 @@ def test_a_row_without_any_token_fails_alone_and_stays_where_it_was(sampling: Sa
     assert drawn.logprobs.keys() == {1}
     again = sampler.draw(some_logits(3)).token_ids
     assert (again[0], again[2]) == (first[0], first[2])
+    assert again[1] == other.draw(some_logits(3)).token_ids[1]
+
+
+def test_rows_that_do_not_always_draw_together_have_their_own_random_numbers() -> None:
+    """For more draws than random numbers are computed together."""
+    logits, n_drawn, sampler = some_logits(3), [0, 0, 0], Sampler(V, 3)
+    for row in range(3):
+        sampler.put(row, Sampling(seed=row), prompt=(1,))
+    for step in range(4 * UniformCache.BLOCK):
+        only = None if step % 3 else np.array([step % 2 == 0, step % 5 == 0, True])
+        drawn = sampler.draw(logits, only=only).token_ids
+        for row in range(3) if only is None else np.flatnonzero(only).tolist():
+            alone = Sampler(V, 1)
+            alone.put(0, Sampling(seed=row), prompt=(1,), completion=[1] * n_drawn[row])
+            assert drawn[row] == alone.draw(logits[row : row + 1]).token_ids[0]
+            n_drawn[row] += 1
 
 
 @pytest.mark.parametrize(

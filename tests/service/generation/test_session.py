@@ -41,7 +41,7 @@ def test_bits_do_not_depend_on_threads(bundle: Path, rows: int, width: int, monk
     one, wide = (stepped(OnnxStepSession(bundle, manifest, threads=n, share_out=False), rows, width) for n in (1, THREADS))
     others = [wide]
     for way in (0, 1):
-        monkeypatch.setattr("service.generation.session.Quicker", lambda way=way: lambda ways: ways[way]())
+        monkeypatch.setattr("service.generation.session.Quicker", lambda way=way: lambda ways, size: ways[way]())
         others.append(stepped(OnnxStepSession(bundle, manifest, threads=THREADS), rows, width))
     for other in others:
         assert all(np.array_equal(ours, reference) for ours, reference in zip(other, one, strict=True))
@@ -54,7 +54,7 @@ def test_calls_with_about_as_many_tokens_are_made_in_the_way_that_was_quicker_fo
     offered: list[tuple[int, int]] = []
 
     class Watched:
-        def __call__(self, ways: Sequence[Callable[[], None]]) -> None:
+        def __call__(self, ways: Sequence[Callable[[], None]], size: int) -> None:
             offered.append((id(self), len(ways)))
             ways[-1]()
 
@@ -64,6 +64,13 @@ def test_calls_with_about_as_many_tokens_are_made_in_the_way_that_was_quicker_fo
         stepped(session, rows, 1)
     assert {n for _, n in offered} == ({ways} - {1})
     assert len({chooser for chooser, _ in offered}) == (ways > 1)
+
+
+def test_calls_of_about_the_same_size_share_their_choice(bundle: Path) -> None:
+    session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
+    for rows, width in ((9, 1), (15, 1), (8, 1), (33, 1), (9, 5)):
+        stepped(session, rows, width)
+    assert list(session._quicker) == [(4, 1), (6, 1), (4, 3)]
 
 
 def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from export import contract
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine, EncoderLimits, EncodeTask
-from service.runtime.priority import GIVEN, give_way
+from service.runtime.priority import NICER, give_way
 from service.runtime.side_by_side import SideBySide
 from service.telemetry.metrics import Metrics, ModelMetrics
 from service.tokenization.texts import Encoded
@@ -34,14 +34,24 @@ def test_a_thread_that_gives_way_lowers_its_own_priority_alone() -> None:
     thread = threading.Thread(target=compute)
     thread.start()
     thread.join()
-    assert found == [before + GIVEN]
+    assert found == [min(19, before + NICER)]
     assert niceness() == before
+
+
+def test_where_the_system_forbids_it_the_thread_computes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    made: list[int] = []
+    SideBySide(2)([lambda: made.append(1), lambda: made.append(2)])
+    assert sorted(made) == [1, 2]
 
 
 def test_calls_beside_that_of_the_caller_give_way() -> None:
     found: list[int] = []
     SideBySide(2)([lambda: None, lambda: found.append(niceness())])
-    assert found == [niceness() + GIVEN]
+    assert found == [min(19, niceness() + NICER)]
 
 
 async def test_the_threads_of_an_encoder_give_way() -> None:
@@ -58,4 +68,4 @@ async def test_the_threads_of_an_encoder_give_way() -> None:
     engine.start()
     await engine.run(EncodeTask(inputs=[Encoded([1, 2], None, 2)], output=contract.EMBEDDING))
     await engine.stop()
-    assert found == [niceness() + GIVEN]
+    assert found == [min(19, niceness() + NICER)]

@@ -28,7 +28,7 @@ def chosen(*seconds: Callable[[], float], calls: int) -> Counter[int]:
     clock = Clock()
     quicker, ways = Quicker(lambda: clock.now), [clock.call(way, each) for way, each in enumerate(seconds)]
     for _ in range(len(ways) * TRIES + calls):
-        quicker(ways)
+        quicker(ways, 1)
     assert clock.made[: len(ways) * TRIES] == [way for way in range(len(ways)) for _ in range(TRIES)]
     return Counter(clock.made[len(ways) * TRIES :])
 
@@ -39,8 +39,21 @@ def test_the_quickest_way_is_taken_and_the_first_if_it_is_about_as_quick(first: 
 
 
 def test_a_call_that_was_interrupted_and_the_first_one_do_not_count() -> None:
-    interrupted = iter([50.0, 2, 2, 90, 2, 90, 2, 2])
+    interrupted = iter([50.0, 90, 90, 90, 2, 2, 2, 2])  # without the first the median is 2, with it 26
     assert chosen(lambda: 3.0, lambda: next(interrupted, 2.0), calls=1) == {1: 1}
+
+
+def test_calls_of_other_sizes_are_compared_by_the_time_for_a_size_of_one() -> None:
+    """Streams end while the ways are tried: the second way, which is slower, gets the smaller calls."""
+    clock = Clock()
+    size = 15
+    quicker, ways = Quicker(lambda: clock.now), [clock.call(0, lambda: 1.0 * size), clock.call(1, lambda: 1.3 * size)]
+    for number in range(2 * TRIES):
+        size = 15 if number < TRIES else 8
+        quicker(ways, size)
+    clock.made.clear()
+    quicker(ways, size)
+    assert clock.made == [0]
 
 
 def test_all_ways_are_tried_again_because_the_machine_may_have_changed() -> None:
@@ -48,19 +61,19 @@ def test_all_ways_are_tried_again_because_the_machine_may_have_changed() -> None
     quicker = Quicker(lambda: clock.now)
     ways = [clock.call(way, lambda way=way: slow[way]) for way in (0, 1)]  # type: ignore[misc]
     for _ in range(2 * TRIES + AGAIN):
-        quicker(ways)
+        quicker(ways, 1)
     slow.reverse()
     clock.made.clear()
     for _ in range(2 * TRIES + AGAIN):
-        quicker(ways)
+        quicker(ways, 1)
     assert Counter(clock.made) == {0: TRIES + AGAIN, 1: TRIES}
 
 
 def test_an_error_reaches_the_caller_and_does_not_count() -> None:
     quicker = Quicker()
     with pytest.raises(ZeroDivisionError):
-        quicker([lambda: 1 // 0, lambda: None])  # type: ignore[list-item]
+        quicker([lambda: 1 // 0, lambda: None], 1)  # type: ignore[list-item]
     made: list[int] = []
     for _ in range(TRIES):
-        quicker([lambda: made.append(0), lambda: made.append(1)])
+        quicker([lambda: made.append(0), lambda: made.append(1)], 1)
     assert made == [0] * TRIES
