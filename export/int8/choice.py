@@ -48,8 +48,11 @@ def choose(
     files: list[Path] = []
     for number, recipe in enumerate(recipes):
         progress(number / len(recipes))
-        save(recipe.apply(with_matmuls(onnx.load(task.graph)), peaks), scratch / "int8.onnx", weights_beside=True)
-        files.append(optimise(scratch / "int8.onnx", scratch / str(number)))
+        quantised = scratch / f"{number}.onnx"
+        save(recipe.apply(with_matmuls(onnx.load(task.graph)), peaks), quantised, weights_beside=True)
+        files.append(optimise(quantised, scratch / str(number)))
+        for part in scratch.glob(f"{quantised.name}*"):
+            part.unlink()
         trials.append(_trial(task, recipe, files[-1], baseline))
     best = _best(trials, task.min_cosine)
     return files[best], tuple(trial.model_copy(update={"kept": number == best}) for number, trial in enumerate(trials))

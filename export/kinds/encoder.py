@@ -1,6 +1,6 @@
 """Exports encoders, rerankers and classifiers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from export.graphs.onnx_file import REWRITTEN, describe, optimise
 from export.graphs.shared_weights import share
 from export.graphs.torch_graph import TorchGraph
 from export.int8.choice import TrialInputs, choose
-from export.int8.recipes import RECIPES, Recipe
+from export.int8.recipes import RECIPES
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
 from models.checkpoints.own import weights_sha256
 from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
@@ -124,9 +124,7 @@ class EncoderExporter(Exporter):
         trace(self.short, scratch / contract.SHORT_GRAPH, weights_beside=True)
         optimised = optimise(scratch / contract.SHORT_GRAPH, scratch / "short")
         if self.options.precision == "int8":
-            kept = [recipe for recipe in RECIPES if any(trial.kept and trial.recipe == recipe.name for trial in self.trials)]
-            (int8 := scratch / "short-int8").mkdir()
-            optimised, _ = self._in_integers(self.short, optimised, self._short_examples, int8, kept)
+            optimised = self._short_in_int8(self.short, optimised, scratch / "short-int8")
         share(optimised, folder / contract.GRAPH)
         optimised.rename(file)
         check_interface(open_graph(file), graph.inputs, graph.outputs)
@@ -146,57 +144,63 @@ class EncoderExporter(Exporter):
         """
         if self.short is None:
             return None
-        texts, limit = self._short_texts(self.examples.texts), self.short.max_tokens
-        if not 0 < len(texts) < len(self.examples.texts):
+        short, limit = self._short_of(self.examples), self.short.max_tokens
+        if not 0 < len(short) < len(self.examples.texts):
             raise ExportError(
-                f"{self.source.folder}: {len(texts)} of {len(self.examples.texts)} golden texts have up to softmax_tokens={limit} tokens, "
+                f"{self.source.folder}: {len(short)} of {len(self.examples.texts)} golden texts have up to softmax_tokens={limit} tokens, "
                 "but both graphs need some; remove softmax_tokens from its config.json"
             )
-        return self._short_examples(texts)
+        return self._examples(short, encoder_graph(self.short))
 
-    def _short_texts(self, texts: Sequence[str]) -> list[str]:
+    def _short_of(self, examples: EncoderExamples) -> list[str]:
         """Return those texts that the graph for short texts computes."""
         assert self.short is not None
-        feeds = zip(texts, self._examples(texts).feeds, strict=True)
+        feeds = zip(examples.texts, examples.feeds, strict=True)
         return [text for text, feed in feeds if feed[contract.INPUT_IDS].size <= self.short.max_tokens]
 
-    def _short_examples(self, texts: Sequence[str]) -> EncoderExamples:
-        """Return `_examples` of those texts that the graph for short texts computes, with its outputs."""
-        assert self.short is not None
-        return self._examples(self._short_texts(texts), encoder_graph(self.short))
+    @cached_property
+    def judged(self) -> EncoderExamples:
+        """The texts whose vectors decide about int8."""
+        return self._examples([*TEXTS, *MORE_TEXTS])
+
+    @cached_property
+    def calibration(self) -> EncoderExamples:
+        """The texts by whose activations int8 products are smoothed."""
+        return self._examples(MORE_TEXTS)
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         if self.options.precision == "fp16":
             progress("fp16", None)
             return {contract.GRAPH: self._half(scratch / "fp16")}
         progress("int8", 0.0)
-        graph, self.trials = self._in_integers(
-            self.source, files[contract.GRAPH], self._examples, scratch, RECIPES, lambda fraction: progress("int8", fraction)
-        )
-        return {contract.GRAPH: graph}
+        task = self._trials(self.source, files[contract.GRAPH], self.judged, self.calibration, scratch)
+        file, self.trials = choose(task, scratch, progress=lambda fraction: progress("int8", fraction))
+        return {contract.GRAPH: file}
 
-    def _in_integers(
-        self,
-        checkpoint: Checkpoint,
-        fp32: Path,
-        examples: Callable[[Sequence[str]], EncoderExamples],
-        scratch: Path,
-        recipes: Sequence[Recipe],
-        progress: Callable[[float], None] = lambda fraction: None,
-    ) -> tuple[Path, tuple[contract.RecipeTrial, ...]]:
-        """Return the checkpoint's graph by the best recipe, and the results of all. `fp32` is its optimised graph, and `examples` runs the
-        texts that it computes through torch."""
-        trace(checkpoint, scratch / "separate.onnx", separate_projections=True)
-        task = TrialInputs(
+    def _trials(self, source: Checkpoint, fp32: Path, judged: EncoderExamples, calibration: EncoderExamples, scratch: Path) -> TrialInputs:
+        """Return what the trials of int8 recipes need of a checkpoint, whose optimised graph is `fp32`."""
+        trace(source, scratch / "separate.onnx", separate_projections=True)
+        return TrialInputs(
             graph=scratch / "separate.onnx",
             fp32=fp32,
-            judged=examples([*TEXTS, *MORE_TEXTS]),
-            calibration=examples(MORE_TEXTS),
+            judged=judged,
+            calibration=calibration,
             outputs=self.graphs[contract.GRAPH].outputs,
             vocab_size=self.vocab_size,
             min_cosine=self.options.min_cosine,
         )
-        return choose(task, scratch, recipes=recipes, progress=progress)
+
+    def _short_in_int8(self, short: Checkpoint, fp32: Path, scratch: Path) -> Path:
+        """Return the graph for short texts by the recipe that was kept for the other graph."""
+        kept = [recipe for recipe in RECIPES if any(trial.kept and trial.recipe == recipe.name for trial in self.trials)]
+        judged, calibration = (
+            self._examples(self._short_of(examples), encoder_graph(short)) for examples in (self.judged, self.calibration)
+        )
+        scratch.mkdir()
+        try:
+            return choose(self._trials(short, fp32, judged, calibration, scratch), scratch, recipes=kept)[0]
+        except ExportError as error:
+            raise ExportError(f"the graph for texts of up to {short.max_tokens} tokens: {error}") from error
 
     def _half(self, folder: Path) -> Path:
         """Write the fp16 graph. It is not optimised, because onnxruntime would optimise it for this CPU and save casts to float32."""

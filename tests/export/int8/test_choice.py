@@ -46,10 +46,11 @@ def test_onnxruntimes_tools_do_not_configure_the_log() -> None:
     """They do when they are imported, and later steps of the export would then print what other libraries log."""
     code = """
 import logging
-from export.int8 import recipes
+from onnx import TensorProto, helper
+from export.int8.recipes import per_block
 before = logging.root.level, logging.root.handlers[:]
-with recipes._quiet():
-    from onnxruntime.quantization import matmul_nbits_quantizer
+x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 32]) for name in "xy")
+per_block(helper.make_model(helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])), {}, block=32)
 assert (logging.root.level, logging.root.handlers) == before, logging.root.handlers
 """
     subprocess.run([sys.executable, "-c", code], check=True)
