@@ -110,7 +110,9 @@ async def test_tokens_are_handed_over_together_but_the_first_and_the_last_at_onc
     deliver = step_engine._deliver
     monkeypatch.setattr(step_engine, "_deliver", lambda emitted: (handed_over.append(len(emitted)), deliver(emitted)))
     async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
-        assert await tokens_of(engine.submit(ask(5, 6, max_tokens=12))) == steps.expected((5, 6), 12)
+        for _ in range(2):  # at first, the engine does not know how long a step takes, and hands over every token
+            handed_over.clear()
+            assert await tokens_of(engine.submit(ask(5, 6, max_tokens=12))) == steps.expected((5, 6), 12)
     assert handed_over == [1, 11]
 
 
