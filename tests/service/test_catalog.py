@@ -11,6 +11,7 @@ import pytest
 
 from export import contract
 from service.call import Call
+from service.catalog import Catalog
 from service.encoding.request import EncodeRequest
 from service.errors import (
     BatchTooLarge,
@@ -24,6 +25,7 @@ from service.errors import (
     ServiceError,
     WrongKind,
 )
+from service.generation.model import DecoderModel
 from service.runtime.lanes import Lane
 from service.settings import Settings, SettingsError
 from service.tokenization.texts import Cut, Cutting
@@ -363,3 +365,14 @@ async def test_a_run_that_does_not_end_makes_its_model_unready_until_it_ends(bun
         assert (await asking).status_code == 200
         assert catalog.sick() is None
         assert (await http.get("/health/ready")).status_code == 200
+
+
+@pytest.mark.parametrize(("interval_s", "wait_s"), [(0.03, 0.00375), (10, 0.004), (0, 0)])
+def test_tokens_wait_for_the_hand_over_as_the_interval_of_streams_allows(decoder_bundle: Path, interval_s: float, wait_s: float) -> None:
+    """0.03 s is the default."""
+    assert Settings.model_fields["stream_interval_s"].default == 0.03
+    catalog = Catalog(Settings(bundles=(decoder_bundle,), threads=1, stream_interval_s=interval_s))
+    catalog.load()
+    (model,) = catalog.models.values()
+    assert isinstance(model, DecoderModel)
+    assert model.engine.limits.hand_over_s == wait_s

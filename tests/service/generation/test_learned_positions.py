@@ -9,7 +9,6 @@ import pytest
 
 from service.app import build_app
 from service.catalog import Catalog
-from service.generation.model import DecoderModel
 from service.settings import Settings
 from tests.decoders import tiny_decoder_bundle
 
@@ -56,12 +55,3 @@ async def test_a_longer_prompt_is_refused_with_both_numbers(http: httpx.AsyncCli
     assert answer.json()["error"]["message"] == "the prompt has 41 tokens, and this model positions for 40: shorten it"
     tokens = (await http.post("/tokenize", json={"model": "tiny-decoder", "prompt": "a"})).json()
     assert tokens["max_model_len"] == N_POSITIONS
-
-
-@pytest.mark.parametrize(("interval_s", "wait_s"), [(None, 0.00375), (10, 0.004), (0, 0)])
-def test_tokens_wait_for_the_hand_over_as_the_interval_of_streams_allows(bundle: Path, interval_s: float | None, wait_s: float) -> None:
-    catalog = Catalog(Settings(bundles=(bundle,), threads=1, **({} if interval_s is None else {"stream_interval_s": interval_s})))
-    catalog.load()
-    (model,) = catalog.models.values()
-    assert isinstance(model, DecoderModel)
-    assert model.engine.limits.hand_over_s == wait_s
