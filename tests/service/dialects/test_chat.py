@@ -441,9 +441,10 @@ def test_the_clients_helpers_parse_a_call(official: openai.OpenAI, served: tuple
 def test_langchain_structures_its_output(served: tuple[str, FakeGenerator], method: Any) -> None:
     url, model = served
     model.engine.script = '{"a": 1, "b": "y"}'
-    chat = ChatOpenAI(base_url=url, api_key="none", model="wordy", max_retries=0, timeout=PATIENCE_S)
-    structured = chat.with_structured_output(Sum, **({"method": method} if method else {}))
-    assert structured.invoke("Hi") == Sum(a=1, b="y")
-    assert chat.bind_tools([Sum], tool_choice="any").invoke("Hi").tool_calls[0]["args"] == {"a": 1, "b": "y"}
-    model.engine.script = "no call"
-    assert chat.bind_tools([Sum]).invoke("Hi").content == "no call"
+    with openai.DefaultHttpxClient() as http:
+        chat = ChatOpenAI(base_url=url, api_key="none", model="wordy", max_retries=0, timeout=PATIENCE_S, http_client=http)
+        structured = chat.with_structured_output(Sum, **({"method": method} if method else {}))
+        assert structured.invoke("Hi") == Sum(a=1, b="y")
+        assert chat.bind_tools([Sum], tool_choice="any").invoke("Hi").tool_calls[0]["args"] == {"a": 1, "b": "y"}
+        model.engine.script = "no call"
+        assert chat.bind_tools([Sum]).invoke("Hi").content == "no call"

@@ -110,10 +110,10 @@ def test_cohere_embed_and_rerank(service: LiveService, http: httpx.Client) -> No
 
 
 def test_huggingface_hub(service: LiveService) -> None:
-    client = InferenceClient(base_url=service.url)
-    vector = client.feature_extraction("Paris is the capital of France.")
+    with InferenceClient(base_url=service.url) as client, InferenceClient(f"{service.url}/similarity") as likeness:
+        vector = client.feature_extraction("Paris is the capital of France.")
+        scores = likeness.sentence_similarity("The cat sat.", ["A cat was sitting.", "Stocks fell."])
     assert vector.shape == (1, 384)
-    scores = InferenceClient(f"{service.url}/similarity").sentence_similarity("The cat sat.", ["A cat was sitting.", "Stocks fell."])
     assert scores[0] > scores[1]
 
 

@@ -149,8 +149,9 @@ async def test_a_model_is_chosen_by_url_or_header(service: Route) -> None:
 @pytest.fixture
 def official(where: str) -> Iterator[tuple[InferenceClient, FakeGenerator]]:
     model = FakeGenerator("wordy")
-    with serve_in_thread(generator_app(FakeGenerator("mini", kind="encoder"), model)) as url:
-        yield InferenceClient(base_url=url, timeout=PATIENCE_S), model
+    app = generator_app(FakeGenerator("mini", kind="encoder"), model)
+    with serve_in_thread(app) as url, InferenceClient(base_url=url, timeout=PATIENCE_S) as client:
+        yield client, model
 
 
 def test_huggingface_hub_continues_texts(official: tuple[InferenceClient, FakeGenerator]) -> None:

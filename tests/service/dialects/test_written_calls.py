@@ -137,8 +137,10 @@ class Add(BaseModel):
 def test_clients_read_calls_in_their_default_mode() -> None:
     model = FakeGenerator("caller", template=CALL_TEMPLATE)
     model.engine.script = "I see.\n" + qwen('{"name": "Add", "arguments": {"a": 1}}')
-    with serve_in_thread(generator_app(model)) as url:
-        official = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    with (
+        serve_in_thread(generator_app(model)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as official,
+    ):
         asked: dict[str, Any] = {"model": "caller", "messages": BODY["messages"], "tools": [openai.pydantic_function_tool(Add)]}
         with official.chat.completions.stream(**asked) as stream:
             kinds = {event.type for event in stream}
@@ -146,8 +148,9 @@ def test_clients_read_calls_in_their_default_mode() -> None:
         assert {"content.delta", "tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
         (call,) = message.tool_calls or []
         assert (message.content, call.function.parsed_arguments) == ("I see.\n", Add(a=1))
-        chat = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="caller", max_retries=0, timeout=PATIENCE_S)
-        answer = chat.bind_tools([Add]).invoke("Hi")
+        with openai.DefaultHttpxClient() as http:
+            chat = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="caller", max_retries=0, timeout=PATIENCE_S, http_client=http)
+            answer = chat.bind_tools([Add]).invoke("Hi")
         assert [(each["name"], each["args"]) for each in answer.tool_calls] == [("Add", {"a": 1})]
         function = {"name": call.function.name, "arguments": call.function.arguments}
         called = {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]}
@@ -161,8 +164,10 @@ def test_responses_have_a_message_and_the_calls() -> None:
     model = FakeGenerator("caller", template=CALL_TEMPLATE)
     model.engine.script = SAID
     tools: Any = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("add", "other")]
-    with serve_in_thread(generator_app(model)) as url:
-        official = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+    with (
+        serve_in_thread(generator_app(model)) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as official,
+    ):
         asked: dict[str, Any] = {"model": "caller", "input": "Hi", "tools": tools, "max_output_tokens": 400}
         answer = official.responses.create(**asked)
         message, *calls = answer.output

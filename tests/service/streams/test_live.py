@@ -36,10 +36,12 @@ def test_streams_go_on_after_all_processes_were_killed(decoder_bundle: Path, tmp
         with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
             lines = answer.iter_lines()
             text = "".join(f"{next(lines)}\n" for _ in range(4 * _PIECES))
-            client = openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0)
-            with client.chat.completions.with_streaming_response.create(
-                model=MODEL, messages=MESSAGES, max_tokens=3000, stream=True, seed=5, extra_body={"ignore_eos": True}
-            ) as chat:
+            with (
+                openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0) as client,
+                client.chat.completions.with_streaming_response.create(
+                    model=MODEL, messages=MESSAGES, max_tokens=3000, stream=True, seed=5, extra_body={"ignore_eos": True}
+                ) as chat,
+            ):
                 chat_lines = chat.iter_lines()
                 said = "".join(f"{next(chat_lines)}\n" for _ in range(3 * _PIECES))
                 kill(first)
@@ -57,10 +59,10 @@ def test_streams_go_on_after_all_processes_were_killed(decoder_bundle: Path, tmp
         whole = http.post("/v1/completions", json=BODY).json()
         assert [told.choices[index]["text"] for index in range(2)] == [choice["text"] for choice in whole["choices"]]
 
-        client = openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0)
-        asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 3000, "seed": 5, "extra_body": {"ignore_eos": True}}
-        rest = client.chat.completions.create(**asked, stream=True, extra_headers={"Last-Event-ID": chat_events[-1].id or ""})
-        content = Answer.of(chat_events).choices[0]["content"] + "".join(
-            piece.choices[0].delta.content or "" for piece in rest if piece.choices
-        )
-        assert content == client.chat.completions.create(**asked).choices[0].message.content
+        with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as client:
+            asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 3000, "seed": 5, "extra_body": {"ignore_eos": True}}
+            rest = client.chat.completions.create(**asked, stream=True, extra_headers={"Last-Event-ID": chat_events[-1].id or ""})
+            content = Answer.of(chat_events).choices[0]["content"] + "".join(
+                piece.choices[0].delta.content or "" for piece in rest if piece.choices
+            )
+            assert content == client.chat.completions.create(**asked).choices[0].message.content
