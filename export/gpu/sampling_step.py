@@ -18,11 +18,11 @@ from export.checks.parity import Reference, Tensors
 from export.errors import ExportError
 from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET, states_of
+from export.graphs.draw import BLOCK
 from export.graphs.torch_graph import TorchGraph
 from models.decoder.model import Decoder
 
 CANDIDATES = 1024  # top_k and top_p are computed among this number of likeliest tokens
-FOLDS = 64  # a row of weights is treated as a table of this number of rows, in which first a column is drawn and then a row
 
 
 def sampling_step_graph(decoder: Decoder) -> TorchGraph:
@@ -80,23 +80,23 @@ class SamplingStep(nn.Module):
 
 
 class Draw(nn.Module):
-    """Draws one token for each row of logits, in the order of `service/generation/sampling/drawing.py`.
+    """Draws one token for each row of logits, in the order of `export/graphs/draw.py`.
 
-    A row with top_k or top_p draws among its likeliest tokens, sorted by falling logit. Another row draws a column of the table of all
-    weights, and then a token in this column. Cumulative sums are products with a triangular matrix, since CumSum on a GPU adds up to
-    every number anew. Sums are products with ones, since other sums may need cuDNN.
+    A row with top_k or top_p draws among its likeliest tokens, sorted by falling logit. Another row draws a block of tokens, and then a
+    token in it. Cumulative sums are products with a triangular matrix, since CumSum on a GPU adds up to every number anew. Sums are
+    products with ones, since other sums may need cuDNN.
     """
 
-    before: Tensor
-    left: Tensor
-    above: Tensor
+    upper_candidates: Tensor
+    upper_blocks: Tensor
+    upper_block: Tensor
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.n_candidates = min(CANDIDATES, vocab_size)
-        self.n_columns = -(-vocab_size // FOLDS)
-        for name, size in (("before", self.n_candidates), ("left", self.n_columns), ("above", FOLDS)):
+        self.n_blocks = -(-vocab_size // BLOCK)
+        for name, size in (("upper_candidates", self.n_candidates), ("upper_blocks", self.n_blocks), ("upper_block", BLOCK)):
             self.register_buffer(name, torch.ones(size, size).triu(), persistent=False)  # x @ triu sums x up to each column
 
     def forward(self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> Tensor:
@@ -109,23 +109,22 @@ class Draw(nn.Module):
         best, ids = logits.topk(self.n_candidates)  # (B, K), sorted
         peak = best[:, :1]
         weights = ((logits - peak) / temperature).exp()  # (B, V)
-        padding = FOLDS * self.n_columns - self.vocab_size
-        table = nn.functional.pad(weights, (0, padding)).reshape(-1, FOLDS, self.n_columns)
-        ones = torch.ones(1, FOLDS) + 0 * temperature  # (B, FOLDS): a product that repeats one matrix would copy pointers from the host
-        columns = (ones.unsqueeze(1) @ table).squeeze(1)  # (B, columns)
-        up_to_column = columns @ self.left
-        total = up_to_column[:, -1:]
+        padding = BLOCK * self.n_blocks - self.vocab_size
+        blocks = nn.functional.pad(weights, (0, padding)).reshape(-1, self.n_blocks, BLOCK)
+        sums = (blocks @ torch.ones(BLOCK, 1)).squeeze(2)  # (B, blocks)
+        up_to_block = sums @ self.upper_blocks
+        total = up_to_block[:, -1:]
         limited, fits = self._limited(((best - peak) / temperature).exp(), ids, total, top_k, top_p, uniform)
-        drawn = torch.where((top_k > 0) | (top_p < 1), limited, self._of_all(table, columns, up_to_column, uniform * total))
+        drawn = torch.where((top_k > 0) | (top_p < 1), limited, self._of_all(blocks, sums, up_to_block, uniform * total))
         return torch.where(fits & (peak.abs() < torch.finfo(torch.float32).max), drawn, -1).squeeze(1)
 
-    def _of_all(self, table: Tensor, columns: Tensor, up_to_column: Tensor, mass: Tensor) -> Tensor:
-        """Return the token (B, 1) at which the cumulative weight of the table (B, FOLDS, columns) exceeds `mass`."""
-        column = _place(up_to_column, mass)
-        chosen = (torch.arange(self.n_columns) == column).float()  # (B, columns), 1 at the drawn column
-        rest = mass - _dot(up_to_column - columns, chosen)
-        inside = (table @ chosen.unsqueeze(2)).squeeze(2)  # (B, FOLDS)
-        return _place(inside @ self.above, rest) * self.n_columns + column
+    def _of_all(self, blocks: Tensor, sums: Tensor, up_to_block: Tensor, mass: Tensor) -> Tensor:
+        """Return the token (B, 1) at which the cumulative weight of the blocks (B, blocks, BLOCK) exceeds `mass`."""
+        block = _place(up_to_block, mass)
+        chosen = (torch.arange(self.n_blocks) == block).float()  # (B, blocks), 1 at the drawn block
+        rest = mass - _dot(up_to_block - sums, chosen)
+        inside = (chosen.unsqueeze(1) @ blocks).squeeze(1)  # (B, BLOCK)
+        return block * BLOCK + _place(inside @ self.upper_block, rest)
 
     def _limited(self, weights: Tensor, ids: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Return the token (B, 1) that is drawn among the likeliest, and whether these are all that top_k and top_p keep: weights (B, K),
@@ -133,7 +132,7 @@ class Draw(nn.Module):
         """
         K = self.n_candidates
         rank = torch.arange(K)
-        up_to = weights @ self.before  # (B, K)
+        up_to = weights @ self.upper_candidates  # (B, K)
         limit = torch.where((top_k > 0) & (top_k < K), top_k, K)
         whole = torch.where(top_k > 0, _dot(up_to, (rank == limit - 1).float()), total)
         count = torch.where(top_p < 1, torch.minimum(_count(up_to < top_p * whole) + 1, limit), limit)

@@ -10,6 +10,7 @@
 - `decoder_operators.py`: ONNX Runtime's operators for recurrences and convolutions.
 - `gated_delta.py`, `linear_attention.py`, `sink_window.py`: such layers.
 - `decoder_step.py`: the graph of a decoder, for prefill and decode.
+- `draw.py`: the graph that draws tokens, a file of the service.
 - `encoder_decoder.py`: the two graphs of an encoder-decoder.
 - `shared_weights.py`: lets two graphs use one file of weights.
 """

@@ -18,7 +18,7 @@ from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.sampling.guesses import MOST_PLACES, WIDTH, Guesses, Worth
 from service.generation.sampling.sampler import COLDEST, Drawn, Sampler
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, StepSession, Tensor
+from service.generation.session import Ids, StepSession, Tensor, Then
 from service.generation.slots import Row, Slots
 from service.runtime.onnx import CPU
 from service.states.validity import not_finite
@@ -51,10 +51,11 @@ class Running:
         self._batches = [min(session.batch(rows), size) for rows in range(size + 1)]  # batch size of a step, by number of rows in use
         self._sampler = Sampler(session.vocab_size, size)
         self._logits = np.zeros((size, session.vocab_size), np.float32)  # logits of each row's next token
+        self._ahead = self._sampler.ahead(self._logits)
         self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        # (batch size, `Slots.flipped`, tokens a row, whether another call is made beside it) -> the function that runs the step
-        self._calls: dict[tuple[int, bool, int, bool], Callable[[], None]] = {}
+        # (batch size, `Slots.flipped`, tokens a row, whether another call is made beside it, whether it draws) -> the function that runs it
+        self._calls: dict[tuple[int, bool, int, bool, bool], Callable[[], None]] = {}
         self.call_s = 0.0  # how long the last step's call of the graph took
         self._moved = 0  # `Slots.moved` when the functions were made
         self._feeds: list[_Feed] = []  # by row
@@ -169,7 +170,10 @@ class Running:
         if wide:
             self._step_wide(guesses, beside)
         else:
-            self._run(self._tokens, self._ones, self._zeros, self._logits[:, None], beside)
+            ahead = self._sampler.begin_ahead(len(self.sequences))
+            self._run(self._tokens, self._ones, self._zeros, self._logits[:, None], beside, self._ahead if ahead else None)
+            if ahead:
+                self._sampler.end_ahead(len(self.sequences))
             for sequence in self.sequences:
                 sequence.position += 1
         if self._guesses and beside is None:
@@ -211,8 +215,18 @@ class Running:
         drawn: list[int] = self._tokens[: len(self.sequences), 0].tolist()
         return drawn
 
-    def _run(self, tokens: Ids, lengths: Ids, wanted: Ids, logits: NDArray[np.float32], beside: Callable[[], None] | None = None) -> None:
-        """Run the graph for the rows in use: tokens (S, N), lengths (S,), wanted (S, M), logits (S, M, V), S slots."""
+    def _run(
+        self,
+        tokens: Ids,
+        lengths: Ids,
+        wanted: Ids,
+        logits: NDArray[np.float32],
+        beside: Callable[[], None] | None,
+        then: Then | None = None,
+    ) -> None:
+        """Run the graph for the rows in use: tokens (S, N), lengths (S,), wanted (S, M), logits (S, M, V), S slots. For `then` see
+        `StepSession.bind`.
+        """
         used = len(self.sequences)
         rows = self._batches[used]
         in_state = [sequence.position - len(feed.unfed) for sequence, feed in zip(self.sequences, self._feeds, strict=True)]
@@ -221,10 +235,10 @@ class Running:
         if self._moved != self._slots.moved:
             self._calls.clear()
             self._moved = self._slots.moved
-        call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1], beside is not None))
+        call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1], beside is not None, then is not None))
         if call is None:
             bound = tokens[:rows], lengths[:rows], self._slots.positions[:rows], wanted[:rows], *self._slots.sets
-            call = self._calls[key] = self._session.bind(*bound, logits[:rows], one_core=beside is not None)
+            call = self._calls[key] = self._session.bind(*bound, logits[:rows], one_core=beside is not None, then=then)
         if beside is None:
             self._timed(call)
         else:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Tensor = NDArray[Any]  # one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
+# Returns, for some rows, what is called right after each computation of their logits, on the thread that computed them.
+Then = Callable[[slice], Callable[[], None]]
 
 SHRINKS = 4  # slots are given back when a quarter of them would do
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
@@ -82,7 +84,17 @@ class StepSession(Protocol[S]):
         ...
 
     def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S, logits: Logits, *, one_core: bool = False
+        self,
+        tokens: Ids,
+        lengths: Ids,
+        positions: Ids,
+        wanted: Ids,
+        states: S,
+        out: S,
+        logits: Logits,
+        *,
+        one_core: bool = False,
+        then: Then | None = None,
     ) -> Callable[[], None]:
         """Return a function that feeds to each row b its first `lengths[b]` tokens and computes logits (B, M, V). Shapes: tokens (B, N),
         lengths and positions (B,), B rows of `states`, and wanted (B, M). `wanted` has the indices of the tokens after which logits are
@@ -91,7 +103,7 @@ class StepSession(Protocol[S]):
         Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `wanted` must not change;
         `lengths` may change only if the provider is the CPU. The new states are written to `out`, which shares memory with `states` only by
         `States.share`. `positions[b]` is the number of tokens that were fed to row b before. Both have room for the tokens. A call with
-        `one_core` is for `at_once`; its results have the same bits.
+        `one_core` is for `at_once`; its results have the same bits. `then` may be called for the rows in several parts.
         """
         ...
 
@@ -207,24 +219,27 @@ class OnnxStepSession:
         logits: Logits,
         *,
         one_core: bool = False,
+        then: Then | None = None,
     ) -> Callable[[], None]:
-        fed = _Fed(tokens, lengths, positions, wanted, states.arrays, out.arrays, logits).of(0, len(tokens))  # states may have more rows
+        whole = _Fed(tokens, lengths, positions, wanted, states.arrays, out.arrays, logits)
+
+        def part(session: "ort.InferenceSession", begin: int = 0, end: int = len(tokens)) -> Callable[[], None]:
+            call = self._call(session, whole.of(begin, end))
+            return call if then is None else _both(call, then(slice(begin, end)))
+
         if one_core:
-            return self._call(self._narrow, fed)
-        wide = self._call(self._wide, fed)
+            return part(self._narrow)
+        wide = part(self._wide)
+        other: Callable[[], None]
         if self._parts > 1 and len(tokens) >= LEAST_ROWS * self._parts:
-            other = self._divided(fed)
+            ends = [len(tokens) * number // self._parts for number in range(self._parts + 1)]
+            other = partial(self._side_by_side, [part(self._narrow, begin, end) for begin, end in pairwise(ends)])
         elif self._parts > 1 and tokens.size < LEAST_ROWS:
-            other = self._call(self._narrow, fed)
+            other = part(self._narrow)
         else:
             return wide
         rows, width = tokens.shape
         return partial(self._quicker[rows.bit_length(), width.bit_length()], (other, wide), tokens.size)
-
-    def _divided(self, fed: "_Fed") -> Callable[[], None]:
-        """Return a function that makes a call on each core, for a part of the rows."""
-        ends = [len(fed.tokens) * part // self._parts for part in range(self._parts + 1)]
-        return partial(self._side_by_side, [self._call(self._narrow, fed.of(begin, end)) for begin, end in pairwise(ends)])
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
@@ -253,6 +268,14 @@ class OnnxStepSession:
         return call
 
 
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
 class _Fed(NamedTuple):
     """The arrays that a call of the graph reads and writes; see `StepSession.bind`."""
 
@@ -265,7 +288,7 @@ class _Fed(NamedTuple):
     logits: Logits
 
     def of(self, begin: int, end: int) -> "_Fed":
-        """Return the arrays of the rows from `begin` to `end`."""
+        """Return the arrays of the rows from `begin` to `end`. States may have more rows than the others."""
         rows = slice(begin, end)
         states, out = ([array[rows] for array in arrays] for arrays in (self.states, self.out))
         return _Fed(self.tokens[rows], self.lengths[rows], self.positions[rows], self.wanted[rows], states, out, self.logits[rows])

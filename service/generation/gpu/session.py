@@ -11,7 +11,7 @@ import numpy as np
 
 from export import contract
 from service.generation.gpu.row_copies import RowCopies
-from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, Tensor, beginning
+from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, Tensor, Then, beginning
 from service.runtime.onnx import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
 
 _SETS = 4  # most copies of all slots' states at a time: two sets for the running sequences, and two sets for as many prompts in prefill
@@ -141,6 +141,7 @@ class DeviceStepSession:
         logits: Logits,
         *,
         one_core: bool = False,
+        then: Then | None = None,
     ) -> Callable[[], None]:
         session, binding = self._session, self._session.io_binding()
         binding.bind_cpu_input(contract.LENGTHS, lengths)
@@ -152,12 +153,16 @@ class DeviceStepSession:
         binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         fed = {contract.TOKENS: tokens, **({contract.POSITIONS: positions} if self.decoder.takes_positions else {})}
 
+        at_end = None if then is None else then(slice(0, len(tokens)))
+
         # The default argument keeps the arrays alive, because a binding holds no references to them.
         def call(_: object = (states, out, logits)) -> None:
             for name, array in fed.items():
                 binding.bind_cpu_input(name, array)  # copies the array to the device, unless the device is the CPU
             binding.synchronize_inputs()
             session.run_with_iobinding(binding)
+            if at_end is not None:
+                at_end()
 
         return call
 

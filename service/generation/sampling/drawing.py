@@ -1,4 +1,5 @@
-"""Draws one token per row from its scores: softmax with temperature, truncation, then inversion of the CDF at a uniform random number.
+"""Draws one token per row from its scores after truncation: softmax with temperature, truncation, then inversion of the CDF at a uniform
+random number. Also finds the likeliest tokens, and the sums of log-probabilities. (`graph.py` draws without truncation.)
 
 Pure functions on R rows of V scores. A row's result is bit-identical in any batch, because every sum runs within its row, in an order that
 depends on V alone. Scores may be -inf (never drawn); the maximum of every row, its peak, must be finite.
@@ -35,13 +36,6 @@ def rows_of(scores: Floats, rows: NDArray[np.intp]) -> Floats:
     """Return the scores of these rows, (R,) ascending, R > 0. The result is a view if the rows are adjacent, else a copy."""
     first, last = int(rows[0]), int(rows[-1])
     return scores[first : last + 1] if last - first + 1 == len(rows) else scores[rows]
-
-
-def draw(scores: Floats, peaks: Floats, temperature: Floats | None, uniforms: Doubles) -> Ids:
-    """Draw a token from softmax(scores / temperature) in each row; None: all temperatures are 1. Shapes: (R, V), (R,), (R,), (R,) -> token
-    ids (R,).
-    """
-    return _drawn_from(_weights(scores, peaks, temperature), uniforms)
 
 
 def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncation: Truncation, uniforms: Doubles) -> Ids:
@@ -85,7 +79,12 @@ def _truncated(distances: Floats, temperature: Floats, truncation: Truncation) -
 
 def log_totals(scores: Floats, peaks: Floats) -> Doubles:
     """Return the log of the sum of exp(scores - peak) of each row: (R, V), (R,) -> (R,)."""
-    return np.log(_totals(_weights(scores, peaks, None)))
+    n_rows, n_tokens = scores.shape
+    table = scratch("weights", (n_rows, padded(n_tokens)))
+    table[:, n_tokens:] = 0
+    weights = table[:, :n_tokens]
+    np.exp(np.subtract(scores, peaks[:, None], out=weights), out=weights)
+    return np.log(np.cumsum(_columns(table), axis=1, dtype=np.float64)[:, -1])
 
 
 def largest(scores: Floats, peaks: Floats, k: Ids) -> tuple[Floats, Ids]:
@@ -112,19 +111,6 @@ def _drawn_from(table: Floats, uniforms: Doubles) -> Ids:
     return token_ids
 
 
-def _weights(scores: Floats, peaks: Floats, temperature: Floats | None) -> Floats:
-    """Compute exp((scores - peak) / temperature), (R, W), padded with 0 to a multiple W of DEPTH. The next call overwrites the result."""
-    n_rows, n_tokens = scores.shape
-    table = scratch("weights", (n_rows, padded(n_tokens)))
-    table[:, n_tokens:] = 0
-    weights = table[:, :n_tokens]
-    np.subtract(scores, peaks[:, None], out=weights)
-    if temperature is not None:
-        np.multiply(weights, (1 / temperature)[:, None], out=weights)
-    np.exp(weights, out=weights)
-    return table
-
-
 def _columns(weights: Floats) -> Floats:
     """Sum the columns of each row, seen as a table (DEPTH, W / DEPTH): (R, W) -> (R, W / DEPTH). A matrix product is four times as fast as
     `sum(axis=1)`.
@@ -132,11 +118,6 @@ def _columns(weights: Floats) -> Floats:
     folded = weights.reshape(len(weights), DEPTH, -1)
     sums: Floats = np.matmul(_ONES, folded)[:, 0]
     return sums
-
-
-def _totals(weights: Floats) -> Doubles:
-    """Sum each row: (R, W) -> (R,), W a multiple of DEPTH."""
-    return np.cumsum(_columns(weights), axis=1, dtype=np.float64)[:, -1]
 
 
 def _place(cumulative: Doubles, targets: Doubles) -> NDArray[np.intp]:

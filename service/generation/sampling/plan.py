@@ -6,7 +6,8 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from service.generation.sampling.drawing import Ids, draw, draw_truncated, pieces, rows_of
+from service.generation.sampling.drawing import Doubles, Ids, draw_truncated, pieces, rows_of
+from service.generation.sampling.graph import GREEDY
 from service.generation.sampling.random import UniformCache
 from service.generation.sampling.scratch import Floats
 from service.generation.sampling.truncation import Truncation
@@ -30,55 +31,67 @@ ROW: Final = np.dtype(  # the parameters of a row
 
 
 class Group(NamedTuple):
-    """Rows that are drawn at random together: R of the B rows of a draw."""
+    """R of the B rows of a draw, whose distributions are truncated, and as many as fit into a core's cache."""
 
     rows: NDArray[np.intp]
-    temperature: Floats | None  # (R,); None: all temperatures are 1
-    truncation: Truncation | None  # None: no row's distribution is truncated
-    uniforms: NDArray[np.float64]  # (K, R), the random numbers of the next K draws
+    temperature: Floats  # (R,)
+    truncation: Truncation
 
     @classmethod
-    def of(cls, rows: NDArray[np.intp], parameters: NDArray[Any], uniforms: UniformCache) -> Self:
-        """Make the group of the rows (R,) with these parameters (R,). Either all or none are truncated."""
-        temperature: Floats | None = parameters["temperature"]
-        limits = None
-        if parameters["truncated"][0]:
-            limits = Truncation(parameters["top_k"], parameters["top_p"], parameters["min_p"], parameters["typical_p"])
-        elif (parameters["temperature"] == 1).all():
-            temperature = None
-        return cls(rows, temperature, limits, uniforms.ahead(rows, parameters["seed"], parameters["position"]))
+    def of(cls, rows: NDArray[np.intp], parameters: NDArray[Any]) -> Self:
+        """Make the group of the rows (R,) with these parameters (R,)."""
+        limits = Truncation(parameters["top_k"], parameters["top_p"], parameters["min_p"], parameters["typical_p"])
+        return cls(rows, parameters["temperature"], limits)
 
-    def draw(self, scores: Floats, peaks: Floats, n_before: int) -> Ids:
-        """Draw a token for each row of the group, after `n_before` draws: (B, V), (B,) -> (R,)."""
-        own, highest = rows_of(scores, self.rows), peaks[self.rows]
-        if self.truncation is None:
-            return draw(own, highest, self.temperature, self.uniforms[n_before])
-        assert self.temperature is not None
-        return draw_truncated(own, highest, self.temperature, self.truncation, self.uniforms[n_before])
+    def draw(self, scores: Floats, uniforms: Doubles, asked: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Ids]:
+        """Draw a token for each row of the group for which `asked` (B,) is True and whose largest score is finite: (B, V), (B,) -> these
+        rows and their tokens.
+        """
+        peaks = rows_of(scores, self.rows).max(axis=1)
+        drawn = asked[self.rows] & np.isfinite(peaks)
+        rows, temperature, limits = self
+        if not drawn.all():
+            rows, peaks, temperature, limits = rows[drawn], peaks[drawn], temperature[drawn], limits.of(drawn)
+        if not rows.size:
+            return rows, rows
+        return rows, draw_truncated(rows_of(scores, rows), peaks, temperature, limits, uniforms[rows])
 
 
 @dataclass(slots=True)
 class Plan:
-    """What draws do with B rows. In `groups` and `logprob_rows`, as many rows are together as fit into a core's cache."""
+    """What draws do with B rows."""
 
-    n_rows: int
-    any_greedy: bool  # whether the likeliest token of some row may be its token
-    groups: list[Group]
-    logprob_rows: list[NDArray[np.intp]]  # rows whose log-probabilities are requested
+    uniforms: Doubles  # (K, B), the random numbers of the next K draws; 0 for rows without temperature
+    inverse_temperatures: Floats  # (B,)
+    plain: NDArray[np.bool_]  # (B,), the rows that are drawn by the graph, since their distributions are not truncated
+    ahead: list[bool]  # which rows can be drawn by the graph before it is known what a grammar or `min_tokens` forbids
+    groups: list[Group]  # the rows that are not plain
+    logprob_rows: list[NDArray[np.intp]]  # rows whose log-probabilities are requested, as many together as fit into a core's cache
     n_draws: int = 0  # draws that were made by this plan
 
     @classmethod
-    def of(cls, rows: NDArray[Any], drawable: NDArray[np.bool_], uniforms: UniformCache, vocab_size: int) -> Self:
-        """Make the plan for the rows with these parameters (B,), of which those are drawn for which `drawable` (B,) is True."""
-        warm, truncated = drawable & (rows["temperature"] > 0), rows["truncated"]
-        groups = [
-            Group.of(chosen, rows[chosen], uniforms)
-            for alike in (warm & ~truncated, warm & truncated)
-            for chosen in pieces(np.flatnonzero(alike), vocab_size)
-        ]
-        logprob_rows = list(pieces(np.flatnonzero(drawable & (rows["top_logprobs"] >= 0)), vocab_size))
-        return cls(len(rows), not warm.all(), groups, logprob_rows)
+    def of(cls, rows: NDArray[Any], edited: list[bool], uniforms: UniformCache, vocab_size: int) -> Self:
+        """Make the plan for the rows with these parameters (B,). Logits of `edited` rows are changed before each draw."""
+        warm = rows["temperature"] > 0
+        truncated, places = warm & rows["truncated"], np.flatnonzero(warm)
+        ahead = uniforms.ahead(places, rows["seed"][places], rows["position"][places])
+        numbers = np.zeros((len(ahead), len(rows)))
+        numbers[:, places] = ahead
+        return cls(
+            numbers,
+            np.where(warm, 1 / np.where(warm, rows["temperature"], np.float32(1)), GREEDY),
+            ~truncated,
+            [not (changed or cut) for changed, cut in zip(edited, truncated.tolist(), strict=True)],
+            [Group.of(chosen, rows[chosen]) for chosen in pieces(np.flatnonzero(truncated), vocab_size)],
+            list(pieces(np.flatnonzero(rows["top_logprobs"] >= 0), vocab_size)),
+        )
+
+    @property
+    def now(self) -> Doubles:
+        """The random numbers of the next draw, (B,)."""
+        numbers: Doubles = self.uniforms[self.n_draws]
+        return numbers
 
     def fits(self, n_rows: int) -> bool:
         """Return whether the plan can be used for one more draw of `n_rows` rows."""
-        return self.n_rows == n_rows and all(self.n_draws < len(group.uniforms) for group in self.groups)
+        return len(self.plain) == n_rows and self.n_draws < len(self.uniforms)

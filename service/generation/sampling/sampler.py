@@ -5,7 +5,7 @@ top_k, top_p, min_p, typical_p; one draw. Reported log-probabilities are those o
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,12 +17,13 @@ from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.request import Sampling, TokenLogprob
 from service.generation.sampling.drawing import Ids, largest, log_totals, pieces, rows_of
 from service.generation.sampling.grammar import Words
+from service.generation.sampling.graph import bound, draw
 from service.generation.sampling.plan import ROW, Plan
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
 from service.generation.sampling.scratch import Floats
 
-SAMPLER_VERSION: Final = 2  # increase it with every change of code that makes a seed give other tokens
+SAMPLER_VERSION: Final = 3  # increase it with every change of code that makes a seed give other tokens
 COLDEST: Final = 1e-5  # a lower temperature counts as 0, as in vLLM, because dividing by it would overflow
 
 
@@ -36,7 +37,11 @@ class Drawn:
 
 
 class Sampler:
-    """The parameters and token counts of up to `slots` rows. The rows in use are the first ones. Not thread-safe."""
+    """The parameters and token counts of up to `slots` rows. The rows in use are the first ones. Not thread-safe.
+
+    Rows whose logits are not edited can be drawn ahead, on the core that computes their logits: by `begin_ahead`, the call of `ahead` after
+    the logits were computed, and `end_ahead`. The next `draw` then takes their tokens as they are.
+    """
 
     def __init__(self, vocab_size: int, slots: int) -> None:
         self._vocab_size = vocab_size
@@ -44,6 +49,10 @@ class Sampler:
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are not edited
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
+        # What is drawn ahead, an array (S, 1) for each input and output of the graph.
+        self._inverse_temperatures, self._numbers = np.ones((slots, 1), np.float32), np.zeros((slots, 1))
+        self._token_ids: Ids = np.zeros((slots, 1), np.int64)
+        self._known = [False] * slots  # whether the row's next token is in `_token_ids`
         self._planned: Plan | None = None  # None: a row has changed
         self._quiet = copy_context()  # entering it is quicker than `np.errstate`
         self._quiet.run(np.seterr, over="ignore", invalid="ignore")
@@ -65,7 +74,7 @@ class Sampler:
         """Start or resume a run as `put` does, but with `edits` made by `Edits.of` before, so that the time does not depend on the length
         of prompt and completion. Later draws update `edits`.
         """
-        self._edits[row], self._planned = edits, None
+        self._edits[row], self._known[row], self._planned = edits, False, None
         self._rows[row] = (
             sampling.seed,
             position,
@@ -84,7 +93,22 @@ class Sampler:
     def move(self, source: int, target: int) -> None:
         """Move the run of row `source` to row `target`. `source` is then free."""
         self._rows[target], self._planned = self._rows[source], None
+        self._token_ids[target], self._known[target] = self._token_ids[source], self._known[source]
         self._edits[target], self._edits[source] = self._edits[source], None
+
+    def ahead(self, logits: Floats) -> Callable[[slice], Callable[[], None]]:
+        """Return a function that takes some rows and returns the call that draws their next tokens from their `logits` (S, V)."""
+        return lambda rows: bound(logits[rows], self._inverse_temperatures[rows], self._numbers[rows], self._token_ids[rows])
+
+    def begin_ahead(self, n_rows: int) -> bool:
+        """Return whether any of the first rows can be drawn ahead. If so, prepare the calls of `ahead`."""
+        plan = self._plan(n_rows)
+        self._numbers[:n_rows, 0] = plan.now
+        return True in plan.ahead
+
+    def end_ahead(self, n_rows: int) -> None:
+        """Use what was drawn ahead for the first rows. Their parameters and logits are those of `begin_ahead`."""
+        self._known[:n_rows] = self._plan(n_rows).ahead
 
     def draw(
         self,
@@ -99,49 +123,79 @@ class Sampler:
         `masks` maps rows to bitmasks of allowed tokens (1 = allowed). `banned` contains, for each row, the ids that may not be drawn now.
         If `only` (B,) is given, rows where it is False are left as they are, and their token ids mean nothing.
         """
-        return self._quiet.run(self._draw, logits, masks or {}, banned, only)
-
-    def _draw(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]], only: NDArray[np.bool_] | None) -> Drawn:
-        failures: dict[int, ServiceError] = {}
-        scores, plan = self._edited(logits, masks, banned), self._plan(len(logits))
-        if plan.any_greedy:
-            token_ids = scores.argmax(axis=1)  # index of the first maximum, or of a NaN if the row contains one
-            peaks = _at(scores, token_ids)
+        n_rows = len(logits)
+        plan, token_ids, known = self._plan(n_rows), self._token_ids[:n_rows, 0].copy(), self._known[:n_rows]
+        self._known[:n_rows] = [False] * n_rows
+        # Every operation of numpy counts here: after a step, the caches have the model's weights and not this code.
+        if only is None and all(known) and not masks and not any(banned) and token_ids.min() >= 0:
+            drawn, failures = None, dict[int, ServiceError]()
+            self._rows["position"][:n_rows] += 1
         else:
-            token_ids, peaks = np.empty(len(logits), np.int64), scores.max(axis=1)
-        drawable = np.isfinite(peaks)
-        if scores is not logits:
-            drawable &= np.isfinite(logits.max(axis=1))
-        if only is not None or not drawable.all():
-            asked = np.ones_like(drawable) if only is None else only
-            failed = asked & ~drawable
-            failures = {row: self._failure(row, logits[row], any(banned[row : row + 1])) for row in np.flatnonzero(failed).tolist()}
-            token_ids[failed] = -1
-            drawable &= asked
-            plan = Plan.of(self._rows[: len(logits)], drawable, self._uniforms, self._vocab_size)
-            self._planned = None  # its rows are no longer at the same draw
-        for group in plan.groups:
-            token_ids[group.rows] = group.draw(scores, peaks, plan.n_draws)
+            drawn = np.ones(n_rows, np.bool_) if only is None else only.copy()
+            failures = self._quiet.run(self._draw_rest, token_ids, logits, masks or {}, banned, known, drawn)
+            self._advance(token_ids, drawn)
         plan.n_draws += 1
-        logprobs = self._logprobs(logits, plan.logprob_rows, token_ids)
-        self._advance(token_ids, drawable)
-        return Drawn(token_ids, logprobs, failures)
+        if only is not None or failures:
+            self._planned = None  # its rows are no longer at the same draw
+        groups = plan.logprob_rows if drawn is None else [left for rows in plan.logprob_rows if (left := rows[drawn[rows]]).size]
+        return Drawn(token_ids, self._quiet.run(self._logprobs, logits, groups, token_ids) if groups else {}, failures)
+
+    def _draw_rest(
+        self,
+        token_ids: Ids,
+        logits: Floats,
+        masks: Mapping[int, Words],
+        banned: Sequence[Sequence[int]],
+        known: list[bool],
+        wanted: NDArray[np.bool_],
+    ) -> dict[int, ServiceError]:
+        """Draw the wanted rows whose tokens are not known, or known for logits that are edited now. Shapes: (B,), (B, V), .., (B,), (B,).
+        Change `token_ids` and set `wanted` to False for rows that failed. Return their errors.
+        """
+        edited = [
+            row for row, edit in enumerate(self._edits[: len(logits)]) if edit is not None or row in masks or any(banned[row : row + 1])
+        ]
+        rest = ~np.array(known)
+        rest[edited] = True
+        rest &= wanted
+        plan, scores = self._plan(len(logits)), self._edited(logits, masks, banned, edited, rest)
+        token_ids[rest] = -1
+        if (plain := np.flatnonzero(rest & plan.plain)).size:
+            drawn = draw(rows_of(scores, plain), plan.inverse_temperatures[plain, None], plan.now[plain, None])
+            token_ids[plain] = drawn[:, 0]
+        for group in plan.groups:
+            rows, drawn = group.draw(scores, plan.now, rest)
+            token_ids[rows] = drawn
+        token_ids[[row for row in edited if not np.isfinite(logits[row].max())]] = -1
+        failed = np.flatnonzero(wanted & (token_ids < 0)).tolist()
+        wanted[failed] = False
+        return {row: self._failure(row, logits[row], any(banned[row : row + 1])) for row in failed}
 
     def _plan(self, n_rows: int) -> Plan:
         """Return the plan of a draw for all of the first rows."""
         if self._planned is None or not self._planned.fits(n_rows):
-            self._planned = Plan.of(self._rows[:n_rows], np.ones(n_rows, np.bool_), self._uniforms, self._vocab_size)
+            edited = [edit is not None for edit in self._edits[:n_rows]]
+            self._planned = Plan.of(self._rows[:n_rows], edited, self._uniforms, self._vocab_size)
+            self._inverse_temperatures[:n_rows, 0] = self._planned.inverse_temperatures
         return self._planned
 
-    def _edited(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]]) -> Floats:
-        """Return a copy of the logits with each row's biases, penalties, mask and banned ids applied. If no row has any, return the logits
-        themselves.
+    def _edited(
+        self,
+        logits: Floats,
+        masks: Mapping[int, Words],
+        banned: Sequence[Sequence[int]],
+        edited: list[int],
+        wanted: NDArray[np.bool_],
+    ) -> Floats:
+        """Return a copy of the wanted rows' logits with the biases, penalties, masks and banned ids of the `edited` rows applied. If there
+        are no such rows, return the logits themselves.
         """
-        edits = [(row, edit) for row, edit in enumerate(self._edits[: len(logits)]) if edit is not None]
-        if not (edits or masks or any(banned)):
+        if not edited:
             return logits
         scores = self._scores[: len(logits)]
-        np.copyto(scores, logits)
+        for row in np.flatnonzero(wanted).tolist():
+            scores[row] = logits[row]
+        edits = [(row, edit) for row in edited if (edit := self._edits[row]) is not None]
         for row, edit in edits:
             edit.bias(scores[row])
         self._penalise(scores, [(row, edit.counts) for row, edit in edits if len(edit.counts.token_ids)])

@@ -31,7 +31,7 @@ class Truncation(NamedTuple):
     min_p: Doubles
     typical_p: Doubles
 
-    def of(self, rows: slice) -> "Truncation":
+    def of(self, rows: slice | NDArray[np.bool_]) -> "Truncation":
         return Truncation(self.top_k[rows], self.top_p[rows], self.min_p[rows], self.typical_p[rows])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export import contract
-from service.generation.session import HostStates, Ids, Logits, Tensor
+from service.generation.session import HostStates, Ids, Logits, Tensor, Then
 from service.runtime.onnx import CPU
 from tests.service.fakes import PATIENCE_S
 
@@ -42,11 +42,14 @@ class GatedSteps:
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         raise NotImplementedError
 
-    def bind(self, *arrays: Any, one_core: bool = False) -> Callable[[], None]:
+    def bind(self, *arrays: Any, one_core: bool = False, then: Then | None = None) -> Callable[[], None]:
         *inputs, logits = arrays
+        after = None if then is None else then(slice(0, len(logits)))
 
         def call() -> None:
             logits[:] = self.run(*inputs)
+            if after is not None:
+                after()
 
         return call
 

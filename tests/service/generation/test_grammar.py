@@ -66,7 +66,7 @@ def spelled(text: str, vocabulary: Vocabulary) -> list[int]:
     return [single[bytes([byte])] for byte in text.encode()]
 
 
-def drawn(matcher: Matcher, seed: int, vocabulary: Vocabulary, most: int = 300) -> tuple[str, list[int]]:
+def drawn(matcher: Matcher, seed: int, vocabulary: Vocabulary, most: int = 2000) -> tuple[str, list[int]]:
     """A random text of the language, and its tokens. The end of text is likelier than the rest, so that it comes."""
     sampler, token_ids = Sampler(VOCAB_SIZE, 1), list[int]()
     sampler.put(0, Sampling(seed=seed, logit_bias={EOS: 3.0}), prompt=(1,))
@@ -90,7 +90,7 @@ def test_random_texts_match_the_regular_expression(pattern: str, seed: int, gram
 @pytest.mark.parametrize("seed", range(10))
 def test_random_texts_are_json_of_the_schema(seed: int, grammars: Grammars, vocabulary: Vocabulary) -> None:
     matcher = grammars.matcher(json_schema(PERSON))
-    text, _ = drawn(matcher, seed, vocabulary, most=2000)
+    text, _ = drawn(matcher, seed, vocabulary)
     assert matcher.finished, "nothing may follow the last brace"
     value = json.loads(text)
     assert {"name", "age"} <= value.keys() <= {"name", "age", "tags"}
@@ -128,7 +128,7 @@ def test_white_space_between_json_tokens_comes_to_an_end(grammars: Grammars, voc
 
 def test_the_tokens_so_far_bring_a_fresh_matcher_to_the_same_place(grammars: Grammars, vocabulary: Vocabulary) -> None:
     matcher = grammars.matcher(json_schema(PERSON))
-    _, token_ids = drawn(grammars.matcher(json_schema(PERSON)), 3, vocabulary, most=2000)
+    _, token_ids = drawn(grammars.matcher(json_schema(PERSON)), 3, vocabulary)
     for at, token_id in enumerate(token_ids):
         again = grammars.matcher(json_schema(PERSON))
         again.advance(*token_ids[:at])

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed
 from service.generation.request import Sampling, TokenLogprob
-from service.generation.sampling.drawing import draw, draw_truncated
+from service.generation.sampling.drawing import draw_truncated
+from service.generation.sampling.graph import draw
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
 from service.generation.sampling.sampler import SAMPLER_VERSION, Edits, Sampler, check_sampling, logprobs_of
@@ -193,7 +194,7 @@ def test_the_last_number_below_1_still_finds_a_token() -> None:
     peaks, temperature = scores.max(axis=1), np.ones(rows, np.float32)
     whole = Truncation(np.zeros(rows, np.int64), np.full(rows, 0.9), np.zeros(rows), np.ones(rows))
     for token_ids in (
-        draw(scores, peaks, temperature, np.full(rows, last)),
+        draw(scores, temperature[:, None], np.full((rows, 1), last))[:, 0],
         draw_truncated(scores, peaks, temperature, whole, np.full(rows, last)),
     ):
         assert np.isfinite(scores[np.arange(rows), token_ids]).all()
@@ -256,8 +257,8 @@ def test_a_seed_gives_the_tokens_of_its_version() -> None:
     """Runs that are stored are computed again after an update. Other tokens need another SAMPLER_VERSION, and then other ones here."""
     drawn = walk(list(range(len(MANNERS))), 6, V)
     tokens = [token_id for at in sorted(drawn) for token_id, _ in drawn[at]]
-    assert SAMPLER_VERSION == 2
-    assert hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest()[:16] == "9809d5f06a53b6ac"
+    assert SAMPLER_VERSION == 3
+    assert hashlib.sha256(np.array(tokens, "<i4").tobytes()).hexdigest()[:16] == "f4fbef732248d56c"
 
 
 @pytest.mark.parametrize("sampling", MANNERS, ids=lambda sampling: f"seed{sampling.seed}")
@@ -276,6 +277,77 @@ def test_a_row_goes_on_in_another_sampler_from_what_it_has_drawn(sampling: Sampl
     assert all(drawn.logprobs.keys() == {1} for drawn in again)
 
 
+def drawn_ahead(sampler: Sampler, logits: NDArray[np.float32], parts: int) -> None:
+    """Draw the next tokens as an engine does: right after the logits of each part of the rows."""
+    ends = [len(logits) * part // parts for part in range(parts + 1)]
+    if sampler.begin_ahead(len(logits)):
+        for begin, end in itertools.pairwise(ends):
+            sampler.ahead(logits)(slice(begin, end))()
+        sampler.end_ahead(len(logits))
+
+
+@pytest.mark.parametrize("vocab", [V, 256])
+def test_what_is_drawn_ahead_is_what_would_be_drawn(vocab: int) -> None:
+    """To the bit, in parts of any size, with masks and bans that become known only then, after rows have joined, moved and left."""
+    picked, n_slots = np.random.default_rng(0), 6
+    samplers = ahead, _ = Sampler(vocab, n_slots), Sampler(vocab, n_slots)
+    following: list[NDArray[np.float32]] = []  # the logits of each row's next token
+    for step in range(200):
+        while len(following) < n_slots and (not following or picked.random() < 0.3):
+            asked = dataclasses.replace(MANNERS[picked.integers(len(MANNERS))], seed=step)
+            for each in samplers:
+                each.put(len(following), asked, prompt=(1, 2), top_logprobs=1 if step % 4 == 0 else None)
+            following.append(some_logits(1, seed=step, vocab=vocab)[0])
+        logits = np.stack(following)
+        masks = {0: words(31, 32, 41, vocab=vocab)} if picked.random() < 0.2 else {}
+        banned = [(int(row.argmax()),) if picked.random() < 0.05 else () for row in logits]
+        drawn, wanted = (each.draw(logits, masks=masks, banned=banned) for each in samplers)
+        assert drawn.token_ids.tolist() == wanted.token_ids.tolist()
+        assert drawn.logprobs == wanted.logprobs
+        if picked.random() < 0.2:
+            only = picked.random(len(logits)) < 0.5
+            drawn, wanted = (each.draw(logits, only=only) for each in samplers)
+            assert drawn.token_ids[only].tolist() == wanted.token_ids[only].tolist()
+        following = list(some_logits(len(logits), seed=step, vocab=vocab))
+        if picked.random() < 0.8:
+            drawn_ahead(ahead, np.stack(following), parts=int(picked.integers(1, 1 + min(3, len(following)))))
+        if picked.random() < 0.2:
+            left, last = int(picked.integers(len(following))), following.pop()
+            if left < len(following):
+                following[left] = last
+                for each in samplers:
+                    each.move(len(following), left)
+
+
+def test_what_was_drawn_ahead_is_not_drawn_again() -> None:
+    logits, sampler = some_logits(3), Sampler(V, 3)
+    for row in range(3):
+        sampler.put(row, Sampling(seed=row), prompt=(1,), top_logprobs=0)
+    drawn_ahead(sampler, logits, parts=2)
+    known = sampler.draw(np.roll(logits, 1, axis=1)).token_ids
+    for row in range(3):
+        alone = Sampler(V, 1)
+        alone.put(0, Sampling(seed=row), prompt=(1,))
+        assert known[row] == alone.draw(logits[row : row + 1]).token_ids[0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_without_finite_logits_fails_alone_when_it_was_drawn_ahead(bad: float) -> None:
+    logits, sampler = some_logits(3), Sampler(V, 3)
+    logits[1] = bad
+    for row in range(3):
+        sampler.put(row, Sampling(seed=row), prompt=(1,))
+    first = sampler.draw(some_logits(3, seed=1)).token_ids
+    drawn_ahead(sampler, logits, parts=1)
+    drawn = sampler.draw(logits)
+    assert isinstance(drawn.failures[1], RuntimeFailed)
+    assert (list(drawn.failures), drawn.token_ids[1]) == ([1], -1)
+    again = Sampler(V, 3)
+    for row in range(3):
+        again.put(row, Sampling(seed=row), prompt=(1,), completion=[int(first[row])])
+    assert again.draw(logits).token_ids.tolist() == drawn.token_ids.tolist()
+
+
 def test_a_row_that_is_used_again_remembers_nothing() -> None:
     sampler, fresh = Sampler(V, 1), Sampler(V, 1)
     sampler.put(0, MANNERS[10], prompt=(1, 2))
@@ -290,8 +362,8 @@ def test_a_row_that_is_used_again_remembers_nothing() -> None:
 # Masks and bans --------------------------------------------------------------------------------------------------------------------------
 
 
-def words(*allowed: int) -> NDArray[np.int32]:
-    bits = np.zeros(-(-V // 32) * 32, np.uint8)
+def words(*allowed: int, vocab: int = V) -> NDArray[np.int32]:
+    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
     bits[list(allowed)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
