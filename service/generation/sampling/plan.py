@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.generation.sampling.drawing import Doubles, Ids, draw_truncated, pieces, rows_of
-from service.generation.sampling.graph import GREEDY
+from service.generation.sampling.graph import FIRST, GREEDY
 from service.generation.sampling.random import UniformCache
 from service.generation.sampling.scratch import Floats
 from service.generation.sampling.truncation import Truncation
@@ -61,7 +61,7 @@ class Group(NamedTuple):
 class Plan:
     """What draws do with B rows."""
 
-    uniforms: Doubles  # (K, B), the random numbers of the next K draws; 0 for rows without temperature
+    uniforms: Doubles  # (K, B), the random numbers of the next K draws, above 0; FIRST for rows without temperature
     inverse_temperatures: Floats  # (B,)
     plain: NDArray[np.bool_]  # (B,), the rows that are drawn by the graph, since their distributions are not truncated
     ahead: list[bool]  # which rows can be drawn by the graph before it is known what a grammar or `min_tokens` forbids
@@ -75,8 +75,8 @@ class Plan:
         warm = rows["temperature"] > 0
         truncated, places = warm & rows["truncated"], np.flatnonzero(warm)
         ahead = uniforms.ahead(places, rows["seed"][places], rows["position"][places])
-        numbers = np.zeros((len(ahead), len(rows)))
-        numbers[:, places] = ahead
+        numbers = np.full((len(ahead), len(rows)), FIRST)
+        numbers[:, places] = np.maximum(ahead, FIRST)
         return cls(
             numbers,
             np.where(warm, 1 / np.where(warm, rows["temperature"], np.float32(1)), GREEDY),

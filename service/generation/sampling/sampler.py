@@ -17,7 +17,7 @@ from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.request import Sampling, TokenLogprob
 from service.generation.sampling.drawing import Ids, largest, log_totals, pieces, rows_of
 from service.generation.sampling.grammar import Words
-from service.generation.sampling.graph import bound, draw
+from service.generation.sampling.graph import Draws, draw
 from service.generation.sampling.plan import ROW, Plan
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
@@ -49,10 +49,8 @@ class Sampler:
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are not edited
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
-        # What is drawn ahead, an array (S, 1) for each input and output of the graph.
-        self._inverse_temperatures, self._numbers = np.ones((slots, 1), np.float32), np.zeros((slots, 1))
-        self._token_ids: Ids = np.zeros((slots, 1), np.int64)
-        self._known = [False] * slots  # whether the row's next token is in `_token_ids`
+        self._draws = Draws.empty(slots)  # what is drawn ahead
+        self._known = [False] * slots  # whether the row's next token is in `_draws`
         self._planned: Plan | None = None  # None: a row has changed
         self._quiet = copy_context()  # entering it is quicker than `np.errstate`
         self._quiet.run(np.seterr, over="ignore", invalid="ignore")
@@ -93,17 +91,18 @@ class Sampler:
     def move(self, source: int, target: int) -> None:
         """Move the run of row `source` to row `target`. `source` is then free."""
         self._rows[target], self._planned = self._rows[source], None
-        self._token_ids[target], self._known[target] = self._token_ids[source], self._known[source]
+        self._known[target] = self._known[source]
+        self._draws.token_ids[target], self._draws.totals[target] = self._draws.token_ids[source], self._draws.totals[source]
         self._edits[target], self._edits[source] = self._edits[source], None
 
     def ahead(self, logits: Floats) -> Callable[[slice], Callable[[], None]]:
         """Return a function that takes some rows and returns the call that draws their next tokens from their `logits` (S, V)."""
-        return lambda rows: bound(logits[rows], self._inverse_temperatures[rows], self._numbers[rows], self._token_ids[rows])
+        return lambda rows: self._draws.of(rows).bound(logits[rows])
 
     def begin_ahead(self, n_rows: int) -> bool:
         """Return whether any of the first rows can be drawn ahead. If so, prepare the calls of `ahead`."""
         plan = self._plan(n_rows)
-        self._numbers[:n_rows, 0] = plan.now
+        self._draws.uniforms[:n_rows, 0] = plan.now
         return True in plan.ahead
 
     def end_ahead(self, n_rows: int) -> None:
@@ -124,10 +123,10 @@ class Sampler:
         If `only` (B,) is given, rows where it is False are left as they are, and their token ids mean nothing.
         """
         n_rows = len(logits)
-        plan, token_ids, known = self._plan(n_rows), self._token_ids[:n_rows, 0].copy(), self._known[:n_rows]
+        plan, token_ids, known = self._plan(n_rows), self._draws.token_ids[:n_rows, 0].copy(), self._known[:n_rows]
         self._known[:n_rows] = [False] * n_rows
         # Every operation of numpy counts here: after a step, the caches have the model's weights and not this code.
-        if only is None and all(known) and not masks and not any(banned) and token_ids.min() >= 0:
+        if only is None and all(known) and not masks and not any(banned) and self._draws.totals[:n_rows].min() > 0:
             drawn, failures = None, dict[int, ServiceError]()
             self._rows["position"][:n_rows] += 1
         else:
@@ -155,14 +154,13 @@ class Sampler:
         edited = [
             row for row, edit in enumerate(self._edits[: len(logits)]) if edit is not None or row in masks or any(banned[row : row + 1])
         ]
-        rest = ~np.array(known)
+        rest = ~np.array(known) | np.isnan(self._draws.totals[: len(logits), 0])
         rest[edited] = True
         rest &= wanted
         plan, scores = self._plan(len(logits)), self._edited(logits, masks, banned, edited, rest)
         token_ids[rest] = -1
         if (plain := np.flatnonzero(rest & plan.plain)).size:
-            drawn = draw(rows_of(scores, plain), plan.inverse_temperatures[plain, None], plan.now[plain, None])
-            token_ids[plain] = drawn[:, 0]
+            token_ids[plain] = draw(rows_of(scores, plain), plan.inverse_temperatures[plain], plan.now[plain])
         for group in plan.groups:
             rows, drawn = group.draw(scores, plan.now, rest)
             token_ids[rows] = drawn
@@ -176,7 +174,7 @@ class Sampler:
         if self._planned is None or not self._planned.fits(n_rows):
             edited = [edit is not None for edit in self._edits[:n_rows]]
             self._planned = Plan.of(self._rows[:n_rows], edited, self._uniforms, self._vocab_size)
-            self._inverse_temperatures[:n_rows, 0] = self._planned.inverse_temperatures
+            self._draws.inverse_temperatures[:n_rows, 0] = self._planned.inverse_temperatures
         return self._planned
 
     def _edited(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from export.graphs.draw import BLOCK, FILE, draw_graph
-from service.generation.sampling.graph import GREEDY, bound, draw
+from export.graphs.draw import FILE, draw_graph
+from service.generation.sampling.graph import FIRST, GREEDY, Draws, draw, width_of
 
 LAST = np.nextafter(1.0, 0.0)
 
@@ -14,10 +14,10 @@ def test_the_service_has_the_graph_that_this_code_writes() -> None:
 
 
 def drawn(scores: np.ndarray, uniforms: np.ndarray, inverse_temperature: float = 1.0) -> np.ndarray:
-    return draw(scores, np.full((len(scores), 1), inverse_temperature, np.float32), uniforms[:, None])[:, 0]
+    return draw(scores, np.full(len(scores), inverse_temperature, np.float32), uniforms)
 
 
-@pytest.mark.parametrize("vocab", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 4099])
+@pytest.mark.parametrize("vocab", [1, 2, 6, 63, 64, 211, 4096, 4099])
 @pytest.mark.parametrize("excluded", [0.0, 0.6])
 def test_it_inverts_the_cumulative_distribution(vocab: int, excluded: float) -> None:
     random = np.random.default_rng(vocab)
@@ -25,7 +25,7 @@ def test_it_inverts_the_cumulative_distribution(vocab: int, excluded: float) -> 
     row[random.random(vocab) < excluded] = -np.inf
     row[vocab // 2] = 0
     up_to = np.cumsum(np.exp((row - row.max()).astype(np.float64)))
-    uniforms = np.concatenate([[0, LAST, 0.5], random.random(400)])
+    uniforms = np.concatenate([[FIRST, LAST, 0.5], random.random(400)])
     ids = drawn(np.tile(row, (len(uniforms), 1)), uniforms)
     assert np.isfinite(row[ids]).all()
     below, above = np.where(ids > 0, up_to[ids - 1], 0) / up_to[-1], up_to[ids] / up_to[-1]
@@ -34,36 +34,40 @@ def test_it_inverts_the_cumulative_distribution(vocab: int, excluded: float) -> 
 
 
 def test_the_ends_of_blocks_never_give_a_token_of_weight_0() -> None:
-    """Where a target lies at the edge of a block, and the block's sums in both precisions differ."""
-    row = np.random.default_rng(0).normal(0, 1, 5 * BLOCK).astype(np.float32)
-    row.reshape(5, BLOCK)[:, ::2] = -np.inf
-    row.reshape(5, BLOCK)[2] = -np.inf
-    weights = np.exp(row - row.max())
-    edges = np.cumsum(weights.reshape(5, BLOCK).sum(axis=1), dtype=np.float64)
-    near = (edges[:-1, None] / edges[-1] + np.linspace(-3e-7, 3e-7, 601)).ravel()
-    ids = drawn(np.tile(row, (len(near), 1)), near)
-    assert np.isfinite(row[ids]).all()
+    """Where a target lies at the end of a block, and the block's sums in both precisions differ."""
+    n_tokens = 360
+    blocks = np.random.default_rng(0).normal(0, 1, (n_tokens // width_of(n_tokens), width_of(n_tokens))).astype(np.float32)
+    blocks[:, ::2] = blocks[:, -1] = blocks[2] = -np.inf
+    sums = np.exp(blocks - blocks.max()).sum(axis=1)
+    ends = np.cumsum(sums, dtype=np.float64)
+    near = (ends[:-1, None] / ends[-1] + np.linspace(-3e-7, 3e-7, 601)).ravel()
+    ids = drawn(np.tile(blocks.ravel(), (len(near), 1)), near)
+    assert np.isfinite(blocks.ravel()[ids]).all()
 
 
-def test_the_largest_inverse_temperature_gives_the_first_maximum() -> None:
+def test_greedy_is_the_first_maximum() -> None:
     scores = np.random.default_rng(0).integers(-3, 4, (50, 200)).astype(np.float32)
     scores[0] = np.where(np.arange(200) % 2, np.float32(-0.0), np.float32(0.0))
-    assert (drawn(scores, np.zeros(50), float(GREEDY)) == scores.argmax(axis=1)).all()
-    assert (drawn(-scores * 1e38, np.zeros(50), float(GREEDY)) == (-scores).argmax(axis=1)).all()
+    assert (drawn(scores, np.full(50, FIRST), float(GREEDY)) == scores.argmax(axis=1)).all()
+    assert (drawn(-scores * 1e38, np.full(50, FIRST), float(GREEDY)) == (-scores).argmax(axis=1)).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_scores_that_are_not_finite_give_no_token(bad: float) -> None:
     scores = np.zeros((4, 100), np.float32)
     scores[1, 70], scores[2], scores[3, 1:] = bad, -np.inf, -np.inf
-    assert drawn(scores, np.full(4, 0.3)).tolist() == [30, -1, -1, 0]
+    assert drawn(scores, np.full(4, 0.295)).tolist() == [29, -1, -1, 0]
 
 
 def test_a_bound_call_draws_from_what_the_arrays_have_then() -> None:
-    scores, cold, numbers, ids = np.zeros((2, 100), np.float32), np.ones((2, 1), np.float32), np.zeros((2, 1)), np.zeros((2, 1), np.int64)
-    call = bound(scores, cold, numbers, ids)
+    draws = Draws.empty(2)
+    call = draws.bound(np.zeros((2, 100), np.float32))
     call()
-    assert ids[:, 0].tolist() == [0, 0]
-    numbers[:] = [[0.5], [0.999]]
+    assert draws.token_ids[:, 0].tolist() == [0, 0]
+    draws.uniforms[:] = [[0.505], [0.995]]
     call()
-    assert ids[:, 0].tolist() == [50, 99]
+    assert draws.token_ids[:, 0].tolist() == [50, 99]
+
+
+def test_a_block_has_a_width_near_the_square_root() -> None:
+    assert [width_of(n) for n in (1, 7, 4096, 49152, 50257)] == [1, 1, 64, 192, 29]

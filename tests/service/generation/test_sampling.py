@@ -194,7 +194,7 @@ def test_the_last_number_below_1_still_finds_a_token() -> None:
     peaks, temperature = scores.max(axis=1), np.ones(rows, np.float32)
     whole = Truncation(np.zeros(rows, np.int64), np.full(rows, 0.9), np.zeros(rows), np.ones(rows))
     for token_ids in (
-        draw(scores, temperature[:, None], np.full((rows, 1), last))[:, 0],
+        draw(scores, temperature, np.full(rows, last)),
         draw_truncated(scores, peaks, temperature, whole, np.full(rows, last)),
     ):
         assert np.isfinite(scores[np.arange(rows), token_ids]).all()
