@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from export import contract
-from service.generation.session import OnnxStepSession
+from service.generation.session import OnnxStepSession, Step
 
 WARM_STEPS = 20
 LEAST_STEPS = 2  # fewest steps from which a median is computed
@@ -54,7 +54,7 @@ def stepping(
     lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.full(rows, position)
     logits = np.empty((rows, 1, session.vocab_size), np.float32)
     there, back = (
-        session.bind(tokens, lengths, positions, wanted, before, after, logits) for before, after in ((one, other), (other, one))
+        session.bind(Step(tokens, lengths, positions, wanted, before, after, logits)) for before, after in ((one, other), (other, one))
     )
     calls = cycle((there, back))
 

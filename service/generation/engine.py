@@ -25,6 +25,7 @@ from service.generation.places import Places
 from service.generation.prefill import Fed, Piece, Prompt, sequences_of
 from service.generation.request import Delta, FinishReason, GenerationRequest
 from service.generation.run import Run
+from service.generation.running import MOST_STEPS
 from service.generation.sampling.grammar import Grammars
 from service.generation.sampling.masks import Masks, is_there
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
@@ -178,7 +179,12 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     @property
     def _soon(self) -> bool:
-        others = len(self._prefill) or self._places.late or len(self._admission)
+        return self._steady and not len(self._admission)
+
+    @property
+    def _steady(self) -> bool:
+        """Return whether there is nothing to do but decode steps until a run ends."""
+        others = len(self._prefill) or self._places.late or (len(self._admission) and self._held < self.limits.slots)
         return len(self._running) > 0 and not others and all(sequence.mask is None for sequence in self._running.sequences)
 
     @property
@@ -307,24 +313,38 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     def _step(self, *, beside: bool) -> None:
         """Draw one token for every running sequence, publish it, and feed it to the sequences that continue. With `beside`, feed a piece of
-        prompts at the same time.
+        prompts at the same time. If the call made further steps, draw the tokens that they fed.
         """
-        ending = self._draw()
-        # Before the graph runs, so that the event loop sends tokens meanwhile. The end of a run whose state is kept must not overtake them.
-        self._publish(self._step_s if self._soon and self._step_s and not ending else math.inf)
+        ending = self._draw(time.monotonic())
+        known = self._step_s > 0 and not ending  # whether it is known when the next tokens are drawn, if there is no other work
+        # As many steps as take no longer than tokens may wait are made by one call.
+        n_steps = max(1, min(int(self.limits.hand_over_s / self._step_s), MOST_STEPS)) if known and self._steady else 1
+        # Before the graph runs, so that the event loop sends tokens meanwhile.
+        self._publish(n_steps * self._step_s if known and self._soon else math.inf)
         if len(self._running):
             piece = self._piece_beside() if beside else None
-            guessed = self._running.step([sequence for sequence, _ in ending], piece)
-            self._step_s = averaged(self._step_s, self._running.call_s)  # on one core, if a piece was fed on the other
+            guessed = self._running.step([sequence for sequence, _ in ending], piece, most=n_steps)
+            self._step_s = averaged(self._step_s, self._running.step_s)  # on one core, if a piece was fed on the other
             if guessed:
                 self.metrics.guessed_tokens.inc(guessed)
-            for sequence, last in ending:
-                state = self._running.copy(sequence)
-                self._running.remove(sequence)
-                self._complete(sequence, last, *state)
+            self._completed(ending)
+            while self._running.ahead:
+                ending = self._draw(time.monotonic() - self._running.ahead * self._running.step_s)
+                if self._running.ahead:  # not all runs have ended
+                    self._running.take()
+                    self._completed(ending)
             self._last_call_failed = False
             if piece is not None:
                 self._guarded(partial(self._fed, piece), sequences_of(piece.prompts))
+
+    def _completed(self, ending: list[tuple[Sequence, Delta]]) -> None:
+        """End the runs whose states are kept, after a step has fed their last tokens."""
+        if ending:
+            self._publish()  # the end is delivered by another way, once the state is stored, and must not overtake their tokens
+        for sequence, last in ending:
+            state = self._running.copy(sequence)
+            self._running.remove(sequence)
+            self._complete(sequence, last, *state)
 
     def _complete(
         self, sequence: Sequence, last: Delta, tensors: Several[Tensor] | None = None, logits: NDArray[np.float32] | None = None
@@ -343,14 +363,13 @@ class GeneratorEngine(StepEngine[Sequence]):
 
         self._states.keep(sequence, self._places.state(sequence, tensors, logits), stored)
 
-    def _draw(self) -> list[tuple[Sequence, Delta]]:
+    def _draw(self, now: float) -> list[tuple[Sequence, Delta]]:
         """Draw and emit the next token of every row, and more tokens of the rows for which the last step guessed right. Remove sequences
         that end with such a token, and sequences for which no token is possible.
 
         Return the sequences that end but take part in one more step, because the state after their last token must be kept; each with its
-        last delta.
+        last delta. `now` is when their logits were computed.
         """
-        now = time.monotonic()
         ending: list[tuple[Sequence, Delta]] = []
         self._draw_each(None, now, ending)
         while again := self._running.confirm([sequence for sequence, _ in ending]):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, Logits, StepSession, Tensor, beginning
+from service.generation.session import Ids, Logits, Step, StepSession, Tensor, beginning
 from service.generation.slots import Row, Slots
 from service.generation.snapshot import State
 from service.runtime.price import Price
@@ -259,7 +259,7 @@ class Prefill:
         every = prompts[0].n_top is not None  # whether logits are needed at every position; such a prompt is fed alone
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
         logits: Logits = np.empty((*wanted.shape, self._session.vocab_size), np.float32)
-        bound = self._session.bind(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets, logits, one_core=beside)
+        bound = self._session.bind(Step(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets, logits), one_core=beside)
         return Piece(prompts, tokens, lengths, slots, logits, bound, beside)
 
     def end(self, piece: Piece) -> list[Fed]:

@@ -2,6 +2,9 @@
 
 A step may also feed guessed tokens to a row (see `sampling/guesses.py`). If a guess turns out to be wrong, the row gets back its state
 before the step, and the next step feeds the right tokens again.
+
+Several steps can be made by one call, if all their tokens can be drawn ahead. They are taken one after the other: only then do rows have
+the logits and states after them. So what ends between two of them ends as if no further step had been made.
 """
 
 import time
@@ -18,12 +21,13 @@ from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.sampling.guesses import MOST_PLACES, WIDTH, Guesses, Worth
 from service.generation.sampling.sampler import COLDEST, Drawn, Sampler
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, StepSession, Tensor, Then
+from service.generation.session import Ids, Step, StepSession, Tensor
 from service.generation.slots import Row, Slots
 from service.runtime.onnx import CPU
 from service.states.validity import not_finite
 
-_MOST_BYTES = 64 * 2**20  # most memory for the logits of guessed tokens; an engine that would need more does not guess
+_MOST_BYTES = 64 * 2**20  # most memory for the logits of guessed tokens, or for what steps of one call need; else there are none
+MOST_STEPS = 4  # most steps of one call
 
 
 @dataclass(eq=False)
@@ -41,7 +45,7 @@ class Running:
 
     A decoding step is four calls: `draw` samples a token for every row, `remove` takes out each finished sequence, `confirm` returns the
     rows that can draw again because they drew what was guessed, and `step` feeds the drawn tokens to the model, which computes the next
-    logits.
+    logits. While `ahead` is above 0, `take` does what `step` does, by a step that was made before.
     """
 
     def __init__(self, session: StepSession[Any], size: int) -> None:
@@ -50,26 +54,38 @@ class Running:
         self._slots: Slots[Sequence] = Slots(session, size)
         self._batches = [min(session.batch(rows), size) for rows in range(size + 1)]  # batch size of a step, by number of rows in use
         self._sampler = Sampler(session.vocab_size, size)
-        self._logits = np.zeros((size, session.vocab_size), np.float32)  # logits of each row's next token
-        self._ahead = self._sampler.ahead(self._logits)
+        # The logits of each row's next token, and of the tokens after it if several steps were made.
+        self._layers = [np.zeros((size, session.vocab_size), np.float32)]
+        self._layer = 0  # which of them has the logits of the next token
+        self.ahead = 0  # number of steps that were made and not taken
         self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        # (batch size, `Slots.flipped`, tokens a row, whether another call is made beside it, whether it draws) -> the function that runs it
-        self._calls: dict[tuple[int, bool, int, bool, bool], Callable[[], None]] = {}
-        self.call_s = 0.0  # how long the last step's call of the graph took
+        # (batch size, `Slots.at`, tokens a row, whether another call is made beside it, steps, whether it draws) -> the call
+        self._calls: dict[tuple[int, int, int, bool, int, bool], Callable[[], None]] = {}
+        self.step_s = 0.0  # how long a step of the last call of the graph took
         self._moved = 0  # `Slots.moved` when the functions were made
         self._feeds: list[_Feed] = []  # by row
         self._wide: dict[int, _Wide] = {}  # by tokens a row
         # Elsewhere, a guess could change the bits of the logits, or a step that updates states in place could not be undone.
         exact = session.provider == CPU and session.decoder.exact and not any(state.slots for state in session.decoder.states)
-        self._guesses = exact and sum(range(2, WIDTH + 1)) * self._logits.nbytes <= _MOST_BYTES
+        self._guesses = exact and sum(range(2, WIDTH + 1)) * self._layers[0].nbytes <= _MOST_BYTES
         self._worth = Worth()
+        # All steps of a call have states and logits of their own. Where states are updated in place, those between two steps are lost.
+        bytes_of_step = size * (session.decoder.state_bytes + 4 * session.vocab_size)
+        alike = session.provider == CPU and not any(state.slots for state in session.decoder.states)
+        self._most_steps = min(MOST_STEPS, 1 + _MOST_BYTES // bytes_of_step) if alike else 1
+        self._further_positions: list[Ids] = [np.zeros(size, np.int64) for _ in range(1, MOST_STEPS)]  # of the steps after the first
+
+    @property
+    def _logits(self) -> NDArray[np.float32]:
+        return self._layers[self._layer]
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def join(self, sequence: Sequence, states: Several[Tensor] | Row, logits: NDArray[np.float32]) -> None:
         """Add a row for a run, with its state and the logits (V,) from which its next token is drawn."""
+        assert not self.ahead
         row = self._slots.add(sequence, states, sequence.position)
         self.sequences.append(sequence)
         self._feeds.append(_Feed())
@@ -82,15 +98,18 @@ class Running:
 
     def remove(self, sequence: Sequence) -> None:
         row = self.sequences.index(sequence)
-        moved = self._slots.remove(row, undoable=bool(self._feeds[-1].guessing))
+        moved = self._slots.remove(row, undoable=bool(self._feeds[-1].guessing), ahead=self.ahead)
         if moved is not None:
             self.sequences[row] = self.sequences[moved]
             self._feeds[row] = self._feeds[moved]
             self._sampler.move(moved, row)
-            self._logits[row] = self._logits[moved]
+            for logits in self._layers[self._layer : self._layer + self.ahead + 1]:
+                logits[row] = logits[moved]
             self._tokens[row] = self._tokens[moved]
         self.sequences.pop()
         self._feeds.pop()
+        if not self.sequences:
+            self.ahead = 0
 
     def copy(self, sequence: Sequence) -> tuple[list[Tensor], NDArray[np.float32]]:
         """Return copies of a run's state tensors, each without the batch axis, and of the logits (V,) of its next token. Call it between
@@ -159,26 +178,44 @@ class Running:
                 self._feeds[row] = _Feed(unfed=feed.guessing[: feed.n_right])
         return again
 
-    def step(self, ending: Collection[Sequence] = (), beside: Callable[[], None] | None = None) -> int:
+    def step(self, ending: Collection[Sequence] = (), beside: Callable[[], None] | None = None, *, most: int = 1) -> int:
         """Feed every row the token that was drawn for it, and guessed tokens if this pays, but not to the sequences `ending`. Return the
-        number of guessed tokens. `beside` is a call of one core that is made at the same time; nothing is guessed then, because the cost of
-        guesses is known for steps on all cores.
+        number of guessed tokens. Make up to `most` steps in one call, of which the first is taken.
+
+        `beside` is a call of one core that is made at the same time; nothing is guessed then, because the cost of guesses is known for
+        steps on all cores.
         """
         guesses = self._guessed(ending) if self._guesses and beside is None else {}
         started = time.perf_counter()
         wide = bool(guesses) or any(feed.unfed for feed in self._feeds)
+        n_steps = 1 if wide or beside is not None else self._steps(ending, most)
         if wide:
             self._step_wide(guesses, beside)
         else:
-            ahead = self._sampler.begin_ahead(len(self.sequences))
-            self._run(self._tokens, self._ones, self._zeros, self._logits[:, None], beside, self._ahead if ahead else None)
-            if ahead:
-                self._sampler.end_ahead(len(self.sequences))
-            for sequence in self.sequences:
-                sequence.position += 1
+            self._step_alike(n_steps, beside)
         if self._guesses and beside is None:
-            self._worth.took(len(self.sequences), time.perf_counter() - started, guessing=wide)
+            self._worth.took(len(self.sequences), (time.perf_counter() - started) / n_steps, guessing=wide)
         return sum(map(len, guesses.values()))
+
+    def _steps(self, ending: Collection[Sequence], most: int) -> int:
+        """Return how many steps the next call makes: as many as no row needs more than, if all their tokens can be drawn ahead."""
+        most = min(most, self._most_steps)
+        if most == 1 or ending or not self._sampler.all_ahead(len(self.sequences)):
+            return 1
+        if any(sequence.mask is not None or sequence.banned for sequence in self.sequences):
+            return 1
+        return max(1, min(most, *(sequence.most - len(sequence.completion) for sequence in self.sequences)))
+
+    def take(self) -> None:
+        """Take the next step that was made: each row's drawn token is the one that this step fed."""
+        self.ahead -= 1
+        self._layer += 1
+        self._taken()
+
+    def _taken(self) -> None:
+        self._slots.stepped(self._ones[: len(self.sequences)])
+        for sequence in self.sequences:
+            sequence.position += 1
 
     def _guessed(self, ending: Collection[Sequence]) -> dict[int, list[int]]:
         """Return the guessed tokens of each row that has a guess, or nothing if the guesses would not pay."""
@@ -193,6 +230,40 @@ class Running:
                 right += min(sequence.guesses.right, len(guess))
         return guesses if guesses and self._worth.pays(len(self.sequences), right) else {}
 
+    def _step_alike(self, n_steps: int, beside: Callable[[], None] | None) -> None:
+        """Feed every row its drawn token. In further steps, feed it the token that is drawn after that."""
+        used, draws = len(self.sequences), self._sampler.begin_ahead(len(self.sequences), n_steps)
+        self._make_room(n_steps)
+        positions = [self._slots.positions, *self._further_positions]
+        for number in range(1, n_steps):
+            np.add(self._slots.positions[:used], number, out=positions[number][:used])
+
+        def steps(rows: int) -> list[Step]:
+            return [
+                Step(
+                    (self._sampler.token_ids(number - 1) if number else self._tokens)[:rows],
+                    self._ones[:rows],
+                    positions[number][:rows],
+                    self._zeros[:rows],
+                    *self._slots.sets_after(number),
+                    self._layers[number][:rows, None],
+                    self._sampler.ahead(self._layers[number], number) if draws else None,
+                )
+                for number in range(n_steps)
+            ]
+
+        self._run(steps, 1, beside, n_steps=n_steps, draws=draws)
+        self._layer, self.ahead = 0, n_steps - 1
+        self._taken()
+        if draws:
+            self._sampler.end_ahead(used, n_steps)
+
+    def _make_room(self, n_steps: int) -> None:
+        """Have logits and states for this number of steps."""
+        while len(self._layers) < n_steps:
+            self._layers.append(np.zeros_like(self._layers[0]))
+        self._slots.lengthen(n_steps + 1)
+
     def _step_wide(self, guesses: dict[int, list[int]], beside: Callable[[], None] | None) -> None:
         """Feed several tokens to a row: those that were taken back from it, the drawn one, and its guess."""
         fed = [
@@ -200,11 +271,17 @@ class Running:
         ]
         width = max(map(len, fed))
         if (wide := self._wide.get(width)) is None:
-            wide = self._wide[width] = _Wide(self._slots.size, width, self._logits.shape[1])
+            wide = self._wide[width] = _Wide(self._slots.size, width, self._layers[0].shape[1])
         for row, tokens in enumerate(fed):
             wide.tokens[row, : len(tokens)] = tokens
             wide.lengths[row] = len(tokens)
-        self._run(wide.tokens, wide.lengths, wide.wanted, wide.logits, beside)
+
+        def steps(rows: int) -> list[Step]:
+            tokens, lengths, positions, wanted = (array[:rows] for array in (wide.tokens, wide.lengths, self._slots.positions, wide.wanted))
+            return [Step(tokens, lengths, positions, wanted, *self._slots.sets, wide.logits[:rows])]
+
+        self._run(steps, width, beside)
+        self._slots.stepped(wide.lengths[: len(fed)])
         for row, (sequence, feed, tokens) in enumerate(zip(self.sequences, self._feeds, fed, strict=True)):
             n_right = len(feed.unfed) + 1
             self._logits[row] = wide.logits[row, n_right - 1]
@@ -217,39 +294,38 @@ class Running:
 
     def _run(
         self,
-        tokens: Ids,
-        lengths: Ids,
-        wanted: Ids,
-        logits: NDArray[np.float32],
+        steps: Callable[[int], list[Step]],
+        width: int,
         beside: Callable[[], None] | None,
-        then: Then | None = None,
+        *,
+        n_steps: int = 1,
+        draws: bool = False,
     ) -> None:
-        """Run the graph for the rows in use: tokens (S, N), lengths (S,), wanted (S, M), logits (S, M, V), S slots. For `then` see
-        `StepSession.bind`.
+        """Make the call of `n_steps` steps of `width` tokens a row. `steps` returns them for a number of rows that begins with those in
+        use.
         """
-        used = len(self.sequences)
-        rows = self._batches[used]
+        assert not self.ahead
+        rows = self._batches[len(self.sequences)]
         in_state = [sequence.position - len(feed.unfed) for sequence, feed in zip(self.sequences, self._feeds, strict=True)]
         self._slots.check(self.sequences, in_state)
-        self._slots.reserve(tokens.shape[1])
+        self._slots.reserve(width)
         if self._moved != self._slots.moved:
             self._calls.clear()
             self._moved = self._slots.moved
-        call = self._calls.get(key := (rows, self._slots.flipped, tokens.shape[1], beside is not None, then is not None))
+        call = self._calls.get(key := (rows, self._slots.at, width, beside is not None, n_steps, draws))
         if call is None:
-            bound = tokens[:rows], lengths[:rows], self._slots.positions[:rows], wanted[:rows], *self._slots.sets
-            call = self._calls[key] = self._session.bind(*bound, logits[:rows], one_core=beside is not None, then=then)
+            call = self._calls[key] = self._session.bind(*steps(rows), one_core=beside is not None)
         if beside is None:
             self._timed(call)
         else:
             assert self._session.at_once is not None
             self._session.at_once([partial(self._timed, call), beside])
-        self._slots.stepped(lengths[:used])
+        self.step_s /= n_steps
 
     def _timed(self, call: Callable[[], None]) -> None:
         started = time.perf_counter()
         call()
-        self.call_s = time.perf_counter() - started
+        self.step_s = time.perf_counter() - started
 
 
 class _Wide:

@@ -28,6 +28,25 @@ Logits = NDArray[np.float32]
 # Returns, for some rows, what is called right after each computation of their logits, on the thread that computed them.
 Then = Callable[[slice], Callable[[], None]]
 
+
+class Step(NamedTuple):
+    """A step feeds to each row b its first `lengths[b]` tokens and computes logits (B, M, V). All arrays are C-contiguous.
+
+    `wanted` has the indices of the tokens after which logits are computed; it must not change. `positions[b]` is the number of tokens that
+    were fed to row b before. The new states are written to `out`, which shares memory with `states` only by `States.share`. Both may have
+    more rows, and have room for the tokens.
+    """
+
+    tokens: Ids  # (B, N)
+    lengths: Ids  # (B,)
+    positions: Ids  # (B,)
+    wanted: Ids  # (B, M)
+    states: Any  # B rows
+    out: Any  # B rows
+    logits: Logits  # (B, M, V)
+    then: Then | None = None
+
+
 SHRINKS = 4  # slots are given back when a quarter of them would do
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
 
@@ -83,32 +102,17 @@ class StepSession(Protocol[S]):
         """Return the batch size to use for `rows` sequences. It may be larger than `rows`, so that fewer different shapes occur."""
         ...
 
-    def bind(
-        self,
-        tokens: Ids,
-        lengths: Ids,
-        positions: Ids,
-        wanted: Ids,
-        states: S,
-        out: S,
-        logits: Logits,
-        *,
-        one_core: bool = False,
-        then: Then | None = None,
-    ) -> Callable[[], None]:
-        """Return a function that feeds to each row b its first `lengths[b]` tokens and computes logits (B, M, V). Shapes: tokens (B, N),
-        lengths and positions (B,), B rows of `states`, and wanted (B, M). `wanted` has the indices of the tokens after which logits are
-        computed.
+    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+        """Return a function that makes steps of B rows each, one after the other. `then` of a step may be called for the rows in several
+        parts, each of which goes on with its next step when it is ready.
 
-        Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `wanted` must not change;
-        `lengths` may change only if the provider is the CPU. The new states are written to `out`, which shares memory with `states` only by
-        `States.share`. `positions[b]` is the number of tokens that were fed to row b before. Both have room for the tokens. A call with
-        `one_core` is for `at_once`; its results have the same bits. `then` may be called for the rows in several parts.
+        Each call reads `tokens` and `positions` and writes `logits` in place; `lengths` may change between calls only if the provider is
+        the CPU. A call with `one_core` is for `at_once`; its results have the same bits.
         """
         ...
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S) -> Logits:
-        """Bind the arrays as `bind` does, run the step once, and return the logits."""
+        """Make one step, and return its logits."""
         ...
 
 
@@ -199,8 +203,8 @@ class OnnxStepSession:
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
         self.at_once = self._side_by_side if self._parts == 2 else None  # two calls of one core each would leave further cores without work
-        # By `bit_length` of the numbers of rows and of tokens a row, so that calls of up to twice the size share one.
-        self._quicker: defaultdict[tuple[int, int], Quicker] = defaultdict(Quicker)
+        # By `bit_length` of the numbers of rows and of tokens a row, so that calls of up to twice the size share one, and by steps.
+        self._quicker: defaultdict[tuple[int, int, int], Quicker] = defaultdict(Quicker)
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
@@ -208,87 +212,61 @@ class OnnxStepSession:
     def batch(self, rows: int) -> int:
         return rows
 
-    def bind(
-        self,
-        tokens: Ids,
-        lengths: Ids,
-        positions: Ids,
-        wanted: Ids,
-        states: HostStates,
-        out: HostStates,
-        logits: Logits,
-        *,
-        one_core: bool = False,
-        then: Then | None = None,
-    ) -> Callable[[], None]:
-        whole = _Fed(tokens, lengths, positions, wanted, states.arrays, out.arrays, logits)
+    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+        rows, width = steps[0].tokens.shape
 
-        def part(session: "ort.InferenceSession", begin: int = 0, end: int = len(tokens)) -> Callable[[], None]:
-            call = self._call(session, whole.of(begin, end))
-            return call if then is None else _both(call, then(slice(begin, end)))
+        def part(session: "ort.InferenceSession", begin: int = 0, end: int = rows) -> Callable[[], None]:
+            calls: list[Callable[[], None]] = []
+            for step in steps:
+                calls.append(self._call(session, step, slice(begin, end)))
+                calls += [] if step.then is None else [step.then(slice(begin, end))]
+            return calls[0] if len(calls) == 1 else partial(_all, calls)
 
         if one_core:
             return part(self._narrow)
         wide = part(self._wide)
         other: Callable[[], None]
-        if self._parts > 1 and len(tokens) >= LEAST_ROWS * self._parts:
-            ends = [len(tokens) * number // self._parts for number in range(self._parts + 1)]
+        if self._parts > 1 and rows >= LEAST_ROWS * self._parts:
+            ends = [rows * number // self._parts for number in range(self._parts + 1)]
             other = partial(self._side_by_side, [part(self._narrow, begin, end) for begin, end in pairwise(ends)])
-        elif self._parts > 1 and tokens.size < LEAST_ROWS:
+        elif self._parts > 1 and rows * width < LEAST_ROWS:
             other = part(self._narrow)
         else:
             return wide
-        rows, width = tokens.shape
-        return partial(self._quicker[rows.bit_length(), width.bit_length()], (other, wide), tokens.size)
+        quicker = self._quicker[rows.bit_length(), width.bit_length(), len(steps)]
+        return partial(quicker, (other, wide), rows * width * len(steps))
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
-        self.bind(tokens, lengths, positions, wanted, states, out, logits)()
+        self.bind(Step(tokens, lengths, positions, wanted, states, out, logits))()
         return logits
 
-    def _call(self, session: "ort.InferenceSession", fed: "_Fed") -> Callable[[], None]:
-        """Bind the arrays, and return a function that makes one call of the runtime."""
+    def _call(self, session: "ort.InferenceSession", step: Step, rows: slice) -> Callable[[], None]:
+        """Bind the arrays of some rows, and return a function that makes one call of the runtime."""
         binding = session.io_binding()
-        inputs: dict[str, Tensor] = {contract.TOKENS: fed.tokens, contract.LENGTHS: fed.lengths, contract.WANTED: fed.wanted}
+        inputs: dict[str, Tensor] = {
+            contract.TOKENS: step.tokens[rows],
+            contract.LENGTHS: step.lengths[rows],
+            contract.WANTED: step.wanted[rows],
+        }
         if self.decoder.takes_positions:
-            inputs[contract.POSITIONS] = fed.positions
+            inputs[contract.POSITIONS] = step.positions[rows]
+        outputs: dict[str, Tensor] = {contract.STEP_LOGITS: step.logits[rows]}
+        for state, before, after in zip(self.decoder.states, step.states.arrays, step.out.arrays, strict=True):
+            inputs[state.name] = before[rows]
+            outputs[state.output] = after[rows]
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        outputs: dict[str, Tensor] = {contract.STEP_LOGITS: fed.logits}
-        for state, before, after in zip(self.decoder.states, fed.states, fed.out, strict=True):
-            binding.bind_cpu_input(state.name, before)
-            outputs[state.output] = after
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        bound = (inputs, list(fed.states), outputs)  # kept, because the binding holds no references
 
-        def call(_: object = bound) -> None:
+        # The default argument keeps the arrays alive, because a binding holds no references to them.
+        def call(_: object = (inputs, outputs)) -> None:
             session.run_with_iobinding(binding)
 
         return call
 
 
-def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        first()
-        second()
-
-    return call
-
-
-class _Fed(NamedTuple):
-    """The arrays that a call of the graph reads and writes; see `StepSession.bind`."""
-
-    tokens: Ids
-    lengths: Ids
-    positions: Ids
-    wanted: Ids
-    states: Sequence[Tensor]
-    out: Sequence[Tensor]
-    logits: Logits
-
-    def of(self, begin: int, end: int) -> "_Fed":
-        """Return the arrays of the rows from `begin` to `end`. States may have more rows than the others."""
-        rows = slice(begin, end)
-        states, out = ([array[rows] for array in arrays] for arrays in (self.states, self.out))
-        return _Fed(self.tokens[rows], self.lengths[rows], self.positions[rows], self.wanted[rows], states, out, self.logits[rows])
+def _all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

@@ -15,7 +15,7 @@ from export.bundle import export_bundle
 from export.kinds.encoder import BARS
 from service.generation.gpu.session import DeviceStepSession, left_of, open_steps
 from service.generation.selftest import check_golden
-from service.generation.session import StepSession
+from service.generation.session import Step, StepSession
 from service.generation.slots import Slots
 from service.runtime.onnx import CPU, CUDA
 from tests.conftest import Once
@@ -81,7 +81,7 @@ def rows_of_many_ages(session: StepSession[Any]) -> np.ndarray:
         used = len(slots)
         rows = min(session.batch(used), SLOTS)
         tokens[:used, 0] = [(17 * owner + step) % session.vocab_size for owner in slots.owners]
-        session.bind(tokens[:rows], ones[:rows], slots.positions[:rows], zeros[:rows], *slots.sets, logits[:rows])()
+        session.bind(Step(tokens[:rows], ones[:rows], slots.positions[:rows], zeros[:rows], *slots.sets, logits[:rows]))()
         slots.stepped(ones[:used])
         seen.append(logits[:used].copy())
     return np.concatenate(seen)

@@ -11,7 +11,7 @@ import numpy as np
 
 from export import contract
 from service.generation.gpu.row_copies import RowCopies
-from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, Tensor, Then, beginning
+from service.generation.session import Ids, Logits, OnnxStepSession, Step, StepSession, Tensor, beginning
 from service.runtime.onnx import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
 
 _SETS = 4  # most copies of all slots' states at a time: two sets for the running sequences, and two sets for as many prompts in prefill
@@ -130,43 +130,37 @@ class DeviceStepSession:
     def batch(self, rows: int) -> int:
         return 1 << max(rows - 1, 0).bit_length()
 
-    def bind(
-        self,
-        tokens: Ids,
-        lengths: Ids,
-        positions: Ids,
-        wanted: Ids,
-        states: DeviceStates,
-        out: DeviceStates,
-        logits: Logits,
-        *,
-        one_core: bool = False,
-        then: Then | None = None,
-    ) -> Callable[[], None]:
+    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+        calls = [call for step in steps for call in self._calls(step)]
+
+        def made() -> None:
+            for call in calls:
+                call()
+
+        return made
+
+    def _calls(self, step: Step) -> list[Callable[[], None]]:
+        """Return the calls of a step: that of the graph, and what the step makes then."""
         session, binding = self._session, self._session.io_binding()
-        binding.bind_cpu_input(contract.LENGTHS, lengths)
-        binding.bind_cpu_input(contract.WANTED, wanted)
-        for state, before, after in zip(self.decoder.states, states.addresses(0), out.addresses(0), strict=True):
-            shape, dtype = (len(tokens), *state.shape), np.dtype(state.dtype).type
+        binding.bind_cpu_input(contract.LENGTHS, step.lengths)
+        binding.bind_cpu_input(contract.WANTED, step.wanted)
+        for state, before, after in zip(self.decoder.states, step.states.addresses(0), step.out.addresses(0), strict=True):
+            shape, dtype = (len(step.tokens), *state.shape), np.dtype(state.dtype).type
             binding.bind_input(state.name, self._device, 0, dtype, shape, before)
             binding.bind_output(state.output, self._device, 0, dtype, shape, after)
-        binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
-        fed = {contract.TOKENS: tokens, **({contract.POSITIONS: positions} if self.decoder.takes_positions else {})}
-
-        at_end = None if then is None else then(slice(0, len(tokens)))
+        binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, step.logits.shape, step.logits.ctypes.data)
+        fed = {contract.TOKENS: step.tokens, **({contract.POSITIONS: step.positions} if self.decoder.takes_positions else {})}
 
         # The default argument keeps the arrays alive, because a binding holds no references to them.
-        def call(_: object = (states, out, logits)) -> None:
+        def call(_: object = step) -> None:
             for name, array in fed.items():
                 binding.bind_cpu_input(name, array)  # copies the array to the device, unless the device is the CPU
             binding.synchronize_inputs()
             session.run_with_iobinding(binding)
-            if at_end is not None:
-                at_end()
 
-        return call
+        return [call] if step.then is None else [call, step.then(slice(0, len(step.tokens)))]
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: DeviceStates, out: DeviceStates) -> Logits:
         logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
-        self.bind(tokens, lengths, positions, wanted, states, out, logits)()
+        self.bind(Step(tokens, lengths, positions, wanted, states, out, logits))()
         return logits

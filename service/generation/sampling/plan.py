@@ -92,6 +92,6 @@ class Plan:
         numbers: Doubles = self.uniforms[self.n_draws]
         return numbers
 
-    def fits(self, n_rows: int) -> bool:
-        """Return whether the plan can be used for one more draw of `n_rows` rows."""
-        return len(self.plain) == n_rows and self.n_draws < len(self.uniforms)
+    def fits(self, n_rows: int, n_draws: int) -> bool:
+        """Return whether the plan can be used for this number of further draws of `n_rows` rows."""
+        return len(self.plain) == n_rows and self.n_draws + n_draws <= len(self.uniforms)

@@ -39,8 +39,8 @@ class Drawn:
 class Sampler:
     """The parameters and token counts of up to `slots` rows. The rows in use are the first ones. Not thread-safe.
 
-    Rows whose logits are not edited can be drawn ahead, on the core that computes their logits: by `begin_ahead`, the call of `ahead` after
-    the logits were computed, and `end_ahead`. The next `draw` then takes their tokens as they are.
+    Rows whose logits are not edited can be drawn ahead, on the core that computes their logits: by `begin_ahead`, the calls of `ahead`
+    after the logits were computed, and `end_ahead`. The next calls of `draw` then take their tokens as they are.
     """
 
     def __init__(self, vocab_size: int, slots: int) -> None:
@@ -49,7 +49,8 @@ class Sampler:
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are not edited
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
-        self._draws = Draws.empty(slots)  # what is drawn ahead
+        self._draws = [Draws.empty(slots)]  # what is drawn ahead, by number of the draw
+        self._at, self._n_ahead = 0, 0  # number of the next draw, and how many are drawn ahead
         self._known = [False] * slots  # whether the row's next token is in `_draws`
         self._planned: Plan | None = None  # None: a row has changed
         self._quiet = copy_context()  # entering it is quicker than `np.errstate`
@@ -92,22 +93,36 @@ class Sampler:
         """Move the run of row `source` to row `target`. `source` is then free."""
         self._rows[target], self._planned = self._rows[source], None
         self._known[target] = self._known[source]
-        self._draws.token_ids[target], self._draws.totals[target] = self._draws.token_ids[source], self._draws.totals[source]
+        for draws in self._draws[self._at :]:
+            draws.token_ids[target], draws.totals[target] = draws.token_ids[source], draws.totals[source]
         self._edits[target], self._edits[source] = self._edits[source], None
 
-    def ahead(self, logits: Floats) -> Callable[[slice], Callable[[], None]]:
-        """Return a function that takes some rows and returns the call that draws their next tokens from their `logits` (S, V)."""
-        return lambda rows: self._draws.of(rows).bound(logits[rows])
+    def all_ahead(self, n_rows: int) -> bool:
+        """Return whether all of the first rows can be drawn ahead."""
+        return False not in self._plan(n_rows).ahead
 
-    def begin_ahead(self, n_rows: int) -> bool:
-        """Return whether any of the first rows can be drawn ahead. If so, prepare the calls of `ahead`."""
-        plan = self._plan(n_rows)
-        self._draws.uniforms[:n_rows, 0] = plan.now
+    def begin_ahead(self, n_rows: int, n_draws: int = 1) -> bool:
+        """Return whether any of the first rows can be drawn ahead. If so, prepare the calls of `ahead` for the next draws."""
+        plan = self._plan(n_rows, n_draws)
+        while len(self._draws) < n_draws:
+            self._draws.append(Draws.empty(len(self._rows)))
+            self._draws[-1].inverse_temperatures[:] = self._draws[0].inverse_temperatures
+        for number in range(n_draws):
+            self._draws[number].uniforms[:n_rows, 0] = plan.uniforms[plan.n_draws + number]
         return True in plan.ahead
 
-    def end_ahead(self, n_rows: int) -> None:
+    def ahead(self, logits: Floats, number: int = 0) -> Callable[[slice], Callable[[], None]]:
+        """Return a function that takes some rows and returns the call that makes draw `number` for them, from `logits` (S, V)."""
+        return lambda rows: self._draws[number].of(rows).bound(logits[rows])
+
+    def token_ids(self, number: int) -> Ids:
+        """Return where the call of `ahead` writes the tokens of a draw, (S, 1)."""
+        return self._draws[number].token_ids
+
+    def end_ahead(self, n_rows: int, n_draws: int = 1) -> None:
         """Use what was drawn ahead for the first rows. Their parameters and logits are those of `begin_ahead`."""
         self._known[:n_rows] = self._plan(n_rows).ahead
+        self._at, self._n_ahead = 0, n_draws
 
     def draw(
         self,
@@ -123,16 +138,20 @@ class Sampler:
         If `only` (B,) is given, rows where it is False are left as they are, and their token ids mean nothing.
         """
         n_rows = len(logits)
-        plan, token_ids, known = self._plan(n_rows), self._draws.token_ids[:n_rows, 0].copy(), self._known[:n_rows]
-        self._known[:n_rows] = [False] * n_rows
+        plan, draws, known = self._plan(n_rows), self._draws[self._at], self._known[:n_rows]
+        token_ids = draws.token_ids[:n_rows, 0].copy()
         # Every operation of numpy counts here: after a step, the caches have the model's weights and not this code.
-        if only is None and all(known) and not masks and not any(banned) and self._draws.totals[:n_rows].min() > 0:
+        if only is None and all(known) and not masks and not any(banned) and draws.totals[:n_rows].min() > 0:
             drawn, failures = None, dict[int, ServiceError]()
             self._rows["position"][:n_rows] += 1
         else:
             drawn = np.ones(n_rows, np.bool_) if only is None else only.copy()
             failures = self._quiet.run(self._draw_rest, token_ids, logits, masks or {}, banned, known, drawn)
             self._advance(token_ids, drawn)
+            self._known[:n_rows] = [was and went_on for was, went_on in zip(known, drawn.tolist(), strict=True)]
+        self._at += 1
+        if self._at >= self._n_ahead:
+            self._at, self._n_ahead, self._known[:n_rows] = 0, 0, [False] * n_rows
         plan.n_draws += 1
         if only is not None or failures:
             self._planned = None  # its rows are no longer at the same draw
@@ -154,7 +173,7 @@ class Sampler:
         edited = [
             row for row, edit in enumerate(self._edits[: len(logits)]) if edit is not None or row in masks or any(banned[row : row + 1])
         ]
-        rest = ~np.array(known) | np.isnan(self._draws.totals[: len(logits), 0])
+        rest = ~np.array(known) | np.isnan(self._draws[self._at].totals[: len(logits), 0])
         rest[edited] = True
         rest &= wanted
         plan, scores = self._plan(len(logits)), self._edited(logits, masks, banned, edited, rest)
@@ -169,12 +188,13 @@ class Sampler:
         wanted[failed] = False
         return {row: self._failure(row, logits[row], any(banned[row : row + 1])) for row in failed}
 
-    def _plan(self, n_rows: int) -> Plan:
-        """Return the plan of a draw for all of the first rows."""
-        if self._planned is None or not self._planned.fits(n_rows):
+    def _plan(self, n_rows: int, n_draws: int = 1) -> Plan:
+        """Return the plan of this number of draws for all of the first rows."""
+        if self._planned is None or not self._planned.fits(n_rows, n_draws):
             edited = [edit is not None for edit in self._edits[:n_rows]]
             self._planned = Plan.of(self._rows[:n_rows], edited, self._uniforms, self._vocab_size)
-            self._draws.inverse_temperatures[:n_rows, 0] = self._planned.inverse_temperatures
+            for draws in self._draws:
+                draws.inverse_temperatures[:n_rows, 0] = self._planned.inverse_temperatures
         return self._planned
 
     def _edited(

@@ -6,13 +6,12 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export import contract
-from service.generation.session import HostStates, Ids, Logits, Tensor, Then
+from service.generation.session import HostStates, Ids, Logits, Step, Tensor
 from service.runtime.onnx import CPU
 from tests.service.fakes import PATIENCE_S
 
@@ -42,14 +41,14 @@ class GatedSteps:
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         raise NotImplementedError
 
-    def bind(self, *arrays: Any, one_core: bool = False, then: Then | None = None) -> Callable[[], None]:
-        *inputs, logits = arrays
-        after = None if then is None else then(slice(0, len(logits)))
+    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+        after = [None if step.then is None else step.then(slice(0, len(step.tokens))) for step in steps]
 
         def call() -> None:
-            logits[:] = self.run(*inputs)
-            if after is not None:
-                after()
+            for step, then in zip(steps, after, strict=True):
+                step.logits[:] = self.run(*step[:-2])
+                if then is not None:
+                    then()
 
         return call
 

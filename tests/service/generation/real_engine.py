@@ -15,7 +15,7 @@ from tests.service.fakes import PATIENCE_S
 
 
 @asynccontextmanager
-async def running(session: StepSession[Any], bundle: Path, *, slots: int) -> AsyncIterator[GeneratorEngine]:
+async def running(session: StepSession[Any], bundle: Path, *, slots: int, hand_over_s: float = 0.0) -> AsyncIterator[GeneratorEngine]:
     file = bundle / contract.TOKENIZER
     engine = GeneratorEngine(
         session,
@@ -23,7 +23,9 @@ async def running(session: StepSession[Any], bundle: Path, *, slots: int) -> Asy
         eos_token_ids=(),
         grammars=Grammars(file, ()),
         numerics="0",
-        limits=GeneratorLimits(slots=slots, max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S),  # else a slow machine would refuse
+        limits=GeneratorLimits(
+            slots=slots, max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S, hand_over_s=hand_over_s
+        ),  # else a slow machine would refuse
         metrics=GeneratorMetrics(Metrics(), "b"),
     )
     engine.start()

@@ -16,7 +16,7 @@ from service.errors import RuntimeFailed
 from service.generation.gpu.session import DeviceStates, DeviceStepSession, left_of
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
-from service.generation.session import Ids, OnnxStepSession, StepSession, beginning
+from service.generation.session import OnnxStepSession, Step, StepSession, beginning
 from service.generation.snapshot import Snapshot, State
 from service.runtime.onnx import CPU, CUDA, SettingsConflict
 from tests.gpu import ON_A_GPU
@@ -53,10 +53,10 @@ class OnDevice(DeviceStepSession):
             return DeviceStepSession.states(self, 2**60)
         return Spoilt(self.decoder, rows, self._copies, self._device)
 
-    def bind(self, tokens: Ids, *others: Any, **options: Any) -> Callable[[], None]:
-        call = super().bind(tokens, *others, **options)
-        if tokens.shape[1] == 1:
-            self.rows.add(len(tokens))
+    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+        call = super().bind(*steps, one_core=one_core)
+        if steps[0].tokens.shape[1] == 1:
+            self.rows.add(len(steps[0].tokens))
 
         def counted() -> None:
             if self.calls == self.hold_at:

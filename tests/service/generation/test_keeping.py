@@ -78,6 +78,7 @@ async def keeping(
     numerics: str = "ab",
     hot_bytes: int = 0,
     cache_bytes: int = 0,
+    hand_over_s: float = 0.0,
 ) -> AsyncIterator[Kept]:
     own = store or Store(SqliteEngine(None))
     keeper = StateKeeper(
@@ -90,7 +91,7 @@ async def keeping(
         grammars=Grammars(tokenizer, (EOS,)),
         keeper=keeper,
         numerics=numerics,
-        limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S, prefix_cache_bytes=cache_bytes),
+        limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S, prefix_cache_bytes=cache_bytes, hand_over_s=hand_over_s),
         metrics=GeneratorMetrics(Metrics(), "fake"),
     )
     engine.start()

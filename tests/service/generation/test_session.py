@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from export import contract
-from service.generation.session import LEAST_ROWS, OnnxStepSession
+from service.generation.session import LEAST_ROWS, OnnxStepSession, Step
 from tests.decoders import tiny_decoder_bundle
 
 pytestmark = pytest.mark.export
@@ -70,7 +70,7 @@ def test_calls_of_about_the_same_size_share_their_choice(bundle: Path) -> None:
     session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
     for rows, width in ((9, 1), (15, 1), (8, 1), (33, 1), (9, 5)):
         stepped(session, rows, width)
-    assert list(session._quicker) == [(4, 1), (6, 1), (4, 3)]
+    assert list(session._quicker) == [(4, 1, 1), (6, 1, 1), (4, 3, 1)]
 
 
 def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) -> None:
@@ -82,7 +82,7 @@ def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) ->
         lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.zeros(rows, np.int64)
         states, out, same = (session.states(rows + 1) for _ in range(3))  # slots that are not in use come last
         logits = np.empty((rows, 1, session.vocab_size), np.float32)
-        calls.append(session.bind(tokens, lengths, positions, wanted, states, out, logits, one_core=True))
+        calls.append(session.bind(Step(tokens, lengths, positions, wanted, states, out, logits), one_core=True))
         alone.append((session.run(tokens, lengths, positions, wanted, states, same), same, logits, out))
     session.at_once(calls)
     for expected, states, logits, out in alone:

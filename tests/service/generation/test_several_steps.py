@@ -1,0 +1,175 @@
+"""Several steps made by one call change nothing that a run says, keeps or stores."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export import contract
+from service.errors import RuntimeFailed
+from service.generation.request import Delta, GenerationRequest, Sampling
+from service.generation.running import MOST_STEPS
+from service.generation.session import OnnxStepSession, Step
+from service.generation.snapshot import Snapshot
+from tests.service.fakes import PATIENCE_S
+from tests.service.generation import real_engine
+from tests.service.generation.fake_steps import EOS, FakeSteps
+from tests.service.generation.test_engine import all_of, ask, running
+from tests.service.generation.test_keeping import keeping
+
+WARM = Sampling(seed=3)
+KINDS: list[dict[str, Any]] = [
+    {"sampling": WARM},
+    {"sampling": Sampling(seed=4, temperature=0.5), "top_logprobs": 2},
+    {},  # greedy: some of its tokens are guessed
+    {"sampling": Sampling(seed=5, logit_bias={EOS: 4.0})},  # ends anywhere; its logits are edited
+    {"sampling": Sampling(seed=6, temperature=3.0)},
+    {"sampling": Sampling(seed=7, top_p=0.8)},
+    {"sampling": Sampling(seed=8), "min_tokens": 9},
+]
+
+
+class Counted(FakeSteps):
+    """Counts its calls by their numbers of steps. Its end token comes as often as the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = Counter[int]()
+        self._unembedding[:, EOS] = self._unembedding[:, 7]
+
+    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+        call = super().bind(*steps, one_core=one_core)
+
+        def counted() -> None:
+            self.steps[len(steps)] += 1
+            call()
+
+        return counted
+
+
+async def answers(steps: FakeSteps, tokenizer: Path, requests: list[GenerationRequest], hand_over_s: float) -> list[Delta]:
+    async with running(steps, tokenizer, slots=4, hand_over_s=hand_over_s) as engine:
+        runs = [engine.submit(request) for request in requests]
+        return await asyncio.gather(*map(all_of, runs))
+
+
+@pytest.mark.parametrize("kind", [*range(len(KINDS)), None])
+async def test_runs_say_the_same(tokenizer: Path, kind: int | None) -> None:
+    """Of one kind, and of all kinds together; with end tokens and stop strings between two steps of a call."""
+    of = [KINDS[at % len(KINDS) if kind is None else kind] for at in range(24)]
+    requests = [ask(at, at + 1, max_tokens=10 + 3 * at, **{**options}) for at, options in enumerate(of, 1)]
+    plain, several = Counted(), Counted()
+    wanted = await answers(plain, tokenizer, requests, 0)
+    stopping = [replace(request, stop=(said.text[5:7],)) for request, said in zip(requests, wanted, strict=True) if len(said.text) > 7]
+    wanted += await answers(plain, tokenizer, stopping, 0)
+    assert await answers(several, tokenizer, [*requests, *stopping], PATIENCE_S) == wanted
+    assert {said.finish_reason for said in wanted} == {"length", "stop"}
+    assert set(plain.steps) == {1}
+    if kind not in (3, 5):  # where not all tokens can be drawn ahead
+        assert several.steps[MOST_STEPS] > 10
+
+
+async def new_tokens(tokenizer: Path, asked: GenerationRequest) -> list[int]:
+    """The tokens of a run of which none came before in it: each can end it at its own place."""
+    (said,) = await answers(Counted(), tokenizer, [asked], 0)
+    return [token for at, token in enumerate(said.token_ids) if token not in said.token_ids[:at]]
+
+
+async def test_a_run_alone_ends_at_any_step_of_a_call_and_another_begins(tokenizer: Path) -> None:
+    long = ask(1, 2, max_tokens=200, sampling=WARM, ignore_eos=True)
+    wanted, steps = await answers(Counted(), tokenizer, [long], 0), Counted()
+    async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
+        for token in (await new_tokens(tokenizer, long))[:20]:
+            ended = await all_of(engine.submit(replace(long, stop_token_ids=(token,))))
+            assert ended.token_ids == wanted[0].token_ids[: wanted[0].token_ids.index(token) + 1]
+        assert [await all_of(engine.submit(long))] == wanted
+    assert steps.steps[MOST_STEPS] > 50
+
+
+@pytest.mark.parametrize("at", range(3, 12))
+async def test_kept_and_cached_states_are_those_of_the_tokens(tokenizer: Path, at: int) -> None:
+    """Also beside runs that end at other steps of a call."""
+    asked: dict[str, Any] = {"sampling": WARM, "ignore_eos": True, "max_tokens": 30}
+    asked["stop_token_ids"] = ((await new_tokens(tokenizer, ask(1, 2, **asked)))[at],)
+    async with keeping(Counted(), tokenizer) as kept:
+        first, state = await kept.run(1, 2, **asked)
+        more, _ = await kept.run(9, start=state, max_tokens=20, sampling=WARM)
+    steps = Counted()
+    async with keeping(steps, tokenizer, cache_bytes=2**20, hand_over_s=PATIENCE_S) as kept:
+        others = [kept.engine.submit(ask(prompt, max_tokens=3 + prompt, sampling=WARM)) for prompt in range(3, 8)]
+        said, state = await kept.run(1, 2, **asked)
+        went_on, _ = await kept.run(9, start=state, max_tokens=20, sampling=WARM)
+        again = await all_of(kept.engine.submit(ask(1, 2, *said.token_ids, 9, max_tokens=20, sampling=WARM)))
+        for other in others:
+            await all_of(other)
+    assert said == first
+    assert went_on == more
+    assert again.token_ids == more.token_ids
+    assert steps.steps[MOST_STEPS] > 0
+
+
+@pytest.mark.parametrize("after", range(6, 14))
+async def test_a_snapshot_continues_with_the_same_tokens(tokenizer: Path, after: int) -> None:
+    steps = Counted()
+    asked = ask(1, 2, max_tokens=60, sampling=WARM, ignore_eos=True)
+    async with running(Counted(), tokenizer) as engine:
+        wanted = await all_of(engine.submit(asked))
+    async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
+        steps.hold(after)
+        run = engine.submit(asked)
+        await asyncio.to_thread(steps.wait, after + 1)
+        taking = asyncio.ensure_future(engine.take(run))
+        await asyncio.sleep(0)
+        steps.open()
+        snapshot = await taking
+        rest = [token async for delta in await engine.resume(Snapshot.unpack(snapshot.pack())) for token in delta.token_ids]
+    assert [*snapshot.completion, *rest] == list(wanted.token_ids)
+    assert steps.steps[MOST_STEPS] > 0
+
+
+async def test_a_run_with_bad_logits_fails_after_its_good_tokens_and_the_others_go_on(tokenizer: Path) -> None:
+    requests = [ask(at, max_tokens=40, sampling=WARM, ignore_eos=True) for at in (1, 2, 3)]
+    wanted = await answers(Counted(), tokenizer, requests, 0)
+    steps = Counted()
+    bad = next(
+        token for at, token in enumerate(wanted[0].token_ids) if at > 12 and token not in {*wanted[1].token_ids, *wanted[2].token_ids}
+    )
+    steps.bad_tokens.add(bad)
+    async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
+        runs = [engine.submit(request) for request in requests]
+        said: list[int] = []
+
+        async def read() -> None:
+            async for delta in runs[0]:
+                said.extend(delta.token_ids)
+
+        with pytest.raises(RuntimeFailed):
+            await read()
+        assert [await all_of(run) for run in runs[1:]] == wanted[1:]
+    assert said == list(wanted[0].token_ids[: wanted[0].token_ids.index(bad) + 1])
+    assert steps.steps[MOST_STEPS] > 0
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("slots", [3, 9])
+async def test_the_runtime_gives_the_same_bits(decoder_bundle: Path, threads: int, slots: int) -> None:
+    """On one core, and with rows divided between two; log-probabilities show the bits of the logits."""
+    manifest = contract.read_manifest(decoder_bundle)
+    requests = [
+        GenerationRequest(prompt=(at, 7), sampling=Sampling(seed=at, temperature=at % 3), max_tokens=20 + at, top_logprobs=1)
+        for at in range(20)
+    ]
+    said = []
+    for hand_over_s in (0.0, PATIENCE_S):
+        session = OnnxStepSession(decoder_bundle, manifest, threads=threads)
+        async with real_engine.running(session, decoder_bundle, slots=slots, hand_over_s=hand_over_s) as engine:
+            runs = [engine.submit(request) for request in requests]
+            said.append([await all_of(run) for run in runs])
+    assert said[0] == said[1]
+    assert np.mean([len(each.token_ids) for each in said[0]]) > 20
