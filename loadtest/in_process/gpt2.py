@@ -8,8 +8,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from loadtest.in_process.engine import PROMPT_TOKENS
 from models.decoder.model import DecoderConfig
 
-WARM_TOKENS = 4
-
 
 class Gpt2:
     """A GPT-2 with the width, depth and number of feed-forward weights of the decoder `like`."""
@@ -31,11 +29,11 @@ class Gpt2:
 
     def tokens_per_s(self, rows: int, threads: int) -> float:
         """Return the tokens per second of `rows` texts together, generated as one batch at temperature 1 with a KV cache. The time counts
-        from the prompts to the last token."""
+        from the prompts to the last token. As many texts are generated before, which do not count."""
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            self._generate(rows, WARM_TOKENS)
+            self._generate(rows, self.new_tokens)
             started = time.perf_counter()
             self._generate(rows, self.new_tokens)
             return rows * self.new_tokens / (time.perf_counter() - started)
