@@ -60,8 +60,8 @@ class Running:
         self.ahead = 0  # number of steps that were made and not taken
         self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        # (batch size, `Slots.at`, tokens a row, whether another call is made beside it, steps, whether it draws) -> the call
-        self._calls: dict[tuple[int, int, int, bool, int, bool], Callable[[], None]] = {}
+        # (batch size, `Slots.flipped`, tokens a row, whether another call is made beside it, steps, whether it draws) -> the call
+        self._calls: dict[tuple[int, bool, int, bool, int, bool], Callable[[], None]] = {}
         self.step_s = 0.0  # how long a step of the last call of the graph took
         self._moved = 0  # `Slots.moved` when the functions were made
         self._feeds: list[_Feed] = []  # by row
@@ -98,7 +98,7 @@ class Running:
 
     def remove(self, sequence: Sequence) -> None:
         row = self.sequences.index(sequence)
-        moved = self._slots.remove(row, undoable=bool(self._feeds[-1].guessing), ahead=self.ahead)
+        moved = self._slots.remove(row, undoable=bool(self._feeds[-1].guessing))
         if moved is not None:
             self.sequences[row] = self.sequences[moved]
             self._feeds[row] = self._feeds[moved]
@@ -210,10 +210,10 @@ class Running:
         """Take the next step that was made: each row's drawn token is the one that this step fed."""
         self.ahead -= 1
         self._layer += 1
-        self._taken()
+        self._slots.take(self._ones[: len(self.sequences)])
+        self._advance()
 
-    def _taken(self) -> None:
-        self._slots.stepped(self._ones[: len(self.sequences)])
+    def _advance(self) -> None:
         for sequence in self.sequences:
             sequence.position += 1
 
@@ -233,19 +233,22 @@ class Running:
     def _step_alike(self, n_steps: int, beside: Callable[[], None] | None) -> None:
         """Feed every row its drawn token. In further steps, feed it the token that is drawn after that."""
         used, draws = len(self.sequences), self._sampler.begin_ahead(len(self.sequences), n_steps)
-        self._make_room(n_steps)
+        while len(self._layers) < n_steps:
+            self._layers.append(np.zeros_like(self._layers[0]))
         positions = [self._slots.positions, *self._further_positions]
         for number in range(1, n_steps):
             np.add(self._slots.positions[:used], number, out=positions[number][:used])
 
         def steps(rows: int) -> list[Step]:
+            path = self._slots.path(n_steps)
             return [
                 Step(
                     (self._sampler.token_ids(number - 1) if number else self._tokens)[:rows],
                     self._ones[:rows],
                     positions[number][:rows],
                     self._zeros[:rows],
-                    *self._slots.sets_after(number),
+                    path[number],
+                    path[number + 1],
                     self._layers[number][:rows, None],
                     self._sampler.ahead(self._layers[number], number) if draws else None,
                 )
@@ -254,15 +257,10 @@ class Running:
 
         self._run(steps, 1, beside, n_steps=n_steps, draws=draws)
         self._layer, self.ahead = 0, n_steps - 1
-        self._taken()
+        self._slots.stepped(self._ones[:used], of=n_steps)
+        self._advance()
         if draws:
             self._sampler.end_ahead(used, n_steps)
-
-    def _make_room(self, n_steps: int) -> None:
-        """Have logits and states for this number of steps."""
-        while len(self._layers) < n_steps:
-            self._layers.append(np.zeros_like(self._layers[0]))
-        self._slots.lengthen(n_steps + 1)
 
     def _step_wide(self, guesses: dict[int, list[int]], beside: Callable[[], None] | None) -> None:
         """Feed several tokens to a row: those that were taken back from it, the drawn one, and its guess."""
@@ -312,7 +310,7 @@ class Running:
         if self._moved != self._slots.moved:
             self._calls.clear()
             self._moved = self._slots.moved
-        call = self._calls.get(key := (rows, self._slots.at, width, beside is not None, n_steps, draws))
+        call = self._calls.get(key := (rows, self._slots.flipped, width, beside is not None, n_steps, draws))
         if call is None:
             call = self._calls[key] = self._session.bind(*steps(rows), one_core=beside is not None)
         if beside is None:

@@ -6,7 +6,7 @@ The engine uses only the protocols `StepSession` and `States`. Their implementat
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
@@ -203,8 +203,9 @@ class OnnxStepSession:
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
         self.at_once = self._side_by_side if self._parts == 2 else None  # two calls of one core each would leave further cores without work
-        # By `bit_length` of the numbers of rows and of tokens a row, so that calls of up to twice the size share one, and by steps.
-        self._quicker: defaultdict[tuple[int, int, int], Quicker] = defaultdict(Quicker)
+        # By `bit_length` of the numbers of rows and of tokens a row, so that calls of up to twice the size share one, and by
+        # whether they make several steps.
+        self._quicker: defaultdict[tuple[int, int, bool], Quicker] = defaultdict(Quicker)
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
@@ -222,19 +223,20 @@ class OnnxStepSession:
                 calls += [] if step.then is None else [step.then(slice(begin, end))]
             return calls[0] if len(calls) == 1 else partial(_all, calls)
 
+        def divided() -> Callable[[], None]:
+            ends = [rows * number // self._parts for number in range(self._parts + 1)]
+            return partial(self._side_by_side, [part(self._narrow, begin, end) for begin, end in pairwise(ends)])
+
         if one_core:
             return part(self._narrow)
-        wide = part(self._wide)
-        other: Callable[[], None]
         if self._parts > 1 and rows >= LEAST_ROWS * self._parts:
-            ends = [rows * number // self._parts for number in range(self._parts + 1)]
-            other = partial(self._side_by_side, [part(self._narrow, begin, end) for begin, end in pairwise(ends)])
+            other = _made_once(divided)
         elif self._parts > 1 and rows * width < LEAST_ROWS:
-            other = part(self._narrow)
+            other = _made_once(partial(part, self._narrow))
         else:
-            return wide
-        quicker = self._quicker[rows.bit_length(), width.bit_length(), len(steps)]
-        return partial(quicker, (other, wide), rows * width * len(steps))
+            return part(self._wide)
+        quicker = self._quicker[rows.bit_length(), width.bit_length(), len(steps) > 1]
+        return partial(quicker, (other, _made_once(partial(part, self._wide))), rows * width * len(steps))
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
@@ -265,6 +267,16 @@ class OnnxStepSession:
             session.run_with_iobinding(binding)
 
         return call
+
+
+def _made_once(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+    """Return a call that is made when it is first called, because binding its arrays takes a tenth of a millisecond."""
+    made = cache(make)
+
+    def call() -> None:
+        made()()
+
+    return call
 
 
 def _all(calls: Sequence[Callable[[], None]]) -> None:

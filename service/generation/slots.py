@@ -1,8 +1,9 @@
 """Memory for the states of many sequences, bound directly to the step graph.
 
-There are two or more sets of states, in a ring. A step reads one set and writes the next, so no step copies states. Tensors with slots for
-tokens are updated in place, so all sets have the same memory for them; it grows with the longest sequence. The rows in use are the first
-ones, so the rows of a batch are a view of the arrays. When a row is freed, the last row in use is copied into its place.
+There are two sets of states. A step reads one set and writes the other, then they are swapped, so no step copies states. Several steps
+that are made at once go through further sets on their way from one to the other. Tensors with slots for tokens are updated in place, so
+both sets have the same memory for them; it grows with the longest sequence. The rows in use are the first ones, so the rows of a batch are
+a view of the arrays. When a row is freed, the last row in use is copied into its place.
 """
 
 from collections.abc import Sequence
@@ -35,29 +36,17 @@ class Slots(Generic[Owner]):
         self.size = size
         self.owners: list[Owner] = []
         self.positions: Ids = np.zeros(size, np.int64)
-        self.at = 0  # number of the set that has the current states
-        self.moved = 0  # how many times the memory of the states has moved, or the ring has changed
+        self.flipped = False  # toggled each time the two sets are swapped
+        self.moved = 0  # how many times the memory of the states has moved
         self._session = session
-        self._sets: list[States] = [session.states(size), session.states(size)]
-        self._sets[1].share(self._sets[0])
+        self._front: States = session.states(size)
+        self._back: States = session.states(size)
+        self._back.share(self._front)
+        self._further: list[States] = []
+        self._ahead: list[States] = []  # the sets that have the states after each step that was made and not taken
 
     def __len__(self) -> int:
         return len(self.owners)
-
-    def lengthen(self, n_sets: int) -> None:
-        """Have at least this number of sets, so that `n_sets` - 1 steps can be made before the states of the first are given up."""
-        while len(self._sets) < n_sets:
-            self._sets.insert(self.at + 1, self._session.states(self.size))
-            self._sets[self.at + 1].share(self._front)
-            self.moved += 1
-
-    @property
-    def _front(self) -> States:
-        return self._sets[self.at]
-
-    def _set(self, after: int) -> Any:
-        """Return the set that has the states after this number of further steps, or before the last step if it is -1."""
-        return self._sets[(self.at + after) % len(self._sets)]
 
     def add(self, owner: Owner, states: Sequence[Tensor] | Row | None = None, position: int = 0) -> int:
         """Add a row for `owner`: the empty state, or a copy of `states` (each without the batch axis) at `position`. Returns the row's
@@ -74,20 +63,19 @@ class Slots(Generic[Owner]):
         self.owners.append(owner)
         return row
 
-    def remove(self, row: int, *, undoable: bool = False, ahead: int = 0) -> int | None:
+    def remove(self, row: int, *, undoable: bool = False) -> int | None:
         """Free a row. Returns the index of the row that was moved into its place, or None if it was the last row. With `undoable`, the
-        moved row's state before the last step is moved too, so that `take_back` can undo the step; so are its states after `ahead` steps
-        that were made before they are taken.
+        moved row's state before the last step is moved too, so that `take_back` can undo the step.
         """
         last = len(self.owners) - 1
         if row != last:
-            for after in range(-1 if undoable else 0, ahead + 1):
-                states = self._set(after)
+            for states in (self._front, *self._ahead, *([self._back] if undoable else [])):
                 states.copy(row, states, last, int(self.positions[last]))
             self.positions[row] = self.positions[last]
             self.owners[row] = self.owners[last]
         self.owners.pop()
         if not self.owners:
+            self._front, self._ahead = self._ahead[-1] if self._ahead else self._front, []
             self._reserve(0)  # gives memory back, as no sequence may follow for long
         return last if row != last else None
 
@@ -95,12 +83,12 @@ class Slots(Generic[Owner]):
         """Undo the last step for a row: it fed `tokens` tokens to it. Call it before the next step. States that a step updates in place
         cannot be undone.
         """
-        self._front.copy(row, self._set(-1), row, int(self.positions[row]))
+        self._front.copy(row, self._back, row, int(self.positions[row]))
         self.positions[row] -= tokens
 
     def before(self, row: int) -> list[Tensor]:
         """Return a copy of a row's state tensors before the last step, each without the batch axis."""
-        return list(self._set(-1).read(row, int(self.positions[row])))
+        return self._back.read(row, int(self.positions[row]))
 
     def state(self, row: int) -> list[Tensor]:
         """Return a copy of a row's state tensors, each without the batch axis."""
@@ -116,23 +104,35 @@ class Slots(Generic[Owner]):
 
     def _reserve(self, position: int) -> None:
         if self._front.reserve(position, len(self.owners)):
-            for states in self._sets:
-                if states is not self._front:
-                    states.share(self._front)
+            self._back.share(self._front)
             self.moved += 1
 
     @property
     def sets(self) -> tuple[Any, Any]:
         """Return the states that the next step reads, and those that it writes, of the session's own type. The rows in use come first."""
-        return self.sets_after(0)
+        return self._front, self._back
 
-    def sets_after(self, steps: int) -> tuple[Any, Any]:
-        """Return the same for the step after this number of steps."""
-        return self._set(steps), self._set(steps + 1)
+    def path(self, steps: int) -> list[Any]:
+        """Return the states before and after each of this number of steps that are made at once. No tensor may have slots if they are
+        several.
+        """
+        while len(self._further) < steps - 1:
+            self._further.append(self._session.states(self.size))
+        return [self._front, *self._further[: steps - 1], self._back]
 
-    def stepped(self, lengths: Ids) -> None:
-        """Go to the next set of states, as a step has fed `lengths` tokens to the rows in use, and advance their positions."""
-        self.at = (self.at + 1) % len(self._sets)
+    def stepped(self, lengths: Ids, *, of: int = 1) -> None:
+        """Swap the two sets of states after a step that fed `lengths` tokens to the rows in use, and advance their positions. If it was the
+        first `of` several steps that were made at once, `take` goes on to the next.
+        """
+        before, *self._ahead, after = self.path(of)
+        self._ahead.append(after)
+        self.flipped = not self.flipped
+        self._back = before
+        self.take(lengths)
+
+    def take(self, lengths: Ids) -> None:
+        """Go on to the states after the next step that was made, which fed `lengths` tokens to the rows in use."""
+        self._front = self._ahead.pop(0)
         self.positions[: len(self.owners)] += lengths
 
     def check(self, owners: Sequence[Owner], positions: Sequence[int]) -> None:

@@ -47,8 +47,8 @@ class Draws(NamedTuple):
 
         `scores` (B, V) and the arrays are C-contiguous. If a row's scores times its inverse temperature exceed float32, it gets no token.
         """
-        session, width = _session(), width_of(scores.shape[1])
-        binding = session.io_binding()
+        opened, width = session(), width_of(scores.shape[1])
+        binding = opened.io_binding()
         inputs = {"scores": scores, "inverse_temperature": self.inverse_temperatures, "uniform": self.uniforms}
         inputs |= {"width": np.array([width]), "shape": np.array([0, -1, width])}
         for name, array in inputs.items():
@@ -58,7 +58,7 @@ class Draws(NamedTuple):
 
         # The default argument keeps the arrays alive, because a binding holds no references to them.
         def call(_: object = (inputs, self)) -> None:
-            session.run_with_iobinding(binding)
+            opened.run_with_iobinding(binding)
 
         return call
 
@@ -85,7 +85,7 @@ def _drawn(scores: Floats, inverse_temperatures: Floats, uniforms: Doubles) -> I
 
 
 @cache
-def _session() -> "ort.InferenceSession":
+def session() -> "ort.InferenceSession":
     """Return the session of all threads of this process. It has no weights, and every call runs on the caller's own thread."""
     return open_graph(FILE, threads=1)
 

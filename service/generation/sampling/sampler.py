@@ -17,7 +17,7 @@ from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.request import Sampling, TokenLogprob
 from service.generation.sampling.drawing import Ids, largest, log_totals, pieces, rows_of
 from service.generation.sampling.grammar import Words
-from service.generation.sampling.graph import Draws, draw
+from service.generation.sampling.graph import Draws, draw, session
 from service.generation.sampling.plan import ROW, Plan
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
@@ -49,6 +49,7 @@ class Sampler:
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are not edited
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
+        session()  # so that the first draw does not wait until it is opened
         self._draws = [Draws.empty(slots)]  # what is drawn ahead, by number of the draw
         self._at, self._n_ahead = 0, 0  # number of the next draw, and how many are drawn ahead
         self._known = [False] * slots  # whether the row's next token is in `_draws`

@@ -70,7 +70,7 @@ def test_calls_of_about_the_same_size_share_their_choice(bundle: Path) -> None:
     session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
     for rows, width in ((9, 1), (15, 1), (8, 1), (33, 1), (9, 5)):
         stepped(session, rows, width)
-    assert list(session._quicker) == [(4, 1, 1), (6, 1, 1), (4, 3, 1)]
+    assert list(session._quicker) == [(4, 1, False), (6, 1, False), (4, 3, False)]
 
 
 def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) -> None:
