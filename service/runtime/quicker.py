@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 TRIES: Final = 8  # calls in a row for which a way is tried; the first one does not count, because it follows calls of another way
-AGAIN: Final = 1000  # calls after which all ways are tried again, because the work beside the calls changes
+FIRST: Final = 50  # calls after which all ways are tried again the first time, because the first calls of a process mislead
+AGAIN: Final = 1000  # most calls after which they are tried again, because the work beside the calls changes
 MARGIN: Final = 0.95  # another way than the first is chosen if it takes at most this part of the first one's time
 
 
@@ -19,6 +20,7 @@ class Quicker:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._way, self._left = 0, TRIES  # the way in use, and for how many more calls
+        self._kept = FIRST  # for how many calls the next choice is kept
         self._tried: list[tuple[int, float]] | None = []  # way of each call, and its seconds for a size of 1; None: no trial
 
     def __call__(self, ways: Sequence[Callable[[], None]], size: int) -> None:
@@ -41,4 +43,4 @@ class Quicker:
             typical = [statistics.median([s for tried, s in self._tried if tried == way][1:]) for way in range(n_ways)]
             best = min(typical)
             self._way = 0 if best > MARGIN * typical[0] else typical.index(best)
-            self._left, self._tried = AGAIN, None
+            self._left, self._tried, self._kept = self._kept, None, min(4 * self._kept, AGAIN)
