@@ -18,10 +18,10 @@ from export.checks.parity import Reference, Tensors
 from export.errors import ExportError
 from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET, states_of
+from export.graphs.draw import BLOCK
 from export.graphs.torch_graph import TorchGraph
 from models.decoder.model import Decoder
 
-BLOCK = 64  # tokens in a block, of which one is drawn first
 CANDIDATES = 1024  # top_k and top_p are computed among this number of likeliest tokens
 
 

@@ -183,7 +183,7 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     @property
     def _steady(self) -> bool:
-        """Return whether there is nothing to do but decode steps until a run ends."""
+        """Return whether the next turns are decode steps only, unless a run is preempted."""
         others = len(self._prefill) or self._places.late or (len(self._admission) and self._held < self.limits.slots)
         return len(self._running) > 0 and not others and all(sequence.mask is None for sequence in self._running.sequences)
 
@@ -313,7 +313,7 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     def _step(self, *, beside: bool) -> None:
         """Draw one token for every running sequence, publish it, and feed it to the sequences that continue. With `beside`, feed a piece of
-        prompts at the same time. If the call made further steps, draw the tokens that they fed.
+        prompts at the same time. A call may make several steps; their tokens are drawn and emitted one step after the other.
         """
         ending = self._draw(time.monotonic())
         known = self._step_s > 0 and not ending  # whether it is known when the next tokens are drawn, if there is no other work
@@ -328,7 +328,8 @@ class GeneratorEngine(StepEngine[Sequence]):
             if guessed:
                 self.metrics.guessed_tokens.inc(guessed)
             self._completed(ending)
-            while self._running.ahead:
+            self._steps += self._running.ahead
+            while self._running.ahead:  # the logits of each step were there before those of the steps after it
                 ending = self._draw(time.monotonic() - self._running.ahead * self._running.step_s)
                 if self._running.ahead:  # not all runs have ended
                     self._running.take()

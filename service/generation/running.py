@@ -27,6 +27,7 @@ from service.runtime.onnx import CPU
 from service.states.validity import not_finite
 
 _MOST_BYTES = 64 * 2**20  # most memory for the logits of guessed tokens, or for what steps of one call need; else there are none
+_MOST_CALLS = 128  # most calls whose bound arrays are kept; one takes up to 0.1 MB
 MOST_STEPS = 4  # most steps of one call
 
 
@@ -66,15 +67,17 @@ class Running:
         self._moved = 0  # `Slots.moved` when the functions were made
         self._feeds: list[_Feed] = []  # by row
         self._wide: dict[int, _Wide] = {}  # by tokens a row
+        self._on_cpu = session.provider == CPU
+        in_place = any(state.slots for state in session.decoder.states)
         # Elsewhere, a guess could change the bits of the logits, or a step that updates states in place could not be undone.
-        exact = session.provider == CPU and session.decoder.exact and not any(state.slots for state in session.decoder.states)
-        self._guesses = exact and sum(range(2, WIDTH + 1)) * self._layers[0].nbytes <= _MOST_BYTES
+        self._guesses = (
+            self._on_cpu and session.decoder.exact and not in_place and sum(range(2, WIDTH + 1)) * self._layers[0].nbytes <= _MOST_BYTES
+        )
         self._worth = Worth()
         # All steps of a call have states and logits of their own. Where states are updated in place, those between two steps are lost.
         bytes_of_step = size * (session.decoder.state_bytes + 4 * session.vocab_size)
-        alike = session.provider == CPU and not any(state.slots for state in session.decoder.states)
-        self._most_steps = min(MOST_STEPS, 1 + _MOST_BYTES // bytes_of_step) if alike else 1
-        self._further_positions: list[Ids] = [np.zeros(size, np.int64) for _ in range(1, MOST_STEPS)]  # of the steps after the first
+        self._most_steps = min(MOST_STEPS, 1 + _MOST_BYTES // bytes_of_step) if self._on_cpu and not in_place else 1
+        self._further_positions: list[Ids] = [np.zeros(size, np.int64) for _ in range(1, self._most_steps)]  # of the steps after the first
 
     @property
     def _logits(self) -> NDArray[np.float32]:
@@ -110,6 +113,7 @@ class Running:
         self._feeds.pop()
         if not self.sequences:
             self.ahead = 0
+            self._sampler.forget_ahead()
 
     def copy(self, sequence: Sequence) -> tuple[list[Tensor], NDArray[np.float32]]:
         """Return copies of a run's state tensors, each without the batch axis, and of the logits (V,) of its next token. Call it between
@@ -198,7 +202,9 @@ class Running:
         return sum(map(len, guesses.values()))
 
     def _steps(self, ending: Collection[Sequence], most: int) -> int:
-        """Return how many steps the next call makes: as many as no row needs more than, if all their tokens can be drawn ahead."""
+        """Return how many steps the next call makes: at most `most`, and as many as each row may still draw tokens; 1 if some token cannot
+        be drawn ahead.
+        """
         most = min(most, self._most_steps)
         if most == 1 or ending or not self._sampler.all_ahead(len(self.sequences)):
             return 1
@@ -232,7 +238,9 @@ class Running:
 
     def _step_alike(self, n_steps: int, beside: Callable[[], None] | None) -> None:
         """Feed every row its drawn token. In further steps, feed it the token that is drawn after that."""
-        used, draws = len(self.sequences), self._sampler.begin_ahead(len(self.sequences), n_steps)
+        used = len(self.sequences)
+        # On a GPU the step's rows are more than those in use, and no core of the host is left to draw the others.
+        draws = self._on_cpu and self._sampler.begin_ahead(used, n_steps)
         while len(self._layers) < n_steps:
             self._layers.append(np.zeros_like(self._layers[0]))
         positions = [self._slots.positions, *self._further_positions]
@@ -257,7 +265,7 @@ class Running:
 
         self._run(steps, 1, beside, n_steps=n_steps, draws=draws)
         self._layer, self.ahead = 0, n_steps - 1
-        self._slots.stepped(self._ones[:used], of=n_steps)
+        self._slots.stepped(self._ones[:used], n_steps=n_steps)
         self._advance()
         if draws:
             self._sampler.end_ahead(used, n_steps)
@@ -312,6 +320,8 @@ class Running:
             self._moved = self._slots.moved
         call = self._calls.get(key := (rows, self._slots.flipped, width, beside is not None, n_steps, draws))
         if call is None:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
             call = self._calls[key] = self._session.bind(*steps(rows), one_core=beside is not None)
         if beside is None:
             self._timed(call)

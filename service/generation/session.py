@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Tensor = NDArray[Any]  # one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
-# Returns, for some rows, what is called right after each computation of their logits, on the thread that computed them.
+# Makes, for a slice of rows, the function to call after each computation of their logits, on the same thread.
 Then = Callable[[slice], Callable[[], None]]
 
 
@@ -103,8 +103,8 @@ class StepSession(Protocol[S]):
         ...
 
     def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
-        """Return a function that makes steps of B rows each, one after the other. `then` of a step may be called for the rows in several
-        parts, each of which goes on with its next step when it is ready.
+        """Return a function that makes steps of B rows each, one after the other. The rows may be computed in several parts, which do not
+        wait for each other between steps.
 
         Each call reads `tokens` and `positions` and writes `logits` in place; `lengths` may change between calls only if the provider is
         the CPU. A call with `one_core` is for `at_once`; its results have the same bits.

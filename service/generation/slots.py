@@ -75,7 +75,8 @@ class Slots(Generic[Owner]):
             self.owners[row] = self.owners[last]
         self.owners.pop()
         if not self.owners:
-            self._front, self._ahead = self._ahead[-1] if self._ahead else self._front, []
+            if self._ahead:  # `flipped` already means that the last of them is in front
+                self._front, self._ahead = self._ahead[-1], []
             self._reserve(0)  # gives memory back, as no sequence may follow for long
         return last if row != last else None
 
@@ -113,18 +114,18 @@ class Slots(Generic[Owner]):
         return self._front, self._back
 
     def path(self, steps: int) -> list[Any]:
-        """Return the states before and after each of this number of steps that are made at once. No tensor may have slots if they are
-        several.
+        """Return the states before the first and after each of this number of steps that are made at once. If they are several, no tensor
+        may have slots.
         """
         while len(self._further) < steps - 1:
             self._further.append(self._session.states(self.size))
         return [self._front, *self._further[: steps - 1], self._back]
 
-    def stepped(self, lengths: Ids, *, of: int = 1) -> None:
-        """Swap the two sets of states after a step that fed `lengths` tokens to the rows in use, and advance their positions. If it was the
-        first `of` several steps that were made at once, `take` goes on to the next.
+    def stepped(self, lengths: Ids, *, n_steps: int = 1) -> None:
+        """Swap the two sets of states after a step that fed `lengths` tokens to the rows in use, and advance their positions. If `n_steps`
+        were made at once, `take` goes on to those after the first.
         """
-        before, *self._ahead, after = self.path(of)
+        before, *self._ahead, after = self.path(n_steps)
         self._ahead.append(after)
         self.flipped = not self.flipped
         self._back = before

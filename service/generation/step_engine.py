@@ -88,6 +88,7 @@ class StepEngine(ABC, Generic[J]):
         self._began: float | None = None  # when the runtime call in progress began; None if there is none
         # The attributes from here on are used by the engine's thread only.
         self._steps = 0
+        self._look_at = 0  # the number of steps after which to check whether a job must be preempted
         self._swept = 0.0
         self._emitted: list[tuple[Run, Token | Delta | ServiceError]] = []
         self._urgent = False  # whether something of `_emitted` must not wait: a first or last token, or an error
@@ -352,8 +353,9 @@ class StepEngine(ABC, Generic[J]):
         if not len(self._admission):
             return
         free = self.limits.slots - self._held
-        if free <= 0 and not self._admission.arrived and self._steps % _LOOK:
+        if free <= 0 and not self._admission.arrived and self._steps < self._look_at:
             return
+        self._look_at = self._steps + _LOOK
         now, holders = time.monotonic(), self._holders
         while (turn := self._admission.turn(now, holders, free=free, quantum=self._quantum, room=self._room)) is not None:
             job, giving = turn

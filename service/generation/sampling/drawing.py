@@ -1,5 +1,5 @@
-"""Draws one token per row from its scores after truncation: softmax with temperature, truncation, then inversion of the CDF at a uniform
-random number. Also finds the likeliest tokens, and the sums of log-probabilities. (`graph.py` draws without truncation.)
+"""Draws one token per row from its scores: softmax with temperature, truncation, then inversion of the CDF at a uniform random number.
+(`graph.py` does the same without truncation.) Also finds the likeliest tokens, and the sums of log-probabilities.
 
 Pure functions on R rows of V scores. A row's result is bit-identical in any batch, because every sum runs within its row, in an order that
 depends on V alone. Scores may be -inf (never drawn); the maximum of every row, its peak, must be finite.

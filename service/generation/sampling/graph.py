@@ -1,13 +1,12 @@
 """Draws tokens by a small graph in ONNX Runtime, `draw.onnx`, which `export/graphs/draw.py` writes.
 
-One call takes less time than the calls of numpy that it replaces, and draws on several cores do not wait for the interpreter's lock
-(docs/log.md, 2026-11-26).
+Draws on several cores do not wait for the interpreter's lock there, as calls of numpy do (docs/log.md, 2026-11-26).
 """
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,8 @@ Doubles = NDArray[np.float64]
 
 FILE = Path(__file__).with_name("draw.onnx")
 # As inverse temperature and random number, these give the first of the likeliest tokens.
-GREEDY, FIRST = np.float32(1e30), 1e-30
+GREEDY, FIRST = np.finfo(np.float32).max, 1e-25
+_BLOCK = 64  # the graph's `BLOCK`
 
 
 class Draws(NamedTuple):
@@ -32,7 +32,7 @@ class Draws(NamedTuple):
     inverse_temperatures: Floats
     uniforms: Doubles  # above 0 and below 1
     token_ids: Ids
-    totals: Doubles  # NaN if no token could be drawn
+    totals: Doubles  # NaN if the scores are not finite
 
     @classmethod
     def empty(cls, n_rows: int) -> "Draws":
@@ -44,13 +44,10 @@ class Draws(NamedTuple):
 
     def bound(self, scores: Floats) -> Callable[[], None]:
         """Return a function that draws a token from softmax(scores / temperature) in each row, each time from what the arrays have then.
-
-        `scores` (B, V) and the arrays are C-contiguous. If a row's scores times its inverse temperature exceed float32, it gets no token.
+        `scores` (B, V) and the arrays are C-contiguous.
         """
-        opened, width = session(), width_of(scores.shape[1])
+        opened, inputs = session(), _inputs(scores, self.inverse_temperatures, self.uniforms)
         binding = opened.io_binding()
-        inputs = {"scores": scores, "inverse_temperature": self.inverse_temperatures, "uniform": self.uniforms}
-        inputs |= {"width": np.array([width]), "shape": np.array([0, -1, width])}
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
         for name, array in {"ids": self.token_ids, "total": self.totals}.items():
@@ -67,30 +64,17 @@ def draw(scores: Floats, inverse_temperatures: Floats, uniforms: Doubles) -> Ids
     """Draw a token from softmax(scores / temperature) in each row. Shapes: (R, V), (R,), (R,) -> token ids (R,), -1 where the largest score
     is not finite.
     """
-    token_ids = _drawn(scores, inverse_temperatures, uniforms)
-    if (lost := np.flatnonzero(token_ids < 0)).size:
-        with np.errstate(over="ignore", invalid="ignore"):
-            distances = scores[lost] - scores[lost].max(axis=1, keepdims=True)  # at most 0, so no product exceeds float32
-        token_ids[lost] = _drawn(distances, inverse_temperatures[lost], uniforms[lost])
-    return token_ids
+    token_ids, totals = session().run(None, _inputs(scores, inverse_temperatures[:, None], uniforms[:, None]))
+    drawn: Ids = np.where(np.isnan(totals), -1, token_ids)[:, 0]
+    return drawn
 
 
-def _drawn(scores: Floats, inverse_temperatures: Floats, uniforms: Doubles) -> Ids:
-    """Draw as `draw` does, but -1 also where a score times the inverse temperature exceeds float32."""
-    draws = Draws.empty(len(scores))
-    draws.inverse_temperatures[:, 0], draws.uniforms[:, 0] = inverse_temperatures, uniforms
-    draws.bound(np.ascontiguousarray(scores))()
-    token_ids: Ids = np.where(np.isnan(draws.totals), -1, draws.token_ids)[:, 0]
-    return token_ids
+def _inputs(scores: Floats, inverse_temperatures: Floats, uniforms: Doubles) -> dict[str, NDArray[Any]]:
+    padding = np.array([0, 0, 0, -scores.shape[1] % _BLOCK])
+    return {"scores": scores, "inverse_temperature": inverse_temperatures, "uniform": uniforms, "padding": padding}
 
 
 @cache
 def session() -> "ort.InferenceSession":
     """Return the session of all threads of this process. It has no weights, and every call runs on the caller's own thread."""
     return open_graph(FILE, threads=1)
-
-
-@cache
-def width_of(vocab_size: int) -> int:
-    """Return the divisor of the vocabulary's size that is nearest to its square root, the number of tokens in a block."""
-    return min((d for d in range(1, vocab_size + 1) if vocab_size % d == 0), key=lambda d: d + vocab_size // d)

@@ -100,7 +100,7 @@ class Sampler:
 
     def all_ahead(self, n_rows: int) -> bool:
         """Return whether all of the first rows can be drawn ahead."""
-        return False not in self._plan(n_rows).ahead
+        return all(self._plan(n_rows).ahead)
 
     def begin_ahead(self, n_rows: int, n_draws: int = 1) -> bool:
         """Return whether any of the first rows can be drawn ahead. If so, prepare the calls of `ahead` for the next draws."""
@@ -110,7 +110,7 @@ class Sampler:
             self._draws[-1].inverse_temperatures[:] = self._draws[0].inverse_temperatures
         for number in range(n_draws):
             self._draws[number].uniforms[:n_rows, 0] = plan.uniforms[plan.n_draws + number]
-        return True in plan.ahead
+        return any(plan.ahead)
 
     def ahead(self, logits: Floats, number: int = 0) -> Callable[[slice], Callable[[], None]]:
         """Return a function that takes some rows and returns the call that makes draw `number` for them, from `logits` (S, V)."""
@@ -124,6 +124,10 @@ class Sampler:
         """Use what was drawn ahead for the first rows. Their parameters and logits are those of `begin_ahead`."""
         self._known[:n_rows] = self._plan(n_rows).ahead
         self._at, self._n_ahead = 0, n_draws
+
+    def forget_ahead(self) -> None:
+        """Forget what was drawn ahead, because no row is in use any more."""
+        self._at, self._n_ahead = 0, 0
 
     def draw(
         self,

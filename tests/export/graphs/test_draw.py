@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from export.graphs.draw import FILE, draw_graph
-from service.generation.sampling.graph import FIRST, GREEDY, Draws, draw, width_of
+from export.graphs.draw import BLOCK, FILE, draw_graph
+from service.generation.sampling.graph import FIRST, GREEDY, Draws, draw
 
 LAST = np.nextafter(1.0, 0.0)
 
@@ -35,8 +35,7 @@ def test_it_inverts_the_cumulative_distribution(vocab: int, excluded: float) -> 
 
 def test_the_ends_of_blocks_never_give_a_token_of_weight_0() -> None:
     """Where a target lies at the end of a block, and the block's sums in both precisions differ."""
-    n_tokens = 360
-    blocks = np.random.default_rng(0).normal(0, 1, (n_tokens // width_of(n_tokens), width_of(n_tokens))).astype(np.float32)
+    blocks = np.random.default_rng(0).normal(0, 1, (6, BLOCK)).astype(np.float32)
     blocks[:, ::2] = blocks[:, -1] = blocks[2] = -np.inf
     sums = np.exp(blocks - blocks.max()).sum(axis=1)
     ends = np.cumsum(sums, dtype=np.float64)
@@ -69,5 +68,20 @@ def test_a_bound_call_draws_from_what_the_arrays_have_then() -> None:
     assert draws.token_ids[:, 0].tolist() == [50, 99]
 
 
-def test_a_block_has_a_width_near_the_square_root() -> None:
-    assert [width_of(n) for n in (1, 7, 4096, 49152, 50257)] == [1, 1, 64, 192, 29]
+@pytest.mark.parametrize("vocab", [211, 4096, 4098, 30_522, 50_257])
+def test_a_row_has_the_same_bits_at_any_place(vocab: int) -> None:
+    """Rows of most vocabularies begin anywhere in a cache line."""
+    row = np.random.default_rng(vocab).normal(0, 3, vocab).astype(np.float32)
+    totals = set[float]()
+    for n_rows in (1, 2, 9):
+        draws = Draws.empty(n_rows)
+        draws.bound(np.tile(row, (n_rows, 1)))()
+        totals |= set(draws.totals[:, 0].tolist())
+    assert len(totals) == 1
+
+
+@pytest.mark.parametrize("scale", [1e10, 1e30])
+def test_large_scores_are_drawn_as_the_definition_says(scale: float) -> None:
+    scores = (np.random.default_rng(0).permutation(300).astype(np.float32) * np.float32(scale))[None]
+    for inverse_temperature in (float(GREEDY), 1e5, 1.0):
+        assert drawn(scores, np.array([0.3]), inverse_temperature) == scores.argmax()

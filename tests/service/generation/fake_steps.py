@@ -46,7 +46,7 @@ class GatedSteps:
 
         def call() -> None:
             for step, then in zip(steps, after, strict=True):
-                step.logits[:] = self.run(*step[:-2])
+                step.logits[:] = self.run(step.tokens, step.lengths, step.positions, step.wanted, step.states, step.out)
                 if then is not None:
                     then()
 

@@ -241,7 +241,7 @@ def walk(order: list[int], steps: int, vocab: int) -> dict[int, list[tuple[int, 
     return drawn
 
 
-@pytest.mark.parametrize("vocab", [V, 256, 4099])
+@pytest.mark.parametrize("vocab", [V, 256, 4098, 4099])
 def test_a_row_draws_the_same_alone_and_in_any_company(vocab: int) -> None:
     """To the bit, log-probabilities included."""
     everyone = list(range(len(MANNERS)))
