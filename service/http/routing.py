@@ -242,7 +242,7 @@ def _sentence(error: ValidationError) -> InvalidRequest:
     if first["type"] in (UNKNOWN, NOT_SUPPORTED):
         named = ".".join([*_names(first["loc"]), SHORT.repr(first["ctx"]["field"]).strip("'")])
         return InvalidRequest(f"`{named}` {first['msg']}", param=named)
-    if first["input"] is None:
+    if first["input"] is None and not field.rpartition(".")[2].isdecimal():  # in a list, null is a value
         return InvalidRequest(f"`{field}`: Field required: null is the same as leaving it out", param=field)
     if first["type"] in ("too_short", "string_too_short"):
         return EmptyInput(f"`{field}` cannot be empty", param=field)
@@ -251,7 +251,8 @@ def _sentence(error: ValidationError) -> InvalidRequest:
 
 
 def _names(loc: Sequence[int | str]) -> list[str]:
-    return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)]
+    """Return the names and numbers of fields, list elements and token ids, without pydantic's names of types."""
+    return [str(part) for part in loc if isinstance(part, int) or part.isdecimal() or (part.isidentifier() and part not in _BRANCHES)]
 
 
 def _fitness(problem: Any) -> tuple[bool, int, int]:

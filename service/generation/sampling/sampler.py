@@ -295,7 +295,7 @@ _RANGES: Final = {  # Field -> smallest and largest value. No API dialect accept
     "top_p": (0, 1),
     "min_p": (0, 1),
     "typical_p": (0, 1),
-    "repetition_penalty": (1e-6, 1e6),
+    "repetition_penalty": (1e-6, 100),
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
 }
