@@ -48,6 +48,7 @@ class Step(NamedTuple):
 
 
 SHRINKS = 4  # slots are given back when a quarter of them would do
+MUCH_TO_FOLLOW = 2**17  # number of logits above which what follows a step on all cores is divided among them too
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
 
 
@@ -216,15 +217,21 @@ class OnnxStepSession:
     def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
         rows, width = steps[0].tokens.shape
 
+        ends = [rows * number // self._parts for number in range(self._parts + 1)]
+
         def part(session: "ort.InferenceSession", begin: int = 0, end: int = rows) -> Callable[[], None]:
             calls: list[Callable[[], None]] = []
             for step in steps:
                 calls.append(self._call(session, step, slice(begin, end)))
-                calls += [] if step.then is None else [step.then(slice(begin, end))]
+                if step.then is None:
+                    continue
+                if session is self._wide and self._parts > 1 and rows * self.vocab_size > MUCH_TO_FOLLOW:
+                    calls.append(partial(self._side_by_side, [step.then(slice(*each)) for each in pairwise(ends) if each[0] < each[1]]))
+                else:
+                    calls.append(step.then(slice(begin, end)))
             return calls[0] if len(calls) == 1 else partial(_all, calls)
 
         def divided() -> Callable[[], None]:
-            ends = [rows * number // self._parts for number in range(self._parts + 1)]
             return partial(self._side_by_side, [part(self._narrow, begin, end) for begin, end in pairwise(ends)])
 
         if one_core:

@@ -16,7 +16,7 @@ from service.generation.places import Places
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.running import MOST_STEPS
 from service.generation.sequence import Sequence
-from service.generation.session import OnnxStepSession, Step
+from service.generation.session import MUCH_TO_FOLLOW, OnnxStepSession, Step
 from service.generation.snapshot import Snapshot
 from tests.service.fakes import PATIENCE_S
 from tests.service.generation import real_engine
@@ -203,8 +203,12 @@ async def test_runs_that_are_preempted_say_the_same(tokenizer: Path, monkeypatch
 @pytest.mark.export
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("slots", [3, 9])
-async def test_the_runtime_gives_the_same_bits(decoder_bundle: Path, threads: int, slots: int) -> None:
-    """On one core, and with rows divided between two; log-probabilities show the bits of the logits."""
+@pytest.mark.parametrize("much", [0, MUCH_TO_FOLLOW])
+async def test_the_runtime_gives_the_same_bits(
+    decoder_bundle: Path, threads: int, slots: int, much: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one core, and with rows divided between two, or only their draws; log-probabilities show the bits of the logits."""
+    monkeypatch.setattr("service.generation.session.MUCH_TO_FOLLOW", much)
     manifest = contract.read_manifest(decoder_bundle)
     requests = [
         GenerationRequest(prompt=(at, 7), sampling=Sampling(seed=at, temperature=at % 3), max_tokens=20 + at, top_logprobs=1)
