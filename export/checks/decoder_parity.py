@@ -35,8 +35,8 @@ class Steps:
     """A decoder's step graph, or its torch model. Both are called with numpy arrays."""
 
     def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None, n_slots: int | None = None) -> None:
-        """`n_positions` is the longest sequence in tokens; None means no limit. `n_slots` is the number of slots of states that have
-        them."""
+        """`n_positions` is the longest sequence in tokens; None means no limit. `n_slots` is the largest number of slots of
+        states that have them."""
         self.answer = answer
         self.n_positions = n_positions
         self.n_slots = n_slots
@@ -45,10 +45,11 @@ class Steps:
 
     def begin(self, rows: int) -> States:
         """Return the states before the first token, for `rows` sequences, with all slots."""
-        shapes = {
-            state.name: [self.n_slots or 0 if size == contract.SLOTS else int(size) for size in state.shape[1:]] for state in self.states
-        }
+        shapes = {state.name: [self._size(axis) for axis in state.shape[1:]] for state in self.states}
         return {state.name: np.zeros((rows, *shapes[state.name]), state.dtype) for state in self.states}
+
+    def _size(self, axis: str | int) -> int:
+        return int(axis.removeprefix(contract.SLOTS) or self.n_slots or 0) if isinstance(axis, str) else axis
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
         """Run tokens (B, N), lengths (B,), positions (B,), states, wanted (B, M) -> logits (B, M, V), new states. `wanted` None: all N."""
@@ -133,7 +134,7 @@ def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int, slot_counts:
 def changed_by_slots(steps: Steps, tokens: Ids, counts: Sequence[int]) -> str | None:
     """Return what changes if a state that fills `counts` slots has only those, or None."""
     states, done = steps.begin(1), 0
-    with_slots = {state.name for state in steps.states if contract.SLOTS in state.shape}
+    with_slots = {state.name for state in steps.states if contract.has_slots(state)}
     for count in counts:
         last = count - 2  # the position of the last token that has a slot, as the first slot has none
         states = _fed(steps, tokens[:, done:last], states, done)

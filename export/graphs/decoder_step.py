@@ -52,9 +52,8 @@ class StepModule(nn.Module):
 def step_graph(decoder: Decoder) -> TorchGraph:
     """Return the decoder as a graph that torch can run. `trace` writes it as ONNX."""
     interface = contract.decoder_interface(states_of(decoder), decoder.config.vocab_size, takes_positions=decoder.takes_positions)
-    return TorchGraph(
-        StepModule(decoder), *interface, {"B": 3, "N": 7, "M": 2, contract.SLOTS: 2 * contract.SLOT_BLOCK}, opset=OPSET, forms=FORMS
-    )
+    slots = {str(tensor.shape[2]): 2 * contract.SLOT_BLOCK for tensor in interface.inputs if contract.has_slots(tensor)}
+    return TorchGraph(StepModule(decoder), *interface, {"B": 3, "N": 7, "M": 2} | slots, opset=OPSET, forms=FORMS)
 
 
 def trace(decoder: Decoder, file: Path) -> None:

@@ -86,7 +86,7 @@ def sink_window_layer(layer: SinkWindowAttention, shared: CallSlots) -> Callable
             q, k = qk.split([H * D, H_k * D], dim=-1)
             qk = torch.cat([_normed(q, norms[0]), _normed(k, norms[1])], dim=-1)
         q_plain = qk[..., : H * D]
-        q_first = q_plain if rotation is None else _rotated(q_plain, rotation.near or rotation, H)
+        q_first = q_plain if rotation is None else _rotated(q_plain, rotation.within(layer.window), H)
         qk = qk if rotation is None else _rotated(qk, rotation, H + H_k)
         q, k = qk.split([H * D, H_k * D], dim=-1)
         t = layer.positions(state, rotation, N)

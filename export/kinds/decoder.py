@@ -102,9 +102,9 @@ class DecoderExporter(Exporter):
         source = self.source
         if source.model.grows:
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
-        if self.n_slots is not None and self.n_slots % contract.SLOT_BLOCK:
+        if uneven := [layer.n_slots for layer in self.windows if layer.n_slots % contract.SLOT_BLOCK]:
             raise ExportError(
-                f"{source.folder}: {self.n_slots} slots, of window and piece, are no multiple of {contract.SLOT_BLOCK}: choose a "
+                f"{source.folder}: {uneven[0]} slots, of window and piece, are no multiple of {contract.SLOT_BLOCK}: choose a "
                 "window that is, such as 512, 1024 or 2048"
             )
         if source.config.positions == "rotary" and source.config.rotary.depends_on_length:
@@ -136,13 +136,18 @@ class DecoderExporter(Exporter):
         return Steps(graph.answer, graph.inputs, n_positions=self.n_positions, n_slots=self.n_slots)
 
     @property
-    def windowed(self) -> SinkWindowAttention | None:
-        """Return a layer that attends to a window and the first tokens, or None. All such layers of a decoder have the same window."""
-        return next((block.layer for block in self.source.model.blocks if isinstance(block.layer, SinkWindowAttention)), None)
+    def windows(self) -> list[SinkWindowAttention]:
+        """Return the layers that attend to a window and the first tokens."""
+        return [block.layer for block in self.source.model.blocks if isinstance(block.layer, SinkWindowAttention)]
+
+    @property
+    def window(self) -> int | None:
+        """Return up to how many tokens all layers are exact, or None without windows."""
+        return min((layer.window for layer in self.windows), default=None)
 
     @property
     def n_slots(self) -> int | None:
-        return None if self.windowed is None else self.windowed.n_slots
+        return max((layer.n_slots for layer in self.windows), default=None)
 
     def tolerance(self, precision: contract.Precision) -> float:
         return BARS[precision].tolerance * max(1.0, len(self.source.model.blocks) / LAYERS_OF_TOLERANCE)
@@ -168,9 +173,9 @@ class DecoderExporter(Exporter):
             raise ExportError(
                 f"the graph is not exact: {changed}. A state would depend on how its prompt is cut and on the other rows of its batch"
             )
-        if precision == "fp32" and self.full is not None:
+        if precision == "fp32" and self.full is not None and self.window is not None:
             progress("compare with full attention", None)
-            compare_within(steps, self.full, self.source.config.window, self.source.config.vocab_size, bar.logit_error)
+            compare_within(steps, self.full, self.window, self.source.config.vocab_size, bar.logit_error)
         if self.bits[precision] > (most := self.bits["fp32"] * (1 + bar.lost_bits)) and precision != "fp32":
             raise ExportError(f"{precision} takes {self.bits[precision]:.3f} bits per byte; the limit is {most:.3f}. Keep fp32")
         shapes = tuple(first for first, _ in sizes_within(self.n_positions))
@@ -259,10 +264,10 @@ class DecoderExporter(Exporter):
                 states=states_of(source.model),
                 takes_positions=source.model.takes_positions,
                 n_positions=self.n_positions,
-                window=None if self.windowed is None else self.windowed.window,
-                slot_block=None if self.windowed is None else contract.SLOT_BLOCK,
-                first_kept=None if self.windowed is None else self.windowed.n_first,
-                max_call_tokens=None if self.windowed is None else self.windowed.piece,
+                window=self.window,
+                slot_block=contract.SLOT_BLOCK if self.windows else None,
+                first_kept=min((layer.n_first for layer in self.windows), default=None),
+                max_call_tokens=min((layer.piece for layer in self.windows), default=None),
                 bos_token_id=source.bos_token_id,
                 eos_token_ids=source.eos_token_ids,
                 chat_template=None if source.chat_template is None else CHAT_TEMPLATE,

@@ -40,7 +40,7 @@ class DecoderConfig:
     d_feedforward: int
     layers: str | tuple[str, ...]  # names of causal layers in LAYERS: one for all blocks, or one per block
     d_head: int | None = None  # None: d_model / n_heads
-    window: int = 128  # tokens that a layer of WINDOWED attends to exactly, including the current one
+    window: int = 128  # tokens that a layer of WINDOWED attends to exactly, including the current one, if its options have no window
     layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> constructor keywords
     positions: Literal["rotary", "sinusoidal", "learned", "none"] = "rotary"
     n_positions: int | None = None  # N_max, the number of rows of a learned position table; None for other kinds of positions
@@ -102,6 +102,10 @@ class DecoderConfig:
     def layer_names(self) -> tuple[str, ...]:
         """The layer name, a key of LAYERS, of every block."""
         return (self.layers,) * self.n_layers if isinstance(self.layers, str) else tuple(self.layers)
+
+    def window_of(self, layer: str) -> int:
+        """Return the number of tokens that the layers of a name in WINDOWED attend to exactly."""
+        return int(self.layer_options.get(layer, {}).get("window", self.window))
 
     @property
     def rotated_width(self) -> int:
@@ -208,8 +212,8 @@ class Decoder(nn.Module):
         if c.positions != "rotary":
             return x, None
         rotation = c.rotary.at(t, dtype=x.dtype, lengths=lengths)
-        if any(name in WITH_FIRST for name in c.layer_names):
-            near = c.rotary.at(t.clamp_max(c.window - 1), dtype=x.dtype, lengths=lengths)
+        if windows := {c.window_of(name) for name in c.layer_names if name in WITH_FIRST}:
+            near = {window: c.rotary.at(t.clamp_max(window - 1), dtype=x.dtype, lengths=lengths) for window in sorted(windows)}
             rotation = rotation._replace(t=t, near=near)
         return x, rotation
 

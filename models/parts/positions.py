@@ -5,6 +5,7 @@ graph.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -39,14 +40,18 @@ def positions_after_padding(input_ids: Tensor, padding_id: int) -> Tensor:
 class Rotation(NamedTuple):
     """The cosines and sines of the rotation angles of N positions, (N, D_k/2) each.
 
-    Layers that attend to a window and to the first tokens also read t (B, N) int64, the positions, and `near`, the rotation of the
-    positions min(t, window - 1).
+    Layers that attend to a window and to the first tokens also read t (B, N) int64, the positions, and `near`, by the size of a window the
+    rotation of the positions min(t, window - 1).
     """
 
     cos: Tensor
     sin: Tensor
     t: Tensor | None = None
-    near: "Rotation | None" = None
+    near: "Mapping[int, Rotation] | None" = None
+
+    def within(self, window: int) -> "Rotation":
+        """Return the rotation of the positions min(t, window - 1), or this one if there is none of a window."""
+        return self if self.near is None else self.near[window]
 
 
 def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tensor:

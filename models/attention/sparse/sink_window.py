@@ -121,7 +121,7 @@ class SinkWindowAttention(GroupedHeads):
         q, k, v = heads
         q_first = q
         if rotation is not None:
-            q, k, q_first = rotate(q, rotation), rotate(k, rotation), rotate(q, rotation.near or rotation)
+            q, k, q_first = rotate(q, rotation), rotate(k, rotation), rotate(q, rotation.within(self.window))
         t = self.positions(state, rotation, q.shape[2])
         held = torch.cat([self.held(t[:, :1] - 1), t], dim=1)
         keys, values = (torch.cat([past, new], dim=2) for past, new in ((state["k"], k), (state["v"], v)))
@@ -170,7 +170,8 @@ class SinkWindowAttention(GroupedHeads):
 def _part_of(rotation: Rotation, part: slice) -> Rotation:
     t, near = rotation.t, rotation.near
     cos, sin = rotation.cos[..., part, :], rotation.sin[..., part, :]
-    return Rotation(cos, sin, None if t is None else t[:, part], None if near is None else _part_of(near, part))
+    parts = None if near is None else {window: _part_of(each, part) for window, each in near.items()}
+    return Rotation(cos, sin, None if t is None else t[:, part], parts)
 
 
 def write(kept: Tensor, slots: Tensor, new: Tensor) -> Tensor:

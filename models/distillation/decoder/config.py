@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from models.decoder.window import LongWindow
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransferConfig:
@@ -58,6 +60,8 @@ class TuningConfig:
     (entries of about 0.02) and the scale move an entry of W, of about 0.05, by up to 1e-4 in a step.
     """
 
+    long_layers: str = ""  # numbers of layers that get a longer window in place of maps, such as "3,17"; none: as the delta has it
+    long_window: int = 1_024  # tokens of that window
     rank: int = 16  # r of the changes
     scale: float = 2.0  # their factor: W + scale B A
     feedforward: bool = False  # also change the projections of the feed-forward layers
@@ -88,11 +92,21 @@ class TuningConfig:
         for name in ("steps", "minutes", "map_rate"):
             if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name}={value} must be 0 or more")
+        try:
+            self.long  # noqa: B018  raises ValueError
+        except ValueError as error:
+            raise ValueError(f"long_layers={self.long_layers!r} are not numbers of layers; write them as 3,17") from error
         if not self.steps and not self.minutes:
             raise ValueError("steps=0 and minutes=0.0, so the run would not end; give one of them")
         for name in ("label_share", "warm_up"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name}={value} must be from 0 to 1")
+
+    @property
+    def long(self) -> LongWindow | None:
+        """The layers with a longer window, if any are given. Raises ValueError if they are not numbers."""
+        layers = tuple(int(number) for number in self.long_layers.split(",")) if self.long_layers else ()
+        return LongWindow(layers, self.long_window) if layers else None
 
     def height(self, share: float) -> float:
         """Return the learning rates, as a share of the highest ones, when `share` of the run is over."""

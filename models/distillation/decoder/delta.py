@@ -1,7 +1,8 @@
 """Saves a student as its difference to the teacher: feature maps and, if they were tuned, low-rank changes of projections.
 
     FOLDER/delta.safetensors   in float16: the maps by name, and the factors A and B of a change as PROJECTION.down and PROJECTION.up
-    FOLDER/delta.json          the teacher's fingerprint, the window and the layer's options, and the scale of the changes if it has any
+    FOLDER/delta.json          the teacher's fingerprint, the window and the layer's options, the layers with a longer window and the scale
+                               of the changes if it has any
 
 `python -m models.distillation.decoder.delta --teacher T --delta FOLDER --out OUT` writes an ordinary checkpoint, with the changes added.
 """
@@ -9,7 +10,7 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from models.checkpoints.decoder import DecoderCheckpoint, save_decoder
 from models.decoder.model import Decoder
-from models.decoder.window import hybrid
+from models.decoder.window import LongWindow, hybrid
 from models.distillation.decoder.low_rank import merged
 from models.distillation.decoder.teacher import load_teacher
 from models.distillation.delta import DESCRIPTION, WEIGHTS, fingerprint_of, read_description
@@ -41,6 +42,18 @@ class Delta:
     def scale(self) -> float:
         """The factor of every product B A."""
         return float(self.described["low_rank"]["scale"]) if self.factors else 0.0
+
+    @property
+    def long(self) -> LongWindow | None:
+        """The layers with a longer window in place of maps, if there are any."""
+        given = self.described.get("long")
+        return None if given is None else LongWindow(tuple(given["layers"]), given["window"])
+
+    def with_long(self, long: LongWindow) -> "Delta":
+        """Return the difference without the maps of these layers, which have a longer window instead."""
+        of_long = tuple(f"blocks.{number}." for number in long.layers)
+        maps = {name: tensor for name, tensor in self.maps.items() if not name.startswith(of_long)}
+        return replace(self, described=self.described | {"long": long._asdict()}, maps=maps)
 
     @property
     def rank(self) -> int:
@@ -91,7 +104,7 @@ def read_delta(folder: Path, teacher: DecoderCheckpoint) -> Delta:
 
 def student_of(delta: Delta, folder: Path, teacher: DecoderCheckpoint) -> Decoder:
     """Return the student with its maps, without its changes. All other weights are those of `teacher`, shared. `folder` is for messages."""
-    student = hybrid(teacher.model, delta.described["window"], delta.described["options"])
+    student = hybrid(teacher.model, delta.described["window"], delta.described["options"], delta.long)
     places = dict(student.named_parameters())
     if odd := sorted(set(map_names(student)) ^ delta.maps.keys()):
         raise CheckpointError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {odd[0]} is missing or unexpected; copy both again")

@@ -53,14 +53,16 @@ class WindowAttention(nn.Module):
     """Attention to a window and, if the layer has feature maps, to all earlier tokens, with the projections and maps of a layer.
 
     recompute: compute the attention again for its gradients, instead of keeping its scores. fused: the dtype of the near part, by torch's
-    fused operator; None: by products of matrices, in that of the heads. compiled: compile the attention where gradients are wanted.
+    fused operator; None: by products of matrices, in that of the heads. compiled: compile the attention of layers
+    with feature maps where gradients are wanted.
     """
 
     def __init__(
         self, layer: SinkWindowAttention, *, recompute: bool = False, fused: torch.dtype | None = None, compiled: bool = False
     ) -> None:
         super().__init__()
-        self.layer, self.recompute, self.fused, self.compiled = layer, recompute, fused, compiled
+        self.layer, self.recompute, self.fused = layer, recompute, fused
+        self.compiled = compiled and isinstance(layer, CausalHybridAttention)
 
     def forward(self, x: Tensor, mask: None, state: State, rotation: Rotation) -> tuple[Tensor, State]:
         """Return the outputs (B, N, D) of x (B, N, D). `state` is passed on."""

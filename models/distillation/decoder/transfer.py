@@ -51,7 +51,7 @@ class Recorder(nn.Module):
         turned, k, v = rotate(q, rotation), rotate(k, rotation), with_ones(v)
         every = layer.for_every_head
         o = F.scaled_dot_product_attention(turned, every(k), every(v[..., :-1]), is_causal=True)
-        near, log_near = _near(layer, turned, rotate(q, rotation.near or rotation), every(k), every(v))
+        near, log_near = _near(layer, turned, rotate(q, rotation.within(layer.window)), every(k), every(v))
         self.seen = Seen(q, left, v, near, log_near, o)
         return layer.to_out(merge_heads(o).to(x.dtype)), state
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from models.decoder.model import Decoder
-from models.decoder.window import hybrid, windowed
+from models.decoder.window import hybrid, windowed, without_far
 from models.distillation.decoder.config import TuningConfig
-from models.distillation.decoder.delta import DOWN, UP, Delta, description, read_delta, student_of, write_delta
+from models.distillation.decoder.delta import DOWN, UP, Delta, read_delta, student_of, write_delta
 from models.distillation.decoder.low_rank import ChangedLinear, Factors
 from models.distillation.decoder.next_token import TokenFigures, divergence, token_figures
 from models.distillation.decoder.parallel import hidden_states, in_parallel
@@ -79,12 +79,12 @@ class TuningTask(Task):
         self.source, self.tokenizer = load_teacher(teacher)
         self.teacher_name = teacher.name
         started = read_delta(delta, self.source)
+        if config.long is not None:
+            started = started.with_long(config.long)
         self.tokens = read_tokens(tokens, vocab_size=self.source.config.vocab_size)
         self._check_context(started)
         low_rank = {"rank": config.rank, "scale": config.scale}
-        self.described = description(
-            self.source, self.teacher_name, window=started.described["window"], options=started.described["options"], low_rank=low_rank
-        )
+        self.described = started.described | {"teacher": self.teacher_name, "low_rank": low_rank}
         self._build(started)
         self.optimizer = AdamW(
             [
@@ -111,7 +111,8 @@ class TuningTask(Task):
         config, device = self.config, self.device
         student = student_of(started, self.delta_folder, self.source)
         base = self.source.model if device.type == "cpu" else deepcopy(self.source.model).to(device)
-        on_device = hybrid(base, started.described["window"], started.described["options"]).to(device).requires_grad_(False)
+        self.untrained = partial(hybrid, base, started.described["window"], started.described["options"], started.long)
+        on_device = self.untrained().to(device).requires_grad_(False)
         maps = {name: parameter for name, parameter in student.named_parameters() if name in started.maps}
         places = dict(on_device.named_parameters())
         with torch.no_grad():
@@ -223,9 +224,11 @@ class TuningTask(Task):
     def compared(self) -> dict[str, float]:
         """Figures that training does not change: those of the teacher, of the window alone and of a window of `LONG_WINDOW` tokens."""
         found = self._measured(self.teacher, "teacher")
-        windows = {"window": self.described["window"]} | ({"long_window": LONG_WINDOW} if self.config.context > LONG_WINDOW else {})
-        for name, window in windows.items():
-            found |= self._measured(in_parallel(windowed(self.base, window), fused=self.fused), name)
+        others = {"window": without_far(self.untrained().to(self.device))}
+        if self.config.context > LONG_WINDOW:
+            others["long_window"] = windowed(self.base, LONG_WINDOW)
+        for name, decoder in others.items():
+            found |= self._measured(in_parallel(decoder, fused=self.fused), name)
         return {key: value for key, value in found.items() if key != "teacher_kl"}
 
     def evaluate(self) -> dict[str, float]:
@@ -250,6 +253,7 @@ class TuningTask(Task):
             "device": self.device.type,
             "window": self.described["window"],
             "options": self.described["options"],
+            "long": self.described.get("long"),
             "parameters": sum(parameter.numel() for name, parameter in self.trained.items() if ".phi_" in name),
             "changed_parameters": sum(parameter.numel() for name, parameter in self.trained.items() if ".phi_" not in name),
         }

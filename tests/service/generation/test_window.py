@@ -98,12 +98,21 @@ def test_large_states_take_fewer_slots() -> None:
     assert slots_within(settings.model_copy(update={"slots": 3}), DECODER) == 3
 
 
-@pytest.fixture(scope="module", params=["sink_window", "causal_hybrid"])
+OPTIONS = {
+    "sink_window": {"n_first": FIRST, "piece": PIECE, "n_kv_heads": 1},
+    "causal_hybrid": {"n_first": FIRST, "piece": PIECE - 1, "n_kv_heads": 1},
+}
+LONGER = {"window": 300, "n_first": FIRST, "piece": 212, "n_kv_heads": 1}  # 512 slots
+
+
+@pytest.fixture(scope="module", params=["sink_window", "causal_hybrid", "both"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A window alone, and one beside sums that take the tokens that leave it, from their slots."""
-    piece = PIECE - (request.param == "causal_hybrid")
-    options = {request.param: {"n_first": FIRST, "piece": piece, "n_kv_heads": 1}}
-    shape = {"layers": request.param, "window": WINDOW, "layer_options": options}
+    """A window alone, one beside sums that take the tokens that leave it, from their slots, and layers of both, one window longer."""
+    if request.param == "both":
+        shape = {"layers": ("causal_hybrid", "sink_window"), "n_layers": 2, "layer_options": OPTIONS | {"sink_window": LONGER}}
+    else:
+        shape = {"layers": request.param, "layer_options": {request.param: OPTIONS[request.param]}}
+    shape |= {"window": WINDOW}
     return tiny_decoder_bundle(tmp_path_factory.mktemp("window") / "bundle", chat_template=TEMPLATE, **shape)
 
 
@@ -137,6 +146,16 @@ async def test_texts_beyond_the_window_and_the_slots_are_the_same_alone_among_ot
     rest = await completed(http, "", 80, state=half["state"]["id"])  # type: ignore[index]
     begun, ended = half["choices"][0]["text"], rest["choices"][0]["text"]  # type: ignore[index]
     assert begun + ended == texts[0]
+
+
+def test_an_axis_of_the_graph_has_one_number_of_slots(bundle: Path) -> None:
+    manifest = contract.read_manifest(bundle)
+    assert manifest.decoder is not None
+    most = max(manifest.decoder.slot_counts)
+    wanted = {state.name: "S" if state.shape[1] == most else f"S{state.shape[1]}" for state in manifest.decoder.states if state.slots}
+    axes = {tensor.name: tensor.shape[2] for tensor in manifest.graph.inputs if tensor.name in wanted}
+    assert axes == wanted
+    assert len(set(wanted.values())) == len({state.shape[1] for state in manifest.decoder.states if state.slots})
 
 
 ATTENDS = "the model attends to 16 of them, the first 2 and the last 14: the answer may ignore what stands between"

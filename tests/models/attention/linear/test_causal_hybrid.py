@@ -6,7 +6,7 @@ from torch import Tensor
 
 from models.attention.linear.causal_hybrid import CausalHybridAttention
 from models.decoder.model import Decoder, DecoderConfig
-from models.decoder.window import hybrid, softmax_of
+from models.decoder.window import LongWindow, hybrid, softmax_of, windowed, without_far
 from models.parts.positions import Rotation, rotate, rotation_at
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
@@ -33,7 +33,7 @@ def at(t: Tensor) -> Rotation:
 
 
 def turned(t: Tensor) -> Rotation:
-    return at(t)._replace(t=t, near=at(t.clamp_max(W - 1)))
+    return at(t)._replace(t=t, near={W: at(t.clamp_max(W - 1))})
 
 
 def reference(layer: CausalHybridAttention, x: Tensor) -> Tensor:
@@ -109,18 +109,60 @@ CONFIG = DecoderConfig(
 )
 
 
-@torch.no_grad()
-def test_a_decoder_is_its_teacher_up_to_the_window_and_can_be_turned_back() -> None:
+@pytest.fixture
+def teacher() -> Decoder:
     torch.manual_seed(0)
     teacher = Decoder(CONFIG, dtype=torch.float64)
-    for parameter in teacher.parameters():
-        parameter *= 20 if parameter.dim() > 1 else 1
-    student = hybrid(teacher, 6, {"n_first": 2, "piece": 4}).double()
-    ids = torch.randint(11, (2, 30), generator=torch.Generator().manual_seed(0))
-    ours, theirs = student(ids)[0], teacher(ids)[0]
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter *= 20 if parameter.dim() > 1 else 1
+    return teacher
+
+
+IDS = torch.randint(11, (2, 30), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("long", [None, LongWindow((1,), 12)], ids=["maps", "a longer window"])
+@torch.no_grad()
+def test_a_decoder_is_its_teacher_up_to_the_window_and_can_be_turned_back(teacher: Decoder, long: LongWindow | None) -> None:
+    student = hybrid(teacher, 6, {"n_first": 2, "piece": 4}, long).double()
+    ours, theirs = student(IDS)[0], teacher(IDS)[0]
     assert (ours - theirs)[:, :6].abs().max() <= EXACT
     assert (ours - theirs)[:, -1].abs().max() > 1e-3
-    assert torch.equal(softmax_of(student)(ids)[0], theirs)
-    _, states = student(ids[:, :23])
-    rest, _ = student(ids[:, 23:], None, states, torch.tensor([23, 23]))
+    assert torch.equal(softmax_of(student)(IDS)[0], theirs)
+    _, states = student(IDS[:, :23])
+    rest, _ = student(IDS[:, 23:], None, states, torch.tensor([23, 23]))
     assert (ours[:, 23:] - rest).abs().max() <= EXACT
+
+
+@torch.no_grad()
+def test_layers_with_a_longer_window_have_it_and_no_maps(teacher: Decoder) -> None:
+    student = hybrid(teacher, 6, {"n_first": 2, "piece": 4}, LongWindow((0,), 12)).double()
+    assert student.config.layer_names == ("sink_window", "causal_hybrid")
+    assert [block.layer.window for block in student.blocks] == [12, 6]
+    assert [block.layer.n_first for block in student.blocks] == [2, 2]
+    alone, far = without_far(student), windowed(teacher, 12)
+    far.blocks[1].layer = windowed(teacher, 6).blocks[1].layer  # type: ignore[assignment]
+    for block in far.blocks:
+        block.layer.n_first = 2
+    near = far.config.rotary
+    t = torch.arange(30).expand(2, 30)
+    rotations = {w: near.at(t.clamp_max(w - 1), dtype=torch.float64, lengths=torch.tensor([30, 30])) for w in (6, 12)}
+    x = far.embedding(IDS)
+    for block in far.blocks:
+        rotation = near.at(t, dtype=torch.float64, lengths=torch.tensor([30, 30]))._replace(t=t, near=rotations)
+        x, _ = block(x, None, block.layer.init_state(2, dtype=torch.float64, device=x.device), rotation)
+    assert (alone(IDS)[0] - far.unembedding(far.final_norm(x))).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("long", "told"),
+    [
+        (LongWindow((2,), 12), r"long windows for layers \[2\]; give some of \[0, 1\], and not all of them"),
+        (LongWindow((0, 1), 12), "and not all of them"),
+        (LongWindow((1,), 6), "a long window of 6 tokens must exceed the other layers' window of 6"),
+    ],
+)
+def test_longer_windows_that_do_not_fit_are_refused(teacher: Decoder, long: LongWindow, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        hybrid(teacher, 6, {"n_first": 2, "piece": 4}, long)

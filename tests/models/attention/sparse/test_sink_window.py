@@ -43,7 +43,7 @@ def reference(layer: SinkWindowAttention, x: Tensor) -> Tensor:
 
 def turned(t: Tensor) -> object:
     near = rotation_at(t.clamp_max(W - 1), D_K, base=BASE, dtype=torch.float64)
-    return rotation_at(t, D_K, base=BASE, dtype=torch.float64)._replace(t=t, near=near)
+    return rotation_at(t, D_K, base=BASE, dtype=torch.float64)._replace(t=t, near={W: near})
 
 
 @pytest.mark.parametrize("pieces", [(40,), (1,) * 40, (3, 1, 2, 3, 1, 1, 29)])

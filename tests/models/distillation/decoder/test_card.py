@@ -96,7 +96,7 @@ def test_the_card_of_a_tuned_student_tells_the_tuning() -> None:
         "Before, a tuning of 1,000 steps, 8.0 million tokens, in 1.0 minutes on\na GPU, 2026-11-25.",
         "attention transfer of the maps alone: 69 steps in 10.0 minutes on\na CPU",
         "| pp | 1 |",
-        "- Python, 256 tokens: of the bits that the window alone loses, 50% are won back.",
+        "- Python, 256 tokens: of the bits that its windows alone lose, 50% are won back.",
         "lost beyond the window: a number to find after 400 tokens.",
     )
     for line in lines:

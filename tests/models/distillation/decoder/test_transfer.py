@@ -68,7 +68,7 @@ def test_the_error_that_is_trained_is_that_of_the_layers_outputs() -> None:
     for block, recorder, seen, (x, rotation) in zip(
         used.blocks, recorders, record(student, recorders, ids[0].tolist()), inputs, strict=False
     ):
-        o = block.layer(x, rotation=rotation._replace(t=t, near=near))[0].unflatten(-1, (4, -1)).transpose(1, 2)
+        o = block.layer(x, rotation=rotation._replace(t=t, near={CONFIG.window: near}))[0].unflatten(-1, (4, -1)).transpose(1, 2)
         errors = (o - seen.o).square().sum((0, 1, 3))
         for part in (slice(12, 13), slice(12, 30), slice(30, 40)):
             assert (transfer_error(recorder.layer, seen, part) - errors[part]).abs().max() <= EXACT * errors.max()

@@ -12,11 +12,13 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from models.checkpoints.decoder import load_decoder
-from models.decoder.window import hybrid
+from models.decoder.window import hybrid, windowed
 from models.distillation.decoder import tokens as token_files
 from models.distillation.decoder.config import TransferConfig, TuningConfig
 from models.distillation.decoder.delta import assemble, description, map_names, read_delta, read_student, write_delta
+from models.distillation.decoder.layers import more_bits
 from models.distillation.decoder.next_token import divergence, token_figures
+from models.distillation.decoder.parallel import hidden_states, in_parallel
 from models.distillation.decoder.tokens import TokenFile, make_tokens, read_tokens, write_tokens
 from models.distillation.decoder.tuning import TRANSFER, TuningTask, tune
 from models.distillation.delta import DESCRIPTION, WEIGHTS
@@ -227,6 +229,53 @@ def test_changes_that_do_not_fit_are_refused(made: Path, teacher: Path, tmp_path
         read(renamed)
 
 
+# Layers with a longer window
+
+
+def test_some_layers_may_have_a_longer_window_in_place_of_maps(teacher: Path, tokens: Path, made: Path, tmp_path: Path) -> None:
+    """A tuning that begins with the maps of all layers drops those of the others, and its student is the trained one."""
+    config = replace(CONFIG, long_layers="1", long_window=24, steps=4)
+    assert tune(teacher, tokens, made, tmp_path / "student", config, QUIET)
+    described = json.loads((tmp_path / "student" / DESCRIPTION).read_text())
+    assert (described["window"], described["long"]) == (12, {"layers": [1], "window": 24})
+    tensors = load_file(tmp_path / "student" / WEIGHTS)
+    assert {name.split(".")[1] for name in tensors if ".phi_" in name} == {"0"}
+    assert {name.split(".")[1] for name in tensors if name.endswith(".up")} == {"0", "1"}
+    report = json.loads((tmp_path / "student" / "run.json").read_text())
+    student, source = read_student(tmp_path / "student", load_decoder(teacher)).eval(), load_decoder(teacher).model
+    assert student.config.layer_names == ("causal_hybrid", "sink_window")
+    kl = []
+    for ids in torch.from_numpy(read_tokens(tokens, vocab_size=256).held_out[:, :64].astype(np.int64)):
+        with torch.no_grad():
+            log_q, log_p = (model(ids[None])[0][0, :-1].log_softmax(-1) for model in (student, source))
+        kl.append(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()))
+    assert report["evaluations"][-1]["student_kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-2)
+    assemble(teacher, tmp_path / "student", tmp_path / "whole")
+    whole, ids = load_decoder(tmp_path / "whole").model, torch.arange(60)[None]
+    with torch.no_grad():
+        assert torch.equal(whole(ids)[0], student(ids)[0])
+    again = TuningTask(teacher, tokens, tmp_path / "student", replace(CONFIG, steps=4), "student")
+    assert again.described["long"] == described["long"], "a later tuning keeps them"
+
+
+@torch.no_grad()
+def test_layers_are_ranked_by_the_bits_that_they_lose_with_a_short_window(teacher: Path, tokens: Path) -> None:
+    source, ids = load_decoder(teacher).model, torch.from_numpy(read_tokens(tokens, vocab_size=256).train[:1, :64].astype(np.int64))
+    shown: list[None] = []
+    found = more_bits(source, ids, short=12, long=24, show=lambda: shown.append(None))
+
+    def bits(short: set[int]) -> float:
+        model = in_parallel(windowed(source, 24))
+        for number in short:
+            model.blocks[number].layer = in_parallel(windowed(source, 12)).blocks[number].layer
+        log_p = (hidden_states(model, ids) @ source.unembedding.weight.T)[0, :-1].log_softmax(-1)
+        return -float(log_p.gather(1, ids[0, 1:, None]).mean()) / np.log(2)
+
+    assert len(shown) == len(found) == 2
+    assert found == pytest.approx([bits({number}) - bits(set()) for number in range(2)], abs=1e-5)
+    assert max(map(abs, found)) > 1e-3
+
+
 # The loss
 
 
@@ -263,6 +312,7 @@ def test_the_divergence_and_its_gradient_are_those_of_the_formula(share: float, 
         ({"scale": 0.0}, r"scale=0\.0 must be above 0"),
         ({"label_share": 1.5}, r"label_share=1\.5 must be from 0 to 1"),
         ({"minutes": -1.0}, r"minutes=-1\.0 must be 0 or more"),
+        ({"long_layers": "1;2"}, "long_layers='1;2' are not numbers of layers; write them as 3,17"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, float], told: str) -> None:
