@@ -416,6 +416,11 @@ class Decoder(ManifestPart):
         return slot_counts(max((state.shape[1] for state in self.states if state.slots), default=0), self.slot_block or _SLOTS_BY)
 
     @property
+    def sums_up(self) -> bool:
+        """Whether a state sums up the tokens that have left a window, so that they are not forgotten."""
+        return any(not state.slots and state.holds != "count" for state in self.states)
+
+    @property
     def state_bytes(self) -> int:
         """The size of one sequence's state in bytes. It does not depend on the length of the sequence, except that slots which are not
         used yet take no memory."""

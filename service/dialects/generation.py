@@ -283,9 +283,10 @@ def window_warnings(model: Generator, tokens: int) -> dict[str, list[str]]:
     if decoder is None or decoder.window is None or tokens <= decoder.window:
         return {}
     first = decoder.first_kept or 0
+    between = "may miss details of what stands between, which is summed up" if decoder.sums_up else "may ignore what stands between"
     said = (
-        f"the text has {tokens} tokens and the model attends to {decoder.window} of them, the first {first} and the last "
-        f"{decoder.window - first}: the answer may ignore what stands between"
+        f"the text has {tokens} tokens and the model attends exactly to {decoder.window} of them, the first {first} and the last "
+        f"{decoder.window - first}: the answer {between}"
     )
     return {"warnings": [said]}
 
