@@ -98,7 +98,7 @@ MOST_TEMPLATE_BYTES = 2**20
 MOST_STATE_BYTES = 2**30  # largest state of one sequence, in bytes
 SLOT_BLOCK = 64  # a graph adds the values of slots up in blocks of this many, so that the number of slots changes no bit
 _SLOTS_BY = 256  # a graph takes multiples of this many slots, and fewer ones in multiples of its block
-SLOTS = "S"  # the axis of slots in a graph; that of tensors with fewer slots than others is followed by their number
+SLOTS = "S"  # the axis of slots in a graph; "S512" for tensors that have at most 512 where others have more
 MOST_PIXELS = 1024  # largest width or height of an image
 Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
 Count = Annotated[int, Field(ge=0, le=2**62)]  # e.g. of parameters, bytes, documents
@@ -389,7 +389,7 @@ class Decoder(ManifestPart):
     bos_token_id: TokenId | None = Field(None, description="token that the tokenizer puts before every prompt, if any")
     eos_token_ids: tuple[TokenId, ...] = ()
     chat_template: FileName | None = Field(None, description="name of a Jinja file of the bundle")
-    window: Size | None = Field(None, description="tokens that a token attends to, itself among them, exact up to it; None: no window")
+    window: Size | None = Field(None, description="tokens to which every layer attends, exact up to it; None: no window")
     first_kept: Size | None = Field(None, description="how many of the `window` tokens are the first ones of the sequence")
     slot_block: Size | None = Field(
         None, description="values of slots are added up in blocks of this many; None: 256, as in older manifests"

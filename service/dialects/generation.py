@@ -285,7 +285,7 @@ def window_warnings(model: Generator, tokens: int) -> dict[str, list[str]]:
     first = decoder.first_kept or 0
     between = "may miss details of what stands between, which is summed up" if decoder.sums_up else "may ignore what stands between"
     said = (
-        f"the text has {tokens} tokens and the model attends exactly to {decoder.window} of them, the first {first} and the last "
+        f"the text has {tokens} tokens and the model attends in full to {decoder.window} of them, the first {first} and the last "
         f"{decoder.window - first}: the answer {between}"
     )
     return {"warnings": [said]}

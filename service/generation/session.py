@@ -70,8 +70,8 @@ class States(Protocol):
         ...
 
     def reserve(self, position: int, rows: int) -> bool:
-        """Make room for sequences of up to `position` tokens, the longest of the first `rows` rows, which are kept. If that is far less
-        room than there is, give memory back. Returns whether the memory has moved."""
+        """Make room for sequences of up to `position` tokens, the longest of the first `rows` rows, which are kept. If half of the room
+        would do, give memory back. Returns whether the memory has moved."""
         ...
 
     def share(self, other: Self) -> None:
@@ -164,8 +164,8 @@ class HostStates:
             return False
         kept, self.n_slots = min(needed, self.n_slots), needed
         for at, spec in enumerate(self._specs):
-            if spec.slots:
-                before = self.arrays[at]
+            before = self.arrays[at]
+            if spec.slots and before.shape[2] != min(needed, spec.shape[1]):
                 self.arrays[at] = self._new(len(before), spec)
                 self.arrays[at][:rows, :, :kept] = before[:rows, :, :kept]
         return True

@@ -32,7 +32,9 @@ FIGURES = "figures.json"
 FULL, LONG_WINDOW, WINDOW, STUDENT = "full attention (the teacher)", "window of 1,024", "its windows alone", "this model"
 PROMPTS = 2  # continuations in the card: of the first held-out texts, cut after AFTER tokens
 AFTER = 1_000
-LOST_BITS = 5.0  # with so many more bits than the teacher needs, what is to be found is called lost; guessing a number takes 16.6
+# With so many more bits than the teacher needs, what is to be found is called lost: half of what guessing a number takes, and bits a token.
+LOST = {"needle": 8.3, "copy": 4.0}
+WORSE_BITS = 0.1  # with so many more bits than its windows alone need, the student is called worse than they
 
 
 class Figures:
@@ -121,7 +123,7 @@ def _head(report: dict[str, Any]) -> str:
 
 # {report["name"]}
 
-{report["teacher_name"]} with a state of constant size: {_attention(report, window)}, the first
+{report["teacher_name"]} with a state of constant size. {_attention(report, window)}, the first
 {n_first} among them, and by learned feature maps (`causal_hybrid`) to all tokens that left this window. This folder holds the
 {held} All other weights are those of the teacher,
 which comes from where it is published.
@@ -132,10 +134,10 @@ which comes from where it is published.
 
 def _attention(report: dict[str, Any], window: int) -> str:
     if not (long := report.get("long")):
-        return f"every layer attends exactly to {window} tokens"
+        return f"Every layer attends exactly to {window} tokens"
     numbers = ", ".join(map(str, sorted(long["layers"])))
-    return f"""{len(long["layers"])} layers (numbers {numbers}) attend to
-{long["window"]:,} tokens (`sink_window`), and each other one exactly to {window}"""
+    return f"""{len(long["layers"])} layers (counted from 0: {numbers}) attend to
+{long["window"]:,} tokens (`sink_window`). Each other layer attends exactly to {window} tokens"""
 
 
 def _table(head: str, rows: dict[str, dict[str, float]], form: str) -> list[str]:
@@ -349,17 +351,21 @@ def _limits_of_tuning(report: dict[str, Any], found: dict[str, Any]) -> str:
             text = f"{name.partition(' ')[0]}, {int(N):,} tokens"
             lines.append(f"- {text}: of the bits that its windows alone lose, {back:.0%} are won back.")
     for kind, told in (("needle", "a number to find"), ("copy", "a list to repeat")):
-        lines += [f"- {line}" for line in _lost(found[kind], told)]
+        lines += [f"- {line}" for line in _recalled(kind, found[kind], told)]
     if not config["label_share"]:
         lines.append("- The loss has no true tokens: what was won is the teacher's knowledge, not that of the training text.")
-    lines.append("- Up to the window it is no longer its teacher bit for bit, since its projections were changed.")
+    lines.append("- Up to the window it is no longer its teacher, since its projections were changed: see the first rows of bits per byte.")
     return "\n".join(lines)
 
 
-def _lost(by_place: dict[str, dict[str, float]], told: str) -> list[str]:
-    """Say for which distances the student needs far more bits than its teacher."""
-    far = [at for at, bits in by_place.items() if bits[STUDENT] > bits[FULL] + LOST_BITS]
-    return [f"What a sum over keys cannot hold is lost beyond the window: {told} after {' and '.join(far)} tokens."] if far else []
+def _recalled(kind: str, by_place: dict[str, dict[str, float]], told: str) -> list[str]:
+    """Say at which distances the student needs far more bits than its teacher, and at which it needs more than its windows alone."""
+    far = [at for at, bits in by_place.items() if bits[STUDENT] > bits[FULL] + LOST[kind]]
+    worse = [at for at, bits in by_place.items() if bits[STUDENT] > bits[WINDOW] + WORSE_BITS]
+    lines = [f"What a sum over keys cannot hold is lost beyond the windows: {told} after {' and '.join(far)} tokens."] if far else []
+    if worse:
+        lines.append(f"Its windows alone need fewer bits for {told} after {' and '.join(worse)} tokens.")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -61,7 +61,7 @@ class TuningConfig:
     """
 
     long_layers: str = ""  # numbers of layers that get a longer window in place of maps, such as "3,17"; none: as the delta has it
-    long_window: int = 1_024  # tokens of that window
+    long_window: int = 0  # tokens of that window; 0: as the delta has it
     rank: int = 16  # r of the changes
     scale: float = 2.0  # their factor: W + scale B A
     feedforward: bool = False  # also change the projections of the feed-forward layers
@@ -96,6 +96,8 @@ class TuningConfig:
             self.long  # noqa: B018  raises ValueError
         except ValueError as error:
             raise ValueError(f"long_layers={self.long_layers!r} are not numbers of layers; write them as 3,17") from error
+        if bool(self.long_layers) != bool(self.long_window):
+            raise ValueError(f"long_layers={self.long_layers!r}, long_window={self.long_window}: give both, or neither to keep the delta's")
         if not self.steps and not self.minutes:
             raise ValueError("steps=0 and minutes=0.0, so the run would not end; give one of them")
         for name in ("label_share", "warm_up"):
@@ -105,8 +107,7 @@ class TuningConfig:
     @property
     def long(self) -> LongWindow | None:
         """The layers with a longer window, if any are given. Raises ValueError if they are not numbers."""
-        layers = tuple(int(number) for number in self.long_layers.split(",")) if self.long_layers else ()
-        return LongWindow(layers, self.long_window) if layers else None
+        return LongWindow(tuple(sorted(map(int, self.long_layers.split(",")))), self.long_window) if self.long_layers else None
 
     def height(self, share: float) -> float:
         """Return the learning rates, as a share of the highest ones, when `share` of the run is over."""

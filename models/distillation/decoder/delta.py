@@ -50,10 +50,17 @@ class Delta:
         return None if given is None else LongWindow(tuple(given["layers"]), given["window"])
 
     def with_long(self, long: LongWindow) -> "Delta":
-        """Return the difference without the maps of these layers, which have a longer window instead."""
+        """Return the difference without the maps of these layers, which have a longer window instead. Raises ValueError if others have no
+        maps."""
+        if self.long is not None and (without := sorted(set(self.long.layers) - set(long.layers))):
+            raise ValueError(f"the delta has no maps for layers {without}; name them in long_layers too, or begin with another delta")
         of_long = tuple(f"blocks.{number}." for number in long.layers)
         maps = {name: tensor for name, tensor in self.maps.items() if not name.startswith(of_long)}
         return replace(self, described=self.described | {"long": long._asdict()}, maps=maps)
+
+    def untrained(self, teacher: Decoder) -> Decoder:
+        """Return the student of a teacher with new maps. All other weights are the teacher's, shared."""
+        return hybrid(teacher, self.described["window"], self.described["options"], self.long)
 
     @property
     def rank(self) -> int:
@@ -104,7 +111,10 @@ def read_delta(folder: Path, teacher: DecoderCheckpoint) -> Delta:
 
 def student_of(delta: Delta, folder: Path, teacher: DecoderCheckpoint) -> Decoder:
     """Return the student with its maps, without its changes. All other weights are those of `teacher`, shared. `folder` is for messages."""
-    student = hybrid(teacher.model, delta.described["window"], delta.described["options"], delta.long)
+    try:
+        student = delta.untrained(teacher.model)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / DESCRIPTION} does not describe a student of this teacher ({error}); copy it again") from error
     places = dict(student.named_parameters())
     if odd := sorted(set(map_names(student)) ^ delta.maps.keys()):
         raise CheckpointError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {odd[0]} is missing or unexpected; copy both again")

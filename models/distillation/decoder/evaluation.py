@@ -17,8 +17,8 @@ from models.decoder.model import Decoder
 
 LENGTHS = (256, 512, 1_024, 2_048, 4_096, 8_192)
 PIECE = 255  # tokens of a call
-NEEDLE_AT = (400, 1_200)  # tokens between the needle and its question
-COPY_AT = (400, 1_200)  # tokens between the beginnings of a list of words and of its copy
+NEEDLE_AT = (400, 1_200, 2_400)  # tokens between the needle and its question
+COPY_AT = (400, 1_200, 2_400)  # tokens between the beginnings of a list of words and of its copy
 WORDS = ["river", "stone", "apple", "cloud", "tiger", "paper", "green", "music", "chair", "bread", "silver", "window", "garden", "forest"]
 SAMPLE_TOKENS = 40
 

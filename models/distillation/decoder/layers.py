@@ -2,12 +2,12 @@
 
     python -m models.distillation.decoder.layers --teacher GGUF --tokens out/tokens.npz
 
-All layers have the long window, but one has the short one: how many more bits does a token of a training text then take? The result is
-printed, the layers that need the long window most first, as the tuning takes it (`--long-layers`).
+All layers but one have the long window; that one has the short one. How many more bits does a token of a training text then take? The
+layers are printed in this order, those that need the long window most first, as the tuning takes them (`--long-layers`: as many as the
+state may take).
 """
 
 import argparse
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,13 +22,15 @@ from models.decoder.window import windowed
 from models.distillation.decoder.next_token import token_figures
 from models.distillation.decoder.parallel import in_parallel
 from models.distillation.decoder.teacher import load_teacher
-from models.distillation.decoder.tokens import read_tokens
+from models.distillation.decoder.tokens import WRITTEN_BY, read_tokens
 
 
 @torch.inference_mode()
 def more_bits(whole: Decoder, tokens: Tensor, *, short: int, long: int, show: Callable[[], None] = lambda: None) -> list[float]:
     """Return, for each layer of a decoder with softmax attention, how many more bits a token takes if this layer alone has a window of
-    `short` tokens, and all others one of `long`. tokens (B, N), N > long."""
+    `short` tokens, and all others one of `long`. tokens (B, N). Raises ValueError unless short < long < N."""
+    if not short < long < tokens.shape[1]:
+        raise ValueError(f"short={short}, long={long} and texts of {tokens.shape[1]} tokens must ascend; choose shorter windows")
     far, near = (in_parallel(windowed(whole, window)) for window in (long, short))
     unembedding, seen = whole.unembedding.weight, list[tuple[Tensor, ...]]()
     hooks = [block.register_forward_pre_hook(lambda _, arguments: seen.append(arguments)) for block in far.blocks]
@@ -41,10 +43,9 @@ def more_bits(whole: Decoder, tokens: Tensor, *, short: int, long: int, show: Ca
 
     found, least = [], bits(expected)
     for number, (x, *others) in enumerate(seen):
-        for at in range(number, len(far.blocks)):
-            block = far.blocks[at]
-            other = near.blocks[at] if at == number else block
-            x, _ = other(x, *others)
+        x, _ = near.blocks[number](x, *others)
+        for block in list(far.blocks)[number + 1 :]:
+            x, _ = block(x, *others)
         found.append(bits(far.final_norm(x)) - least)
         show()
     return found
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     source, _ = load_teacher(options.teacher)
     tokens, console = read_tokens(options.tokens, vocab_size=source.config.vocab_size), Console()
     code = [number for number, name in enumerate(tokens.names) if name.endswith(".py")]
+    if not code:
+        raise SystemExit(f"{options.tokens} has no Python file; write it from other text with `{WRITTEN_BY}`")
     rows = np.random.default_rng(options.seed).permutation(code)[: options.texts]
     n = len(source.model.blocks)
     with Progress(console=console) as progress:
@@ -80,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     order = sorted(range(n), key=lambda number: -bits[number])
     for number in order:
         console.print(f"layer {number}: {bits[number]:+.4f} bits a token", highlight=False)
-    console.print(f"--long-layers {','.join(map(str, order[: math.ceil(n / 3)]))}", highlight=False)
+    console.print(f"--long-layers {','.join(map(str, order))}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, fields
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from models.decoder.model import Decoder
-from models.decoder.window import hybrid, windowed, without_far
+from models.decoder.window import windowed, without_far
 from models.distillation.decoder.config import TuningConfig
 from models.distillation.decoder.delta import DOWN, UP, Delta, read_delta, student_of, write_delta
 from models.distillation.decoder.low_rank import ChangedLinear, Factors
@@ -85,6 +85,7 @@ class TuningTask(Task):
         self._check_context(started)
         low_rank = {"rank": config.rank, "scale": config.scale}
         self.described = started.described | {"teacher": self.teacher_name, "low_rank": low_rank}
+        self.started = started
         self._build(started)
         self.optimizer = AdamW(
             [
@@ -111,8 +112,7 @@ class TuningTask(Task):
         config, device = self.config, self.device
         student = student_of(started, self.delta_folder, self.source)
         base = self.source.model if device.type == "cpu" else deepcopy(self.source.model).to(device)
-        self.untrained = partial(hybrid, base, started.described["window"], started.described["options"], started.long)
-        on_device = self.untrained().to(device).requires_grad_(False)
+        on_device = started.untrained(base).to(device).requires_grad_(False)
         maps = {name: parameter for name, parameter in student.named_parameters() if name in started.maps}
         places = dict(on_device.named_parameters())
         with torch.no_grad():
@@ -222,9 +222,9 @@ class TuningTask(Task):
 
     @cached_property
     def compared(self) -> dict[str, float]:
-        """Figures that training does not change: those of the teacher, of the window alone and of a window of `LONG_WINDOW` tokens."""
+        """Figures that training does not change: those of the teacher, of its windows alone and of a window of `LONG_WINDOW` tokens."""
         found = self._measured(self.teacher, "teacher")
-        others = {"window": without_far(self.untrained().to(self.device))}
+        others = {"window": without_far(self.started.untrained(self.base).to(self.device))}
         if self.config.context > LONG_WINDOW:
             others["long_window"] = windowed(self.base, LONG_WINDOW)
         for name, decoder in others.items():
@@ -240,7 +240,9 @@ class TuningTask(Task):
             N = min(SHORT, self.config.context)
             named = {name: point.get(f"{name}_bits_{N}") for name in ("student", "window", "long_window", "teacher")}
             bits = [f"{name} {value:.4f}" for name, value in named.items() if value is not None]
-            words.append(f"held-out KL {point['student_kl']:.4f} (window alone {point['window_kl']:.4f}), bits per byte {', '.join(bits)}")
+            words.append(
+                f"held-out KL {point['student_kl']:.4f} (its windows alone {point['window_kl']:.4f}), bits per byte {', '.join(bits)}"
+            )
         return words
 
     # Results
@@ -248,7 +250,7 @@ class TuningTask(Task):
     def facts(self) -> Report:
         return {
             "teacher_name": self.teacher_name,
-            "config": asdict(self.config),
+            "config": asdict(self.config) | self._long(),
             "data": {"sha256": self.tokens.sha256, "texts": len(self.tokens.train), "held_out": list(self.held_out_names)},
             "device": self.device.type,
             "window": self.described["window"],
@@ -257,6 +259,12 @@ class TuningTask(Task):
             "parameters": sum(parameter.numel() for name, parameter in self.trained.items() if ".phi_" in name),
             "changed_parameters": sum(parameter.numel() for name, parameter in self.trained.items() if ".phi_" not in name),
         }
+
+    def _long(self) -> Report:
+        """Return the two options of the config, where the delta had the layers too."""
+        if (long := self.started.long) is None:
+            return {}
+        return {"long_layers": ",".join(map(str, long.layers)), "long_window": long.window}
 
     def keep(self, out: Path) -> None:
         """Write the student as it is."""
@@ -310,10 +318,15 @@ def plot(report: Report, file: Path, *, title: str) -> None:
     losses, evaluations = report["losses"], report["evaluations"]
     divergences.plot([point["step"] for point in losses], [point["loss"] for point in losses], lw=1.0, label="training text")
     steps, context = [point["step"] for point in evaluations], report["config"]["context"]
-    for name, label in (("student_kl", "held-out text"), ("window_kl", "held-out text, window alone")):
+    for name, label in (("student_kl", "held-out text"), ("window_kl", "held-out text, its windows alone")):
         divergences.plot(steps, [point[name] for point in evaluations], marker="o", ms=3.5, label=label)
     divergences.set(xlabel="step", ylabel="KL(teacher || student) in nats a token", yscale="log")
-    for name, label in (("student", "this model"), ("window", "window alone"), ("long_window", "window of 1,024"), ("teacher", "teacher")):
+    for name, label in (
+        ("student", "this model"),
+        ("window", "its windows alone"),
+        ("long_window", "window of 1,024"),
+        ("teacher", "teacher"),
+    ):
         for N, style in ((min(SHORT, context), "-"), (context, ":")):
             if (key := f"{name}_bits_{N}") in evaluations[0]:
                 bits.plot(steps, [point[key] for point in evaluations], style, marker="o", ms=3.5, label=f"{label}, {N:,} tokens")

@@ -171,7 +171,7 @@ def attends(bundle: Path) -> str:
     """The end of a warning. Layers of one kind forget what has left the window."""
     forgets = contract.read_manifest(bundle).source.attention == "sink_window"
     between = "may ignore what stands between" if forgets else "may miss details of what stands between, which is summed up"
-    return f"the model attends exactly to 16 of them, the first 2 and the last 14: the answer {between}"
+    return f"the model attends in full to 16 of them, the first 2 and the last 14: the answer {between}"
 
 
 @pytest.mark.export

@@ -1,5 +1,7 @@
 """Causal hybrid attention: softmax in a window and sums of features for the tokens that left it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -155,10 +157,28 @@ def test_layers_with_a_longer_window_have_it_and_no_maps(teacher: Decoder) -> No
     assert (alone(IDS)[0] - far.unembedding(far.final_norm(x))).abs().max() <= EXACT
 
 
+@torch.no_grad()
+def test_windows_alone_are_turned_back_too(teacher: Decoder) -> None:
+    assert torch.equal(softmax_of(windowed(teacher, 6))(IDS)[0], teacher(IDS)[0])
+
+
+def test_a_decoder_with_windows_gets_no_longer_ones() -> None:
+    names = ("causal_softmax", "sink_window", "causal_softmax")
+    grouped = {"n_kv_heads": 1}
+    options = {"causal_softmax": grouped, "sink_window": grouped | {"n_first": 1, "piece": 3}}
+    decoder = Decoder(replace(CONFIG, layers=names, n_layers=3, layer_options=options))
+    with pytest.raises(ValueError, match="layer 1 has a window already; longer windows are for decoders without"):
+        hybrid(decoder, 6, {"n_first": 2, "piece": 4}, LongWindow((0,), 12))
+    kept = hybrid(decoder, 6, {"n_first": 2, "piece": 4}).config
+    assert (kept.layer_names[1], kept.layer_options["sink_window"]) == ("sink_window", options["sink_window"])
+
+
 @pytest.mark.parametrize(
     ("long", "told"),
     [
-        (LongWindow((2,), 12), r"long windows for layers \[2\]; give some of \[0, 1\], and not all of them"),
+        (LongWindow((2,), 12), r"long windows for layers \[2\]; name some of \[0, 1\], each once, and not all of them"),
+        (LongWindow((-1,), 12), r"long windows for layers \[-1\]"),
+        (LongWindow((1, 1), 12), r"long windows for layers \[1, 1\]"),
         (LongWindow((0, 1), 12), "and not all of them"),
         (LongWindow((1,), 6), "a long window of 6 tokens must exceed the other layers' window of 6"),
     ],

@@ -87,7 +87,7 @@ def test_the_card_of_a_tuned_student_tells_the_tuning() -> None:
     transfer = {"step": 69, "seconds": 600.0, "hardware": "a CPU", "date": "2026-11-24"}
     card = model_card(report, sources, found, transfer)
     lines = (
-        "exactly to 8 tokens, the first\n2 among them",
+        "Every layer attends exactly to 8 tokens, the first\n2 among them",
         "rank 2,\n55 numbers), 9.0 MB",
         "| KL(teacher, this model), nats a token | 0.3000 | 0.1000 | 0.4000 |  | 0.0000 |",
         "| of the Python files among them, 64 tokens | 0.5000 | 0.2500 |",
@@ -97,12 +97,19 @@ def test_the_card_of_a_tuned_student_tells_the_tuning() -> None:
         "attention transfer of the maps alone: 69 steps in 10.0 minutes on\na CPU",
         "| pp | 1 |",
         "- Python, 256 tokens: of the bits that its windows alone lose, 50% are won back.",
-        "lost beyond the window: a number to find after 400 tokens.",
+        "lost beyond the windows: a number to find after 400 tokens.",
     )
     for line in lines:
         assert line in card
     assert "| oo |" not in card
     assert "a list to repeat" not in card, "it is found"
+    assert "Its windows alone need fewer bits" not in card
+    found["copy"]["400"][STUDENT] = 10.2
+    long = {"layers": [5, 2], "window": 16}
+    card = model_card(report | {"long": long}, sources, found, transfer)
+    assert "2 layers (counted from 0: 2, 5) attend to\n16 tokens (`sink_window`). Each other layer attends exactly to 8 tokens" in card
+    assert "Its windows alone need fewer bits for a list to repeat after 400 tokens." in card
+    assert "lost beyond the windows: a list to repeat after 400 tokens." in card
     assert "no true tokens" not in card
 
 

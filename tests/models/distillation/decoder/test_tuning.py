@@ -256,6 +256,12 @@ def test_some_layers_may_have_a_longer_window_in_place_of_maps(teacher: Path, to
         assert torch.equal(whole(ids)[0], student(ids)[0])
     again = TuningTask(teacher, tokens, tmp_path / "student", replace(CONFIG, steps=4), "student")
     assert again.described["long"] == described["long"], "a later tuning keeps them"
+    assert {key: again.facts()["config"][key] for key in ("long_layers", "long_window")} == {"long_layers": "1", "long_window": 24}
+    with pytest.raises(ValueError, match=r"the delta has no maps for layers \[1\]; name them in long_layers too"):
+        TuningTask(teacher, tokens, tmp_path / "student", replace(CONFIG, long_layers="0", long_window=24), "student")
+    (tmp_path / "student" / DESCRIPTION).write_text(json.dumps(described | {"long": {"layers": [1]}}))
+    with pytest.raises(CheckpointError, match=r"does not describe a student of this teacher \('window'\); copy it again"):
+        read_student(tmp_path / "student", load_decoder(teacher))
 
 
 @torch.no_grad()
@@ -274,6 +280,8 @@ def test_layers_are_ranked_by_the_bits_that_they_lose_with_a_short_window(teache
     assert len(shown) == len(found) == 2
     assert found == pytest.approx([bits({number}) - bits(set()) for number in range(2)], abs=1e-5)
     assert max(map(abs, found)) > 1e-3
+    with pytest.raises(ValueError, match="short=12, long=64 and texts of 64 tokens must ascend; choose shorter windows"):
+        more_bits(source, ids, short=12, long=64)
 
 
 # The loss
@@ -313,6 +321,8 @@ def test_the_divergence_and_its_gradient_are_those_of_the_formula(share: float, 
         ({"label_share": 1.5}, r"label_share=1\.5 must be from 0 to 1"),
         ({"minutes": -1.0}, r"minutes=-1\.0 must be 0 or more"),
         ({"long_layers": "1;2"}, "long_layers='1;2' are not numbers of layers; write them as 3,17"),
+        ({"long_layers": "1"}, "long_layers='1', long_window=0: give both, or neither"),
+        ({"long_window": 24}, "long_layers='', long_window=24: give both, or neither"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, float], told: str) -> None:
