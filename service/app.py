@@ -1,7 +1,6 @@
 """The ASGI application: the routes of all dialects (HTTP APIs) for the models of one catalog. It does not depend on Ray."""
 
 import asyncio
-import gc
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +24,7 @@ from service.http.direct import Direct
 from service.http.edge import INTERNAL_ERROR, Edge, refusal
 from service.http.keys import Keys
 from service.http.routing import METHOD, SHORT, allowed, canonical, exact
+from service.runtime.garbage import keep_loaded
 
 log = logging.getLogger("attnserve")
 
@@ -103,11 +103,7 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
         await catalog.connect()
         await asyncio.to_thread(catalog.load)
         catalog.start()
-        # Loaded objects live as long as the process, so the garbage collector need not examine them. Requests create few reference cycles,
-        # so the collector need not run often.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 50, 100)
+        keep_loaded()
         catalog.release.request()  # the memory that only loading and the tests of the bundles needed
         log.info("ready", extra={"models": list(catalog.models)})
     except Exception as error:

@@ -17,6 +17,7 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
 from service.generation.text import Vocabulary
+from service.runtime.garbage import keep_loaded
 from service.runtime.huge_pages import huge_pages
 from service.runtime.pacing import hand_over_s
 from service.settings import Settings
@@ -102,6 +103,7 @@ async def running(bundle: Path, slots: int, threads: int, every_s: float = EVERY
         metrics=GeneratorMetrics(Metrics(), "bench"),
     )
     engine.start()
+    keep_loaded()
     try:
         yield MeasuredEngine(engine, session.vocab_size)
     finally:

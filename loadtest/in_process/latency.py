@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import uvloop
 
 from loadtest.in_process.engine import running
 
@@ -40,7 +41,7 @@ def waits(bundle: Path, seconds: float, threads: int) -> Waits:
             read_at = [list(stream.read_at) for stream in streams]
         return Waits(undisturbed=between(read_at, begun, arrived), during=overlapping(read_at, arrived, done), prompt_s=done - arrived)
 
-    return asyncio.run(measured())
+    return uvloop.run(measured())
 
 
 def between(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
 """Prefill: feeds prompts to the model in pieces. Short prompts share a call, and equal prompts of a client are fed once.
 
-A piece takes a little less time than one decode step, so streams are hardly delayed. Pieces alternate between the client with the fewest
+A piece takes about as long as one decode step, so streams are hardly delayed. Pieces alternate between the client with the fewest
 tokens fed (its oldest prompt first) and the prompt with the fewest tokens left. So a long prompt neither blocks short prompts nor
 starves, and many prompts of one client do not delay those of others.
 """
@@ -24,9 +24,7 @@ from service.generation.snapshot import State
 from service.runtime.price import Price
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # least and most prompt tokens in one call
-# How long a piece may take while other runs are decoding, as a multiple of a decode step. A step waits for the piece that is fed beside it,
-# and both are slower together than alone.
-_PIECE_STEPS = 0.7
+_PIECE_STEPS = 1.0  # how long a piece may take while other runs are decoding, as a multiple of a decode step
 _LEAST_WITH_LOGPROBS, _WITH_LOGPROBS = 4, 64  # least and most tokens of a piece with logits (V,) at every position
 
 
@@ -207,8 +205,8 @@ class Prefill:
         self._fed = {client: tokens for client, tokens in self._fed.items() if client in here}
 
     def budget(self, step_s: float | None, *, beside: bool = False) -> int:
-        """Prefill budget in tokens, worth a little less than one decode step. `step_s` is None when nothing is decoding. With `beside`, it
-        is for a piece that is fed at the same time as a decode step.
+        """Prefill budget in tokens, worth about one decode step. `step_s` is None when nothing is decoding. With `beside`, for a piece that
+        is fed at the same time as a decode step.
         """
         price = self._price_beside if beside and self._price_beside.token_s else self.price
         if step_s is None or not price.token_s:
