@@ -6,16 +6,13 @@ It needs, in the service's environment, onnxruntime-gpu in place of onnxruntime 
 """
 
 import json
+import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
-from http import HTTPStatus
-from http.client import HTTPConnection
+from itertools import pairwise
 from pathlib import Path
-from random import Random
 from typing import Annotated, Any
 
 import typer
@@ -46,6 +43,9 @@ def bench_gpu(
     rows: Annotated[str, typer.Option(help="Rows of decode steps to measure, separated by commas.")] = ",".join(DECODER_SIZES),
     http: Annotated[bool, typer.Option("--http/--no-http", help="Also measure the encoder over HTTP.")] = True,
     connections: Annotated[int, typer.Option(min=1, help="Connections over HTTP.")] = 32,
+    gateways: Annotated[
+        int, typer.Option(min=0, help="Also measure this many gateways before one encoder over HTTP (profile split); 0: none.")
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the page and the JSON file.")] = Path("out/bench-gpu"),
 ) -> None:
     """Measure encoders and decoders on a GPU, and write a page. Takes a few minutes. Exits with 1 if a GPU cannot be used."""
@@ -60,6 +60,8 @@ def bench_gpu(
     if http and encoder is not None:
         console.print(f"over HTTP: {connections} connections, {HTTP_TEXTS} texts of {HTTP_TOKENS} token ids a request", highlight=False)
         found["http"] = over_http(encoder, provider, connections, seconds)
+        if gateways:
+            found["http_split"] = {"gateways": gateways} | over_http(encoder, provider, connections, seconds, gateways)
     out.mkdir(parents=True, exist_ok=True)
     (out / "gpu.json").write_text(json.dumps({"about": about, **found}, indent=1))
     (out / "gpu.md").write_text(page(about, found))
@@ -76,39 +78,44 @@ def in_process(kind: str, bundle: Path, provider: Provider, sizes: Sequence[str]
     return measured
 
 
-def over_http(bundle: Path, provider: Provider, connections: int, seconds: float) -> dict[str, float]:
-    """Return the texts and tokens per second of the service, with token ids in and base64 out. The clients are threads of this process."""
+def over_http(bundle: Path, provider: Provider, connections: int, seconds: float, gateways: int = 0) -> dict[str, float]:
+    """Return the texts and tokens per second of the service, with token ids in and base64 out. gateways: processes that take the requests
+    before the one that computes (profile split); 0: one process does both (profile single)."""
     manifest = contract.read_manifest(bundle)
-    length, vocab_size = min(HTTP_TOKENS, manifest.limits.max_tokens), manifest.limits.vocab_size
+    length = min(HTTP_TOKENS, manifest.limits.max_tokens)
     flags = ["--provider", provider.value, "--set", "cache_bytes=0"]
-    with attnserve(bundle, manifest.name, flags=flags) as server, ThreadPoolExecutor(connections) as clients:
-        until = time.perf_counter() + seconds
-        counts = clients.map(lambda number: _requests(server, Random(number), length, vocab_size, until), range(connections))
-        answered, refused = (sum(column) for column in zip(*counts, strict=True))
-        elapsed = time.perf_counter() - until + seconds
-    texts_per_s = answered * HTTP_TEXTS / elapsed
-    return {"texts_per_s": texts_per_s, "tokens_per_s": texts_per_s * length, "refused": refused}
+    flags += ["--profile", "split", "--set", f"gateways={gateways}"] if gateways else []
+    with attnserve(bundle, manifest.name, flags=flags) as server:
+        rates = _asked(server, connections, seconds, ["--tokens", str(length), "--vocab-size", str(manifest.limits.vocab_size)])
+    texts_per_s = sum(rate["answered_per_s"] for rate in rates) * HTTP_TEXTS
+    return {"texts_per_s": texts_per_s, "tokens_per_s": texts_per_s * length, "refused": sum(rate["refused"] for rate in rates)}
 
 
-def _requests(server: MeasuredServer, random: Random, length: int, vocab_size: int, until: float) -> tuple[int, int]:
-    """Send requests one after the other. Return the number of answered ones, of which no two have equal texts, and of refused ones."""
-    connection, answered, refused = HTTPConnection("127.0.0.1", server.port, timeout=120), 0, 0
-    row = [random.randrange(vocab_size) for _ in range(length)]
-    while time.perf_counter() < until or not answered + refused:
-        texts = [[*row[:-3], *divmod(HTTP_TEXTS * answered + at, vocab_size), random.randrange(vocab_size)] for at in range(HTTP_TEXTS)]
-        body = json.dumps({"model": server.model, "input": texts, "encoding_format": "base64"})
-        connection.request("POST", server.path, body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read()
-        if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-            refused += 1
-            time.sleep(float(answer.headers["Retry-After"]))
-            continue
-        if answer.status != 200:
-            raise LoadtestError(f"the service answered {answer.status}: {content[:300].decode(errors='replace')}")
-        answered += 1
-    connection.close()
-    return answered, refused
+def _asked(server: MeasuredServer, connections: int, seconds: float, sizes: Sequence[str]) -> list[dict[str, float]]:
+    """Send requests from several processes at the same time. Return what each of them has measured."""
+    count = min(connections, max(1, (os.cpu_count() or 1) // 4))
+    ends = [connections * number // count for number in range(count + 1)]
+    same = [
+        "--port",
+        str(server.port),
+        "--path",
+        server.path,
+        "--model",
+        server.model,
+        "--texts",
+        str(HTTP_TEXTS),
+        "--seconds",
+        str(seconds),
+    ]
+    commands = [
+        [sys.executable, "-m", "loadtest.bench.gpu_clients", *same, *sizes, "--seed", str(begin), "--connections", str(end - begin)]
+        for begin, end in pairwise(ends)
+    ]
+    clients = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command in commands]
+    said = [client.communicate() for client in clients]
+    if failed := next((error for client, (_, error) in zip(clients, said, strict=True) if client.returncode), None):
+        raise LoadtestError(f"over HTTP: {''.join(failed.strip().splitlines()[-1:])}")
+    return [json.loads(out) for out, _ in said]
 
 
 def gpu_name() -> str | None:
@@ -142,9 +149,10 @@ def page(about: dict[str, Any], found: dict[str, Any]) -> str:
             ]
             lines += ["", f"| {'texts x tokens' if kind == 'encoder' else 'rows'} | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
             lines += [f"| {size} | {' | '.join(f'{rates[name]:,.0f}' for name in names)} |" for size, rates in measured["rates"].items()]
-    if (http := found.get("http")) is not None:
-        best = max(rates["tokens_per_s"] for rates in found["encoder"]["rates"].values())
-        share = f"{http['tokens_per_s'] / best:.2f} of the best above"
-        rate = f"{http['texts_per_s']:,.0f} texts/s, {http['tokens_per_s']:,.0f} tokens/s, {share}; {http['refused']} requests refused."
-        lines += ["", "## Over HTTP", "", rate]
+    for name, title in (("http", "## Over HTTP"), ("http_split", "## Over HTTP, {gateways:.0f} gateways before one encoder")):
+        if (http := found.get(name)) is not None:
+            best = max(rates["tokens_per_s"] for rates in found["encoder"]["rates"].values())
+            share = f"{http['tokens_per_s'] / best:.2f} of the best above"
+            rate = f"{http['texts_per_s']:,.0f} texts/s, {http['tokens_per_s']:,.0f} tokens/s, {share}"
+            lines += ["", title.format(**http), "", f"{rate}; {http['refused']:.0f} requests refused."]
     return "\n".join(lines) + "\n"

@@ -49,24 +49,29 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
     catalog = make_catalog(settings)
     _application = build_app(catalog)
     if log_file:
-        _serve_in_lifespan(_application, Path(log_file).parent, catalog)
+        several = settings.profile == "split" and settings.most("gateways") > 1
+        _serve_in_lifespan(_application, Path(log_file).parent, catalog, once_warm=several)
     return _application
 
 
-def _serve_in_lifespan(application: "Application", run: Path, catalog: "Catalog") -> None:
-    """Make `application` accept connections during its whole lifespan, which begins before its models are loaded."""
+def _serve_in_lifespan(application: "Application", run: Path, catalog: "Catalog", *, once_warm: bool) -> None:
+    """Make `application` accept connections during its whole lifespan, which begins before its models are loaded.
+
+    once_warm: only from when they are loaded, because other gateways answer until then, and HAProxy cannot send them what this one refuses
+    if a body is larger than HAProxy's buffer. A connection that comes earlier waits.
+    """
     inner = application.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
-        async with inner(app) as state, _serving(application, run, catalog):
+        async with inner(app) as state, _serving(application, run, catalog, once_warm=once_warm):
             yield state
 
     application.router.lifespan_context = lifespan
 
 
 @asynccontextmanager
-async def _serving(application: "Application", run: Path, catalog: "Catalog") -> AsyncIterator[None]:
+async def _serving(application: "Application", run: Path, catalog: "Catalog", *, once_warm: bool) -> AsyncIterator[None]:
     import uvicorn
 
     from service.deployment.lifeline import Lifeline
@@ -87,11 +92,19 @@ async def _serving(application: "Application", run: Path, catalog: "Catalog") ->
         server_header=False,
     )
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+
+    async def serve() -> None:
+        if once_warm:
+            await catalog.warm.wait()
+        await server.serve(sockets=[listener])
+
+    serving = asyncio.create_task(serve())
     try:
         yield
     finally:
         server.should_exit = server.force_exit = True
+        if not server.started:
+            serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
 

@@ -38,6 +38,9 @@ def test_the_share_over_http_is_of_the_best_rate() -> None:
     page = gpu.page(about, found)
     assert page.startswith("# On X 1\n")
     assert "0.70 of the best above; 3 requests refused" in page
+    assert "gateways" not in page
+    split = gpu.page(about, found | {"http_split": {"gateways": 8, "texts_per_s": 2.0, "tokens_per_s": 180.0, "refused": 0}})
+    assert "## Over HTTP, 8 gateways before one encoder\n\n2 texts/s, 180 tokens/s, 0.90 of the best above" in split
 
 
 def test_without_a_gpu_it_says_what_to_install(gpu_bundle: Path) -> None:

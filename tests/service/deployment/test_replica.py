@@ -1,0 +1,63 @@
+"""A replica on one machine accepts connections at the socket that it gets from the command."""
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from service.deployment import lifeline, replica
+
+APPLICATION: Any = Starlette(routes=[Route("/", lambda request: PlainTextResponse("here"))])
+
+
+@pytest.fixture
+def listener(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """What the command would send, without the command."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    class Line:
+        def __init__(self, run: Path, kind: str, pid: int) -> None: ...
+
+        def beat(self, loop: object) -> None: ...
+
+        def await_drain(self, loop: object, drain: object) -> None: ...
+
+        def listener(self) -> socket.socket:
+            return listening
+
+    monkeypatch.setattr(lifeline, "Lifeline", Line)
+    return listening
+
+
+def catalog() -> Any:
+    return SimpleNamespace(warm=asyncio.Event(), drain=None)
+
+
+async def test_one_of_several_gateways_lets_requests_wait_until_its_models_are_loaded(listener: socket.socket, tmp_path: Path) -> None:
+    """It refused them with 503, and HAProxy sent only those with small bodies to another gateway."""
+    loading = catalog()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    async with replica._serving(APPLICATION, tmp_path, loading, once_warm=True), httpx.AsyncClient() as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get(url, timeout=httpx.Timeout(30, read=0.2))
+        waiting = asyncio.create_task(client.get(url, timeout=30))
+        loading.warm.set()
+        assert (await waiting).text == "here"
+
+
+async def test_a_lone_replica_answers_while_its_models_are_loaded(listener: socket.socket, tmp_path: Path) -> None:
+    async with replica._serving(APPLICATION, tmp_path, catalog(), once_warm=False), httpx.AsyncClient() as client:
+        assert (await client.get(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=30)).text == "here"
+
+
+async def test_it_ends_before_its_models_are_loaded(listener: socket.socket, tmp_path: Path) -> None:
+    async with asyncio.timeout(30), replica._serving(APPLICATION, tmp_path, catalog(), once_warm=True):
+        pass
+    listener.close()
