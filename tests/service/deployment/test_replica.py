@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ APPLICATION: Any = Starlette(routes=[Route("/", lambda request: PlainTextRespons
 
 
 @pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """What the command would send, without the command."""
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -33,7 +34,8 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> socket.socket:
             return listening
 
     monkeypatch.setattr(lifeline, "Lifeline", Line)
-    return listening
+    with listening:
+        yield listening
 
 
 def catalog() -> Any:
@@ -61,4 +63,3 @@ async def test_it_ends_before_its_models_are_loaded(listener: socket.socket, tmp
     async with asyncio.timeout(5) as limit, replica._serving(APPLICATION, tmp_path, catalog(), once_warm=True):
         pass
     assert not limit.expired(), "it waited for the models"
-    listener.close()
