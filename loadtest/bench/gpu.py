@@ -95,18 +95,8 @@ def _asked(server: MeasuredServer, connections: int, seconds: float, sizes: Sequ
     """Send requests from several processes at the same time. Return what each of them has measured."""
     count = min(connections, max(1, (os.cpu_count() or 1) // 4))
     ends = [connections * number // count for number in range(count + 1)]
-    same = [
-        "--port",
-        str(server.port),
-        "--path",
-        server.path,
-        "--model",
-        server.model,
-        "--texts",
-        str(HTTP_TEXTS),
-        "--seconds",
-        str(seconds),
-    ]
+    given = {"port": server.port, "path": server.path, "model": server.model, "texts": HTTP_TEXTS, "seconds": seconds}
+    same = [f"--{name}={value}" for name, value in given.items()]
     commands = [
         [sys.executable, "-m", "loadtest.bench.gpu_clients", *same, *sizes, "--seed", str(begin), "--connections", str(end - begin)]
         for begin, end in pairwise(ends)

@@ -8,6 +8,7 @@ import argparse
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -27,20 +28,20 @@ def bodies(seed: int, model: str, texts: int, tokens: int, vocab_size: int) -> l
 
 def send(made: list[str], *, port: int, path: str, seconds: float) -> tuple[int, int]:
     """Send the requests one after the other for so many seconds. Return the number of answered ones, and of refused ones."""
-    connection, answered, refused = HTTPConnection("127.0.0.1", port, timeout=120), 0, 0
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or not answered + refused:
-        connection.request("POST", path, made[answered % BODIES], {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read()
-        if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-            refused += 1
-            time.sleep(float(answer.headers["Retry-After"]))
-            continue
-        if answer.status != HTTPStatus.OK:
-            raise LoadtestError(f"the service answered {answer.status}: {content[:300].decode(errors='replace')}")
-        answered += 1
-    connection.close()
+    answered = refused = 0
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until or not answered + refused:
+            connection.request("POST", path, made[answered % BODIES], {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+            if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+                refused += 1
+                time.sleep(float(answer.headers["Retry-After"]))
+                continue
+            if answer.status != HTTPStatus.OK:
+                raise LoadtestError(f"the service answered {answer.status}: {content[:300].decode(errors='replace')}")
+            answered += 1
     return answered, refused
 
 

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from service.deployment import lifeline, replica
+from service.settings import Settings, freeze
 
 APPLICATION: Any = Starlette(routes=[Route("/", lambda request: PlainTextResponse("here"))])
 
@@ -40,6 +41,27 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 def catalog() -> Any:
     return SimpleNamespace(warm=asyncio.Event(), drain=None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "waits"),
+    [
+        (Settings(), False),
+        (Settings(profile="split"), False),
+        (Settings(profile="split", gateways=2), True),
+        (Settings(profile="split", max_gateways=3), True),
+    ],
+    ids=["single", "one gateway", "two gateways", "up to three gateways"],
+)
+def test_only_one_of_several_gateways_waits(settings: Settings, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    for name in ("service.app.build_app", "service.http.connections.install", "service.telemetry.logs.to_file"):
+        monkeypatch.setattr(name, lambda *_, **__: None)
+    for name in ("catalog", "_application"):
+        monkeypatch.setattr(replica, name, None)
+    monkeypatch.setattr(replica, "_serve_in_lifespan", lambda *_, once_warm: told.append(once_warm))
+    replica.start(freeze(settings), str(tmp_path / "replica.log"), lambda given: catalog())
+    assert told == [waits]
 
 
 async def test_one_of_several_gateways_lets_requests_wait_until_its_models_are_loaded(listener: socket.socket, tmp_path: Path) -> None:
