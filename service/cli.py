@@ -169,9 +169,10 @@ def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
 
 def _run(settings: Settings) -> None:
     """Start the service, wait for a signal, and stop it. A service that fails ends the process with status 1 and prints the reason."""
+    from service.deployment.deployer import LOG_FILE
     from service.deployment.flags import prepare
     from service.deployment.front import Front, listen
-    from service.deployment.running import LOG_FILE, Service, run_directory
+    from service.deployment.running import Service, run_directory
     from service.deployment.watch import Watch, adopt
     from service.runtime.onnx import check_install
     from service.telemetry.logs import Follower, to_file
@@ -181,11 +182,8 @@ def _run(settings: Settings) -> None:
         adopt()
         prepare(settings)
         if settings.profile == "split":
-            from service.deployment import ray_private
-            from service.deployment.gpus import check_gpus
             from service.states.opening import check_shared
 
-            check_gpus(settings, ray_private.gpus_here())
             check_shared(settings.states)
         to_file(None, settings.log_level)
 
@@ -202,13 +200,7 @@ def _run(settings: Settings) -> None:
         follower = Follower(run / LOG_FILE)
         try:
             with progress_bar() as show:
-
-                def step(name: str) -> None:
-                    signals.install()  # Ray replaces our signal handlers while it starts
-                    show(name, None)
-
-                service.start(step)
-            signals.install()
+                service.start(lambda step: show(step, None))
             signals.started = True
             console.print(f"[green]ready[/green] at {service.url}, API at {service.url}/docs; Ctrl-C stops")
             signals.asked.wait()
@@ -230,9 +222,6 @@ class Signals:
         self.asked = threading.Event()
         self.started = False
         self._at_once = at_once
-        self.install()
-
-    def install(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._received)
 

@@ -1,9 +1,9 @@
-"""Runs the application under Ray Serve. In `service/`, only this package and `cli.py` use Ray.
+"""Runs the application under Ray Serve. In `service/`, only this package uses Ray.
 
-One machine: `running.py` starts a private Ray with the settings in `flags.py`, `front.py` holds the port, `haproxy.py` configures HAProxy,
-`watch.py` watches the processes, `replica.py` is a process with models, `lifeline.py` is the replica's socket to the command, `ports.py`
-finds free ports, and `ray_private.py` contains all uses of Ray's undocumented parts. Profiles: `single.py` has one deployment, which
-accepts requests and computes them; `split.py` has gateways in front of pools of replicas, with `gpus.py` and `ray_metrics.py`. Both use
-`ingress.py`. `scaling.py` computes the number of replicas, `config.py` writes Serve's configuration for a cluster. `fetching.py` downloads
-bundles; `commands.py` has the commands `fetch` and `key`.
+One machine: `running.py` starts and stops everything, `deployer.py` calls Ray for it with the settings in `flags.py`, `front.py` holds the
+port, `haproxy.py` configures HAProxy, `watch.py` watches the processes, `replica.py` is a process with models, `lifeline.py` is the
+replica's socket to the command, `ports.py` finds free ports, and `ray_private.py` contains all uses of Ray's undocumented parts. Profiles:
+`single.py` has one deployment, which accepts requests and computes them; `split.py` has gateways in front of pools of replicas, with
+`gpus.py` and `ray_metrics.py`. Both use `ingress.py`. `scaling.py` computes the number of replicas, `config.py` writes Serve's
+configuration for a cluster. `fetching.py` downloads bundles; `commands.py` has the commands `fetch` and `key`.
 """

@@ -16,8 +16,9 @@ READ_FROM = "2.60"
 REPLICAS: dict[str, tuple[str, ...]] = {}  # deployment -> names of the replicas that this process can call
 
 
-def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int]:
-    """Start a private Ray on loopback, with its files in the directory `run`. Returns the process ids of the raylet and of the GCS.
+def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, Any]:
+    """Start a private Ray on loopback, with its files in the directory `run`. Returns its address, and the process ids of the raylet and of
+    the GCS.
 
     `ray.init` has no parameters for the following. First, an address on loopback: it replaces 127.0.0.1 by the machine's address, as `ray
     start` does, which opens every port to the network. Second, a start without log monitor, autoscaler, API server and agents, each of
@@ -44,8 +45,25 @@ def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int
     finally:
         parameter.RayParams, services.start_api_server = make_parameters, start_api_server  # type: ignore[misc]
         services.start_ray_process = start_process
-    started: Any = ray._private.worker._global_node.all_processes  # type: ignore[attr-defined]
-    return {kind: started[kind][0].process.pid for kind in ("raylet", "gcs_server")}
+    node: Any = ray._private.worker._global_node
+    pids = {kind: node.all_processes[kind][0].process.pid for kind in ("raylet", "gcs_server")}
+    return {"address": node.gcs_address, **pids}
+
+
+def connect(address: str) -> None:
+    """Connect this process to the Ray at `address`, which `start_ray` has started on loopback.
+
+    `ray.init` replaces 127.0.0.1 by the machine's address, as when it starts Ray. This relies on `ray/_private/services.py`
+    (canonicalize_bootstrap_address).
+    """
+    from ray._private import services
+
+    resolve = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        ray.init(address, _node_ip_address="127.0.0.1", namespace="serve", log_to_driver=False, configure_logging=False)
+    finally:
+        services.resolve_ip_for_localhost = resolve
 
 
 def without_agents(command: list[str]) -> list[str]:
@@ -65,17 +83,6 @@ def without_agents(command: list[str]) -> list[str]:
 _AGENTS = ("--dashboard_agent_command=", "--runtime_env_agent_command=")
 _AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
 _NOBODY = 1  # a port that only a privileged process can open
-
-
-def stop_printing_errors() -> None:
-    """Stop Ray's thread that prints failed calls; `ray.shutdown` would stop it later. While Serve shuts down, its controller ends, so calls
-    to the controller fail, and these failures must not be printed.
-
-    This relies on `ray/_private/worker.py` (disconnect).
-    """
-    worker: Any = ray._private.worker.global_worker
-    worker.threads_stopped.set()
-    worker.gcs_error_subscriber.close()
 
 
 def keep_calls_on_loopback() -> None:

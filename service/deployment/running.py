@@ -1,29 +1,24 @@
-"""Starts a private Ray on this machine with the application, waits until the service is ready, and stops everything."""
+"""Starts everything on this machine, waits until the service is ready, and stops everything."""
 
-import logging
+import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 
 import psutil
 
-from service.deployment.flags import STARTED_BEFOREHAND
+from service.deployment import deployer
 from service.deployment.front import Front
 from service.deployment.watch import Watch
-from service.errors import CANNOT_START, StartFailed
-from service.settings import Settings
+from service.errors import StartFailed
+from service.settings import Settings, freeze
 
-log = logging.getLogger("attnserve")
-
-APPLICATION = "attnserve"
-LOG_FILE = "attnserve.log"
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; our calls do not use the object store
+_END_S = 30.0  # longest wait for replicas to close what they have open, after their requests are finished
 
 
 @contextmanager
@@ -48,53 +43,44 @@ class Service:
         self._watch = watch
         self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{settings.port}"
         self._run = run
-        self._deployed = False
+        self._ray = ""  # the address of Ray's GCS
+        self._ready = False
 
     def start(self, progress: Callable[[str], None] = lambda step: None) -> None:
         """Start everything and return when every model is ready. Raises StartFailed with the reason if that is impossible."""
-        progress("starting Ray")
         self._front.start()
         self._watch.start()
-        self._start_ray()
-        from ray import serve
-
-        progress("starting Ray Serve")
-        serve.start(proxy_location="Disabled")  # without a proxy: only Serve's controller starts
-        progress("starting the replica")
-        log_file = self._run / LOG_FILE
-        if self.settings.profile == "split":
-            from service.deployment import split
-
-            application = split.build(self.settings, log_file)
-        else:
-            from service.deployment import single
-
-            application = single.build(self.settings, log_file)
-        target = serve.RunTarget(application, name=APPLICATION, route_prefix="/", logging_config={"encoding": "JSON"})
-        serve.run_many([target], wait_for_applications_running=False)
-        self._deployed = True
-        progress("loading models")
-        self._wait_until_ready(serve)
+        process = _deployer()
+        _order(process, {"settings": freeze(self.settings), "run": str(self._run), "url": self.url})
+        assert process.stdout is not None
+        for line in process.stdout:
+            match json.loads(line):
+                case {"step": step}:
+                    progress(step)
+                case {"started": {"address": str(address), "raylet": int(raylet), "gcs_server": int(gcs)}}:
+                    self._ray = address
+                    self._watch.cannot_lose({"Ray's raylet": psutil.Process(raylet), "Ray's GCS": psutil.Process(gcs)})
+                case {"failed": reason}:
+                    raise StartFailed(reason)
+                case {"ready": True}:
+                    self._ready = True
+                    return
+        raise StartFailed(f"the process that starts Ray has ended with status {process.wait()}")
 
     def stop(self) -> int:
         """Finish accepted requests, then stop everything. Returns how many requests could not be finished in time."""
-        if not self._deployed:  # nothing was deployed, so there are no requests to finish, and a call of Serve would start a second Ray
+        if not self._ready:
             self.kill()
             return 0
-        import ray
-        from ray import serve
-
-        from service.deployment import ray_private
-
+        process = _deployer("end")
         unfinished = self._watch.drain(self.settings.drain_timeout_s)
         self._front.close()
         time.sleep(0.2)  # wait until HAProxy has closed the port; replicas still answer requests on open connections
         self._watch.stop()
-        ray_private.stop_printing_errors()
-        with suppress(Exception):
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
-        self._front.kill()
+        _order(process, {"address": self._ray})
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        self.kill()
         return unfinished
 
     def kill(self) -> None:
@@ -109,43 +95,17 @@ class Service:
             psutil.wait_procs(processes, timeout=3)
         shutil.rmtree(self._run.parent, ignore_errors=True)
 
-    def _start_ray(self) -> None:
-        """Start a private Ray on loopback, without the Python processes that are not needed (see `start_ray`)."""
-        from service.deployment import ray_private
 
-        # Ray starts one worker in advance for each CPU that it is given, so it is given few. `service/runtime/budget.py` divides the
-        # machine's CPUs among the replicas.
-        cpus = STARTED_BEFOREHAND
-        if self.settings.profile == "split":
-            from service.deployment import split
-
-            cpus = split.cpus(self.settings)
-        pids = ray_private.start_ray(self._run, cpus=cpus, object_store_bytes=_OBJECT_STORE_BYTES)
-        names = {"Ray's raylet": "raylet", "Ray's GCS": "gcs_server"}
-        self._watch.cannot_lose({name: psutil.Process(pids[kind]) for name, kind in names.items()})
-
-    def _wait_until_ready(self, serve: Any) -> None:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            try:
-                with urlopen(f"{self.url}/health/ready", timeout=5):
-                    return
-            except HTTPError as answer:
-                if (reason := answer.read().decode(errors="replace")).startswith(CANNOT_START):
-                    raise StartFailed(reason) from None
-            except (URLError, ConnectionError, TimeoutError):
-                pass
-            status = serve.status().applications.get(APPLICATION)
-            if status is not None:
-                for deployment in status.deployments.values():
-                    if CANNOT_START in deployment.message:  # Serve would retry forever
-                        raise StartFailed(_sentence(deployment.message))
-                if status.status == "DEPLOY_FAILED":
-                    raise StartFailed(f"the replica did not start: {status.message}")
-            time.sleep(0.05)
-        raise StartFailed("the service was not ready after 300 s")
+def _deployer(*arguments: str) -> "subprocess.Popen[str]":
+    """Start a process of `deployer.py` that gets no signals from the terminal. The kernel kills it when the command ends in any way."""
+    # With -P, a folder `service` in the working directory is not taken for ours.
+    command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-P", "-m", deployer.__name__, *arguments]
+    errors = subprocess.DEVNULL if arguments else None  # while Serve shuts down, Ray prints that calls to its controller fail
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
 
 
-def _sentence(message: str) -> str:
-    """Return our own error line, extracted from Serve's traceback."""
-    return next(line[line.index(CANNOT_START) :] for line in message.splitlines() if CANNOT_START in line)
+def _order(process: "subprocess.Popen[str]", order: dict[str, str]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # the process has ended, which its status tells
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()

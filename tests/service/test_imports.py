@@ -32,7 +32,7 @@ ORDER = [
 ]
 HTTP = {"fastapi", "starlette", "uvicorn", "httpx"}
 WITH_HTTP = {"http", "dialects", "app", "deployment"}
-WITH_RAY = {"deployment", "cli"}
+WITH_RAY = {"deployment"}
 LOADERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 

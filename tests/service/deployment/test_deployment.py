@@ -150,10 +150,26 @@ def test_signal_during_start_takes_everything_down(encoder_bundle: Path, before:
     assert left(before) == set()
 
 
+def test_a_start_whose_process_dies_ends_with_a_message(encoder_bundle: Path, before: set[str]) -> None:
+    service = LiveService([encoder_bundle])
+    service.wait_for("starting Ray")
+    deployer = next(process for process in service.family() if "service.deployment.deployer" in process.cmdline())
+    deployer.kill()
+    assert service.process.wait(60) == 1
+    assert f"the process that starts Ray has ended with status {-signal.SIGKILL}" in service.output
+    service.stop()
+    assert left(before) == set()
+
+
 def test_ray_starts_no_process_that_is_not_needed(service: LiveService) -> None:
     names = sorted(process.name() for process in service.family() if "python" not in process.name())
     workers = ["ray::ServeController", "ray::ServeReplica:attnserve:attnserve"]
-    assert [name for name in names if name != "ray::IDLE"] == sorted(["cat", "cat", "gcs_server", "haproxy", "raylet", *workers])
+    assert [name for name in names if name != "ray::IDLE"] == sorted(["cat", "cat", "cat", "gcs_server", "haproxy", "raylet", *workers])
+
+
+def test_the_command_loads_no_ray(service: LiveService) -> None:
+    """Ray takes 80 MiB, and only the start and the end need it (`service/deployment/deployer.py`)."""
+    assert [mapped.path for mapped in psutil.Process(service.process.pid).memory_maps() if "/ray/" in mapped.path] == []
 
 
 def test_killed_outright_its_processes_end_too(encoder_bundle: Path, before: set[str]) -> None:
