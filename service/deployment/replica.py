@@ -8,6 +8,7 @@ Ray's handler. Ray still starts, checks, replaces and stops the replica.
 
 import asyncio
 import os
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -49,6 +50,7 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
     catalog = make_catalog(settings)
     _application = build_app(catalog)
     if log_file:
+        tempfile.tempdir = str(Path(log_file).parent)  # the run directory is removed also if this process is killed
         several = settings.profile == "split" and settings.most("gateways") > 1
         _serve_in_lifespan(_application, Path(log_file).parent, catalog, once_warm=several)
     return _application

@@ -6,6 +6,7 @@ starts, checks, replaces and stops the replicas, and its router (`ray_private.py
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,6 +65,7 @@ class PoolReplica(Host):
         settings = Settings.model_validate_json(frozen)
         to_file(Path(log_file) if log_file else None, settings.log_level)
         if log_file:
+            tempfile.tempdir = str(Path(log_file).parent)  # the run directory is removed also if this process is killed
             keep_calls_on_loopback()
             Lifeline(Path(log_file).parent, serve.get_replica_context().deployment, os.getpid()).beat(asyncio.get_running_loop())
         super().__init__(Catalog(settings))

@@ -1,11 +1,15 @@
 """Opens graphs in ONNX Runtime, and runs them on batches of token ids."""
 
+import contextlib
 import logging
+import os
 import re
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -67,13 +71,11 @@ def open_graph(
     gpu_memory_gib: float | None = None,
     promised: contract.Graph | None = None,
     whole: bool = False,
-    packed: bool = True,
 ) -> "ort.InferenceSession":
     """Return a session of a graph, given as a file or as bytes. Its threads spin during a call, but not after it, so that HTTP can use the
     cores.
 
-    `whole` means that the provider must compute every node of the graph. On CUDA, the session then records CUDA graphs. With `packed`, a
-    session on the CPU keeps a copy of the weights in the order in which it reads them. Without, it uses the file's, mapped into memory.
+    `whole` means that the provider must compute every node of the graph. On CUDA, the session then records CUDA graphs.
 
     Raises BundleError if the file is no graph, or if its tensors differ from `promised`, the graph's entry in the manifest. Raises
     SettingsConflict if `provider` is not available, or not for the whole graph. (If a CUDA driver, device or library is missing, ONNX
@@ -81,15 +83,9 @@ def open_graph(
     """
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3
+    options = _options(threads)
     if provider == CPU:
         _share_memory(options)
-    if not packed:
-        options.add_session_config_entry("session.disable_prepacking", "1")
     asked = [(provider, cuda_options(gpu_memory_gib, cuda_graphs=whole) if provider == CUDA else {})]
     if whole:
         options.add_session_config_entry(RECORD, "1")
@@ -110,6 +106,69 @@ def open_graph(
     if whole and (others := elsewhere(session, provider)):
         raise _no_provider(graph, provider, f"it has no kernel for {', '.join(others)}")
     return session
+
+
+def open_twice(graph: Path, *, threads: int, promised: contract.Graph) -> tuple["ort.InferenceSession", "ort.InferenceSession"]:
+    """Return two sessions of a graph on the CPU, with one thread and with `threads`, which have their weights in the same memory.
+
+    A session packs its weights: it copies them in the order in which it reads them. ONNX Runtime's Python interface cannot share a copy,
+    but it can write one into a file, which each session of that file maps into memory. The file is written at each start, because the
+    order depends on the CPU and on the release, and deleted once it is mapped. Without a disk for it, each session has a copy.
+    """
+    if threads == 1:
+        only = open_graph(graph, threads=1, promised=promised)
+        return only, only
+    with contextlib.ExitStack() as stack:
+        file = graph
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="attnserve-"))
+            file = _with_packed_weights(graph, Path(folder))
+        except Exception as error:  # ONNX Runtime's errors have no other common base class; those of the graph itself are raised below
+            log.info("each session packs the weights", extra={"graph": str(graph), "why": in_a_line(error)})
+        return open_graph(file, threads=1, promised=promised), open_graph(file, threads=threads, promised=promised)
+
+
+def _with_packed_weights(graph: Path, folder: Path) -> Path:
+    """Write the graph and its packed weights into `folder`, and return the file to open. Raises OSError if `folder` is not on a disk with
+    room for them.
+    """
+    import onnxruntime as ort
+
+    if _in_memory(folder):
+        raise OSError(f"{folder} is in memory")
+    needed, free = 4 * sum(file.stat().st_size for file in graph.parent.iterdir()), shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(f"{folder} has {free:,} bytes of free space, and {needed:,} may be needed")
+    written, weights = folder / "packed.onnx", folder / "packed.onnx.data"
+    options = _options(threads=1)
+    options.optimized_model_filepath = str(written)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights.name)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    ort.InferenceSession(graph, options, providers=[CPU])
+    # ONNX Runtime writes a tensor as a whole, and Linux maps what was written as a whole when a part of it is read, so that one row of a
+    # vocabulary would take all of it. A copy is written in small parts.
+    shutil.copyfile(weights, copied := folder / "copy")
+    copied.replace(weights)
+    return written
+
+
+def _in_memory(folder: Path) -> bool:
+    """Return whether the folder's files are kept in memory, by proc_pid_mountinfo(5)."""
+    device = folder.stat().st_dev
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return any(mount.split()[2] == f"{os.major(device)}:{os.minor(device)}" and " - tmpfs " in mount for mount in mounts)
+
+
+def _options(threads: int) -> "ort.SessionOptions":
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3
+    return options
 
 
 def _share_memory(options: "ort.SessionOptions") -> None:
@@ -191,13 +250,12 @@ class _OpenGraph:
 
 
 class OnnxSession:
-    """A bundle's graph in ONNX Runtime, opened twice (one thread, all threads) over the same mapped weights.
+    """A bundle's graph in ONNX Runtime, opened twice (one thread, all threads) over the same weights.
 
     Under load each run has one thread and one core, so no thread waits for another thread after an operator. A run that is alone uses
     `threads` threads. These threads spin between operators, since no other run needs the cores, and stop spinning when the run ends.
 
-    If the bundle has a graph for short texts, each text is computed by the graph for its own length. The other graph's weights are then
-    packed once only, for the runs that are alone: its runs under load take 5 % longer, and the process has a copy of the weights less.
+    If the bundle has a graph for short texts, each text is computed by the graph for its own length.
     """
 
     def __init__(
@@ -207,16 +265,16 @@ class OnnxSession:
         short = manifest.short_graph
 
         def opened(chosen: str) -> tuple[str, _OpenGraph, _OpenGraph | None]:
-            twice = threads > 1 and chosen == CPU
             memory = gpu_memory_gib if gpu_memory_gib is None or short is None else gpu_memory_gib / 2  # a session for each graph
 
-            def both(graph: contract.Graph, *, packed: bool) -> _OpenGraph:
-                file, once = bundle / graph.file, partial(open_graph, provider=chosen, gpu_memory_gib=memory, promised=graph)
-                one_thread = once(file, threads=1, packed=packed or not twice)
-                return _OpenGraph(one_thread, once(file, threads=threads) if twice else one_thread)
+            def both(graph: contract.Graph) -> _OpenGraph:
+                file = bundle / graph.file
+                if chosen == CPU:
+                    return _OpenGraph(*open_twice(file, threads=threads, promised=graph))
+                only = open_graph(file, threads=threads, provider=chosen, gpu_memory_gib=memory, promised=graph)
+                return _OpenGraph(only, only)
 
-            of_short = None if short is None else both(short.graph, packed=True)
-            return chosen, both(manifest.graph, packed=short is None), of_short
+            return chosen, both(manifest.graph), None if short is None else both(short.graph)
 
         self.provider, self._graph, self._short = with_provider(provider, manifest.name, opened)
         self._short_tokens = 0 if short is None else short.max_tokens

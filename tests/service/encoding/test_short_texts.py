@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +16,6 @@ from service.call import Call
 from service.catalog import Catalog
 from service.encoding.model import Model
 from service.encoding.request import EncodeRequest
-from service.runtime import onnx as runtime
 from service.runtime.onnx import Array, OnnxSession
 from service.settings import Settings
 from tests.service.encoding.test_selftest import copied, refusal, spoil
@@ -74,21 +72,6 @@ def test_a_text_in_a_mixed_batch_gets_what_it_gets_alone(session: OnnxSession, l
             row, wanted = together[output][at], own[output][0]
             assert abs(row[: len(wanted)] - wanted).max() <= SAME * max(1, abs(wanted).max()), (output, length)
         assert not together[contract.TOKEN_EMBEDDINGS][at, length:].any(), "padding is 0"
-
-
-def test_weights_of_the_graph_for_long_texts_are_packed_once(hybrid_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[tuple[str, int, bool]] = []
-
-    def watched(file: Path, *, threads: int, packed: bool = True, **how: Any) -> Any:
-        opened.append((file.name, threads, packed))
-        return open_graph(file, threads=threads, packed=packed, **how)
-
-    open_graph = runtime.open_graph
-    monkeypatch.setattr(runtime, "open_graph", watched)
-    for threads in (2, 1):
-        OnnxSession(hybrid_bundle, contract.read_manifest(hybrid_bundle), threads=threads, provider="cpu")
-    twice = [("short.onnx", 1, True), ("short.onnx", 2, True), ("model.onnx", 1, False), ("model.onnx", 2, True)]
-    assert opened == [*twice, ("short.onnx", 1, True), ("model.onnx", 1, True)]
 
 
 @pytest.fixture

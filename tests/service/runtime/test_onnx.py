@@ -1,9 +1,12 @@
 """Padding, the choice of a provider, and one real graph in ONNX Runtime."""
 
 import logging
+import shutil
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import onnx
 import onnxruntime as ort
 import psutil
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from export import contract
 from service.generation.gpu.session import open_steps
@@ -112,6 +115,94 @@ def test_sessions_keep_the_memory_of_one_run_and_not_of_one_each(tmp_path: Path)
     for other in others:
         other.run(None, feed)
     assert psutil.Process().memory_info().rss - before < 2 * text.nbytes
+
+
+@pytest.fixture
+def products(tmp_path: Path) -> tuple[Path, contract.Graph]:
+    """A graph of 64 products with weights of 256 KiB each, in a file beside it, and its entry in a manifest."""
+    random, folder = np.random.default_rng(0), tmp_path / "products"
+    folder.mkdir()
+    weights = [numpy_helper.from_array(random.normal(size=(256, 256)).astype(np.float32) / 16, f"w{number}") for number in range(64)]
+    nodes = [helper.make_node("MatMul", [f"x{number}" if number else "x", f"w{number}"], [f"x{number + 1}"]) for number in range(64)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 256]) for name in ("x", "x64")]
+    graph = helper.make_graph(nodes, "products", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, folder / contract.GRAPH, save_as_external_data=True, location="weights")
+    x, y = (contract.Tensor(name=name, dtype="float32", shape=("N", 256)) for name in ("x", "x64"))
+    return folder / contract.GRAPH, contract.Graph(
+        file=contract.GRAPH, opset=20, inputs=(x,), outputs=(y,), operators={"MatMul": 64}, optimisation="none"
+    )
+
+
+def mapped_weights() -> list[tuple[int, int]]:
+    """(offset in the file, size) of each part of a file of packed weights that this process has in memory."""
+    parts = [
+        (int(offset, 16), int(end, 16) - int(begin, 16))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "packed.onnx.data" in line
+        for (begin, end), offset in [(line.split()[0].split("-"), line.split()[2])]
+    ]
+    return sorted(part for part in parts if part[1] >= 2**18)
+
+
+def test_both_sessions_of_a_graph_have_their_weights_in_the_same_memory(
+    products: tuple[Path, contract.Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, promised = products
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(runtime, "_in_memory", lambda folder: False)  # whatever the disk of the tests is
+    x = np.random.default_rng(1).normal(size=(3, 256)).astype(np.float32)
+    wanted = runtime.open_graph(graph, threads=1).run(None, {"x": x})[0]
+    one, two = runtime.open_twice(graph, threads=2, promised=promised)
+    assert list(scratch.iterdir()) == []
+    parts = mapped_weights()
+    assert len(parts) == 128
+    assert parts[::2] == parts[1::2]
+    for session in (one, two):
+        assert np.array_equal(session.run(None, {"x": x})[0], wanted)
+    del one, two, session
+    assert mapped_weights() == []
+
+
+def full(folder: Path) -> Any:
+    return SimpleNamespace(free=0)
+
+
+def missing(**_: Any) -> Any:
+    raise FileNotFoundError("No usable temporary directory found")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead", "why"),
+    [
+        (shutil, "disk_usage", full, "0 bytes of free space"),
+        (tempfile, "TemporaryDirectory", missing, "No usable"),
+        (runtime, "_in_memory", lambda folder: True, "is in memory"),
+    ],
+)
+def test_without_a_disk_each_session_packs_the_weights(
+    products: tuple[Path, contract.Graph],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    module: Any,
+    name: str,
+    instead: Any,
+    why: str,
+) -> None:
+    monkeypatch.setattr(runtime, "_in_memory", lambda folder: False)
+    monkeypatch.setattr(module, name, instead)
+    x = np.ones((1, 256), np.float32)
+    with caplog.at_level(logging.INFO, "attnserve"):
+        one, two = runtime.open_twice(products[0], threads=2, promised=products[1])
+    assert why in caplog.records[-1].why
+    assert np.array_equal(one.run(None, {"x": x})[0], two.run(None, {"x": x})[0])
+    assert mapped_weights() == []
+
+
+def test_a_folder_in_memory_is_no_disk() -> None:
+    assert runtime._in_memory(Path("/dev/shm"))
+    assert not runtime._in_memory(Path(__file__).parent)
 
 
 def test_a_session_says_where_it_runs(tmp_path: Path) -> None:
