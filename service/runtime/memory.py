@@ -1,13 +1,17 @@
 """Returns freed memory to the system after unusually large requests.
 
-The C allocator keeps freed pages for later requests, and ONNX Runtime's arena keeps the memory of its largest run. After a large run the
-arena shrinks (`onnx.shrinking`), and `malloc_trim` releases freed pages, on a thread of its own.
+The C allocator keeps freed pages for later requests, and ONNX Runtime's arena keeps the memory of its largest run. After a large request
+the arena shrinks, and `malloc_trim` releases freed pages, on a thread of its own. After a long run the arena shrinks at once
+(`onnx.shrinking`).
 """
 
 import ctypes
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+
+from service.runtime.onnx import shrink_arena
 
 # Freed memory is released after a request with more tokens than this, or if all bodies and answers in progress had more bytes than this.
 LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048
@@ -18,7 +22,7 @@ class Release:
     """Releases freed pages at most once in `_LEAST_S` seconds, and once after the last call of `request`. Thread-safe."""
 
     def __init__(self, trim: Callable[[], None] | None = None) -> None:
-        self._trim = trim or _malloc_trim()
+        self._trim = trim or _release_all
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._last = -_LEAST_S
@@ -38,10 +42,7 @@ class Release:
         self._trim()
 
 
-def _malloc_trim() -> Callable[[], None]:
-    """Return a function that calls glibc's `malloc_trim(0)`, or does nothing with other C libraries."""
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
-        return lambda: None
-    return lambda: trim(0)
+def _release_all() -> None:
+    shrink_arena()
+    with suppress(OSError, AttributeError):  # only glibc has `malloc_trim`
+        ctypes.CDLL(None).malloc_trim(0)

@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -281,6 +282,8 @@ class OnnxSession:
         self._shrinking = shrinking() if self.provider == CPU else None
         self._typed = any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
         self._pad = manifest.pad_token_id
+        if self.provider == CPU:
+            _on_cpu.add(self)
 
     def run(
         self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
@@ -309,6 +312,12 @@ class OnnxSession:
         options = self._shrinking if feed[contract.INPUT_IDS].size > _USUAL_TOKENS else None
         return dict(zip(outputs, session.run(outputs, feed, options), strict=True))
 
+    def shrink(self) -> None:
+        """Make the arena free the memory that it keeps for later runs of any session. ONNX Runtime does so only at the end of a run, so one
+        token is run.
+        """
+        self._graph_of([self._pad]).one_thread.run(None, self._feed([[self._pad]], None), shrinking())
+
     def begin(self, ids: list[int], *, within_s: float) -> None:
         import onnxruntime as ort
 
@@ -329,6 +338,15 @@ class OnnxSession:
         if self._typed:
             feed[contract.TOKEN_TYPE_IDS] = types if types is not None else np.zeros_like(input_ids)
         return feed
+
+
+_on_cpu: "weakref.WeakSet[OnnxSession]" = weakref.WeakSet()
+
+
+def shrink_arena() -> None:
+    """Free the memory that this process's arena keeps for later runs, if there is an encoder on the CPU."""
+    if session := next(iter(_on_cpu), None):
+        session.shrink()
 
 
 def _joined(parts: Sequence[tuple[list[int], Array]]) -> Array:

@@ -20,6 +20,7 @@ from export import contract
 from service.generation.gpu.session import open_steps
 from service.generation.session import OnnxStepSession
 from service.runtime import onnx as runtime
+from service.runtime.memory import Release
 from service.runtime.onnx import OnnxSession, SettingsConflict, check_install, choose_provider, cuda_options, one_runtime, pad
 from service.seq2seq.session import OnnxWritingSession
 from tests.service.fakes import fake_bundle
@@ -115,6 +116,15 @@ def test_sessions_keep_the_memory_of_one_run_and_not_of_one_each(tmp_path: Path)
     for other in others:
         other.run(None, feed)
     assert psutil.Process().memory_info().rss - before < 2 * text.nbytes
+
+
+def test_the_memory_of_a_run_is_given_back_on_request(tmp_path: Path) -> None:
+    long = session(tmp_path)
+    text = np.ones((1, 2**22), np.int64)  # 32 MiB, and as much for the product
+    long._graph.one_thread.run(None, {contract.INPUT_IDS: text, contract.ATTENTION_MASK: text})
+    before = psutil.Process().memory_info().rss
+    Release()._trim()
+    assert before - psutil.Process().memory_info().rss >= text.nbytes
 
 
 @pytest.fixture
