@@ -99,11 +99,18 @@ class EncoderQueue(BatchingQueue):
             self.put(item)
 
     def draw(self, now: float) -> Draw:
-        """Take the next batch from the queue, and return it. Call `ended` when its runtime call ends."""
+        """Take the next batch from the queue, and return it. Call `ended` when its runtime call ends.
+
+        A run beside others takes at most its share of all work. Otherwise, if clients wait for their answers before they send again, one
+        run would take nearly all inputs again and again, and the other cores would have little to do.
+        """
         self.max_batch_tokens, self.max_unstarted_s = self._limits.max_batch_tokens, math.inf
         if self._bounds[Lane.INTERACTIVE].overloaded(now):
             self.max_batch_tokens = int(self._limits.max_batch_tokens * _SHORT_RUN)
             self.max_unstarted_s = _UNSTARTED_QUEUES * self.short_queue_s
+        if self.running:
+            share = math.ceil((self.tokens + self.running_tokens) / self._limits.concurrent_runs)
+            self.max_batch_tokens = min(self.max_batch_tokens, share)
         batch, dropped = self.take(now)
         tokens, left = sum(len(item.ids) for item in batch), len(self) > 0
         alone = not self.running and not left and tokens >= self._limits.spread_tokens

@@ -30,6 +30,22 @@ def items(count: int, lane: Lane = Lane.INTERACTIVE, now: float = 0.0, length: i
     return [QueuedInput([1] * length, None, "o", lane, now, b"", [(work, index)]) for index in range(count)]
 
 
+def test_a_run_beside_another_takes_its_share_of_all_work() -> None:
+    """Of 32 clients, 28 wait for one run and 4 for the other. When the first run ends, its 28 clients send again."""
+    queue = EncoderQueue(LIMITS)
+
+    def drawn(arriving: int) -> Draw:
+        queue.enter(items(arriving), Lane.INTERACTIVE, 0.0, math.inf)
+        return queue.draw(0.0)
+
+    first, second = drawn(28), drawn(4)
+    assert (len(first.batch), len(second.batch)) == (28, 4)
+    queue.ended(first, 1.0, answered=True)
+    assert len(drawn(28).batch) == 16
+    queue.ended(second, 1.0, answered=True)
+    assert len(drawn(4).batch) == 16
+
+
 @dataclass
 class Played:
     """When requests came, and of those that were answered how long it took."""
