@@ -41,7 +41,9 @@ class QueueLimits:
     max_bulk_wait_s: float = 30.0
     bulk_delay_s: float = 2.0  # how long interactive requests are preferred to a waiting bulk request
     unread_s: float = math.inf  # a run is ended if its client reads no text for this long
-    hand_over_s: float = 0.0  # how long tokens may wait, so that those of several steps are handed over at once; see `pacing.hand_over_s`
+    hand_over_s: float = (
+        0.0  # how long tokens of a few runs may wait, so that those of several steps are handed over at once; see `pacing.py`
+    )
 
 
 class Turn(NamedTuple, Generic[J]):

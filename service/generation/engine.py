@@ -318,7 +318,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         ending = self._draw(time.monotonic())
         known = self._step_s > 0 and not ending  # whether it is known when the next tokens are drawn, if there is no other work
         # As many steps as take about as long as tokens may wait are made by one call.
-        n_steps = max(1, min(round(self.limits.hand_over_s / self._step_s), MOST_STEPS)) if known and self._steady else 1
+        n_steps = max(1, min(round(self._hand_over_s / self._step_s), MOST_STEPS)) if known and self._steady else 1
         # Before the graph runs, so that the event loop sends tokens meanwhile.
         self._publish(n_steps * self._step_s if known and self._soon else math.inf)
         if len(self._running):

@@ -31,6 +31,7 @@ from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
 from service.runtime.offered import OfferedSlots
 from service.runtime.onnx import device_lost
+from service.runtime.pacing import loaded_hand_over_s
 from service.runtime.priority import give_way
 from service.states.record import StateReference
 from service.telemetry.logs import traces
@@ -413,12 +414,17 @@ class StepEngine(ABC, Generic[J]):
         """Update the average time that jobs hold their slots with the time of a job that has ended."""
         self._run_s = averaged(self._run_s, now - (job.runs[0].usage.started or now))
 
+    @property
+    def _hand_over_s(self) -> float:
+        """Return how long tokens may wait, so that those of several steps are made by one call and handed over at once."""
+        return loaded_hand_over_s(self.limits.hand_over_s, self._held)
+
     def _publish(self, next_s: float = math.inf) -> None:
         """Hand over what was emitted, unless it may wait for the next call, which comes within `next_s` seconds."""
         if not self._emitted:
             return
         now = time.monotonic()
-        self._hand_over_by = self._hand_over_by or now + self.limits.hand_over_s
+        self._hand_over_by = self._hand_over_by or now + self._hand_over_s
         if self._urgent or now + next_s > self._hand_over_by:
             emitted, self._emitted, self._urgent, self._hand_over_by = self._emitted, [], False, 0.0
             self._post(_deliver, emitted)

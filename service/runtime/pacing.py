@@ -6,7 +6,8 @@ from typing import Final
 
 STREAM_S: Final = 0.004  # seconds between the messages of two streams: a message costs some 0.3 ms of a core, its client's part included
 LONGEST_S: Final = 0.25  # longest interval that many streams cause
-MOST_WAIT_S: Final = 0.004  # longest time for which an engine keeps tokens
+MOST_WAIT_S: Final = 0.004  # longest time for which an engine with few runs keeps tokens
+LOADED_WAIT_S: Final = 0.01  # the same for an engine with many runs
 
 
 def hand_over_s(interval_s: float) -> float:
@@ -14,6 +15,13 @@ def hand_over_s(interval_s: float) -> float:
     time wakes the event loop, which takes 0.05 ms.
     """
     return min(interval_s / 8, MOST_WAIT_S)
+
+
+def loaded_hand_over_s(wait_s: float, runs: int) -> float:
+    """Return how long an engine with `runs` runs may keep tokens, if it may keep those of a few runs for `wait_s` seconds: longer, as each
+    of many streams sends messages less often. 0 remains 0.
+    """
+    return max(wait_s, min(runs * STREAM_S / 8, LOADED_WAIT_S)) if wait_s else 0.0
 
 
 class Pace:

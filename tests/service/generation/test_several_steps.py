@@ -95,6 +95,15 @@ async def test_a_run_alone_ends_at_any_step_of_a_call_and_another_begins(tokeniz
     assert steps.steps[MOST_STEPS] > 50
 
 
+async def test_a_call_makes_several_steps_of_many_runs_where_few_would_not_wait(tokenizer: Path) -> None:
+    steps = Counted()
+    async with running(steps, tokenizer, slots=16, hand_over_s=1e-9) as engine:
+        runs = [engine.submit(ask(prompt, max_tokens=200, sampling=WARM, ignore_eos=True)) for prompt in range(1, 17)]
+        for run in runs:
+            await all_of(run)
+    assert steps.steps[MOST_STEPS] > 0
+
+
 @pytest.mark.parametrize("at", range(3, 12))
 async def test_kept_and_cached_states_are_those_of_the_tokens(tokenizer: Path, at: int) -> None:
     """Also beside runs that end at other steps of a call."""
