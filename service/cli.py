@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -188,9 +190,10 @@ def _run(settings: Settings) -> None:
         to_file(None, settings.log_level)
 
         def end(reason: str) -> None:
-            console.show_cursor(True)
-            print_error(reason)
             service.kill()
+            with suppress(BaseException):  # nobody may read stderr
+                console.show_cursor(True)
+                print_error(reason)
             os._exit(1)
 
         front = Front(settings, run, listener)
@@ -214,7 +217,7 @@ def _run(settings: Settings) -> None:
 
 
 class Signals:
-    """Handles SIGTERM and Ctrl-C. The first signal stops a running service. A second signal, or a signal during the start, ends the
+    """Handles SIGTERM, SIGHUP and Ctrl-C. The first signal stops a running service. A second signal, or a signal during the start, ends the
     process.
     """
 
@@ -222,8 +225,9 @@ class Signals:
         self.asked = threading.Event()
         self.started = False
         self._at_once = at_once
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._received)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, self._received)
 
     def _received(self, number: int, frame: object) -> None:
         if self.started and not self.asked.is_set():
@@ -237,6 +241,10 @@ class Signals:
 
 def main() -> None:
     """Run the command line; the entry point of `attnserve`."""
+    # A file that is opened later must not get the number of a standard stream that is closed: children would have it as that stream.
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))  # noqa: PTH123, SIM115
     with errors_printed():
         app()
 

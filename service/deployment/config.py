@@ -9,7 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from service.deployment import ray_private, split
 from service.deployment.flags import cluster_flags
-from service.deployment.ingress import LOGGING
+from service.deployment.ingress import APPLICATION, LOGGING
 from service.settings import Settings
 
 
@@ -17,9 +17,9 @@ def render(settings: Settings) -> str:
     """Return the configuration as YAML, as `serve build` writes it. It contains no API keys: each node reads them from its own
     ATTNSERVE_API_KEYS or file of keys.
     """
-    deployments = ray_private.deployments_of(split.build(settings, None), split.APPLICATION)
+    deployments = ray_private.deployments_of(split.build(settings, None), APPLICATION)
     application = {
-        "name": split.APPLICATION,
+        "name": APPLICATION,
         "route_prefix": "/",
         "import_path": f"{split.__name__}:{split.application.__name__}",
         "args": _arguments(settings),

@@ -1,9 +1,10 @@
 """The process that calls Ray for the command. The command itself does not import Ray, which would take 80 MiB while the service runs.
 
-It gets an order as a line of JSON on stdin, and tells the command what happens by lines of JSON on stdout, each with one of the keys
-`step`, `started`, `failed` and `ready`. When the service is ready, this process has nothing left to do, but Ray's processes are its
-children, and the kernel kills them when it ends. So it becomes `cat`, which takes less than a megabyte and waits for the end of its stdin,
-that is of the command. To end the application, the command runs this module again, with the argument `end`.
+It gets an order as a line of JSON on stdin, and tells the command what happens by lines of JSON on what was its stdout, each with one of
+the keys `step`, `started`, `failed` and `ready`. Whatever Ray prints goes to stderr. When the service is ready, this process has nothing
+left to do, but Ray's processes are its children, and the kernel kills them when it ends. So it becomes `cat`, which takes less than a
+megabyte and waits for the end of its stdin, that is of the command. To end the application, the command runs this module again, with the
+argument `end`.
 """
 
 import json
@@ -11,25 +12,26 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from service.deployment.flags import STARTED_BEFOREHAND
+from service.deployment.ingress import APPLICATION
 from service.errors import CANNOT_START, AttnserveError, StartFailed
 from service.settings import Settings
 
-APPLICATION = "attnserve"
 LOG_FILE = "attnserve.log"
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; our calls do not use the object store
 _MOST_S = 300.0
 
 
-def start(settings: Settings, run: Path, url: str) -> None:
+def start(settings: Settings, run: Path, url: str, tell: Callable[..., None]) -> None:
     """Start Ray and the application, and return when every model is ready. Raises StartFailed with the reason if that is impossible.
 
-    `run` is the directory for all files of Ray, and `url` is where the service will answer.
+    `run` is the directory for all files of Ray, `url` is where the service will answer, and `tell(key=value)` tells the command something.
     """
     from service.deployment import ray_private
 
@@ -88,11 +90,6 @@ def _sentence(message: str) -> str:
     return next(line[line.index(CANNOT_START) :] for line in message.splitlines() if CANNOT_START in line)
 
 
-def tell(**note: Any) -> None:
-    """Write a line of JSON for the command."""
-    print(json.dumps(note), flush=True)
-
-
 def main() -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if sys.argv[1:] == ["end"]:
@@ -104,10 +101,16 @@ def main() -> None:
             connect(json.loads(line)["address"])
             serve.shutdown()  # type: ignore[no-untyped-call]
         return
+    notes = os.fdopen(os.dup(1), "w")  # closed by `exec`
+    os.dup2(2, 1)
+
+    def tell(**note: Any) -> None:
+        print(json.dumps(note), file=notes, flush=True)
+
     order = json.loads(sys.stdin.readline())
     try:
-        start(Settings.model_validate_json(order["settings"]), Path(order["run"]), order["url"])
-    except AttnserveError as error:
+        start(Settings.model_validate_json(order["settings"]), Path(order["run"]), order["url"], tell)
+    except (AttnserveError, OSError) as error:
         tell(failed=str(error))
         sys.exit(1)
     tell(ready=True)

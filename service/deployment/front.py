@@ -89,7 +89,12 @@ class Front:
         command = ["setpriv", "--pdeathsig", "KILL", str(haproxy.binary()), "-db", "-q", "-f", str(self._config)]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                command, pass_fds=[self.listener.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                command,
+                pass_fds=[self.listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # so Ctrl-C reaches only the command, which lets accepted requests finish first
             )
 
     def place(self, taken: Callable[[Path], bool]) -> tuple[Path | None, socket.socket]:

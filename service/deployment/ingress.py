@@ -7,6 +7,7 @@ from typing import Any
 # or after one if the process has ended. The timeout is long because a busy event loop answers late. On one machine `watch.py` finds hung
 # replicas sooner.
 _CHECKED_EVERY_S, _SILENT_FOR_S = 1, 20
+APPLICATION = "attnserve"  # its name in Serve
 LOGGING = {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"}
 
 

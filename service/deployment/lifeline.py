@@ -8,8 +8,10 @@ writes the heartbeat twice a second, so a process with a busy event loop is not 
 
 import asyncio
 import json
+import os
 import select
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -22,6 +24,12 @@ LOOP_RUNS, LOOP_IS_BUSY = b"+\n", b"-\n"
 DRAINED = b"="  # answer to a drain: this byte, the number of unfinished requests, a newline
 _BEAT_S = 0.5
 _BUSY_AFTER_S = 1.0
+
+
+def keep_files_in(run: Path) -> None:
+    """Put this process's temporary files into the run directory, which is removed even if this process is killed, unless TMPDIR is set."""
+    if "TMPDIR" not in os.environ:
+        tempfile.tempdir = str(run)
 
 
 class Lifeline:

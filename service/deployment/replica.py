@@ -8,7 +8,6 @@ Ray's handler. Ray still starts, checks, replaces and stops the replica.
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -40,6 +39,7 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
     global catalog, _application  # noqa: PLW0603  # Ray and uvicorn find both by the name of this module
     # Imported late: Ray's proxy imports this module for `middlewares`, where the modules below would only waste memory.
     from service.app import build_app
+    from service.deployment.lifeline import keep_files_in
     from service.http.connections import install
     from service.settings import Settings
     from service.telemetry.logs import to_file
@@ -50,7 +50,7 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
     catalog = make_catalog(settings)
     _application = build_app(catalog)
     if log_file:
-        tempfile.tempdir = str(Path(log_file).parent)  # the run directory is removed also if this process is killed
+        keep_files_in(Path(log_file).parent)
         several = settings.profile == "split" and settings.most("gateways") > 1
         _serve_in_lifespan(_application, Path(log_file).parent, catalog, once_warm=several)
     return _application

@@ -1,6 +1,7 @@
 """Starts everything on this machine, waits until the service is ready, and stops everything."""
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from service.deployment.front import Front
 from service.deployment.watch import Watch
 from service.errors import StartFailed
 from service.settings import Settings, freeze
+
+log = logging.getLogger("attnserve")
 
 _END_S = 30.0  # longest wait for replicas to close what they have open, after their requests are finished
 
@@ -50,7 +53,8 @@ class Service:
         """Start everything and return when every model is ready. Raises StartFailed with the reason if that is impossible."""
         self._front.start()
         self._watch.start()
-        process = _deployer()
+        # Kept as long as the service runs: with it, Python would close the pipe whose end ends the process, and with the process Ray.
+        self._deployer = process = _deployer(self._run)
         _order(process, {"settings": freeze(self.settings), "run": str(self._run), "url": self.url})
         assert process.stdout is not None
         for line in process.stdout:
@@ -72,14 +76,18 @@ class Service:
         if not self._ready:
             self.kill()
             return 0
-        process = _deployer("end")
+        process = _deployer(self._run, "end")
         unfinished = self._watch.drain(self.settings.drain_timeout_s)
         self._front.close()
         time.sleep(0.2)  # wait until HAProxy has closed the port; replicas still answer requests on open connections
         self._watch.stop()
         _order(process, {"address": self._ray})
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+        try:
+            status: int | None = process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        if status != 0:
+            log.warning("the replicas did not end in order, and are killed", extra={"status": status})
         self.kill()
         return unfinished
 
@@ -96,12 +104,13 @@ class Service:
         shutil.rmtree(self._run.parent, ignore_errors=True)
 
 
-def _deployer(*arguments: str) -> "subprocess.Popen[str]":
+def _deployer(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     """Start a process of `deployer.py` that gets no signals from the terminal. The kernel kills it when the command ends in any way."""
-    # With -P, a folder `service` in the working directory is not taken for ours.
+    # Python with -P, and Ray's workers in this process's working directory, do not take a folder `service` of the user's for ours.
     command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-P", "-m", deployer.__name__, *arguments]
-    errors = subprocess.DEVNULL if arguments else None  # while Serve shuts down, Ray prints that calls to its controller fail
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+    # While Serve shuts down, Ray prints that calls to its controller fail.
+    output, errors = (subprocess.DEVNULL, subprocess.DEVNULL) if arguments else (subprocess.PIPE, None)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors, text=True, start_new_session=True, cwd=folder)
 
 
 def _order(process: "subprocess.Popen[str]", order: dict[str, str]) -> None:

@@ -14,8 +14,8 @@ def build(settings: Settings, log_file: Path) -> Any:
     frozen, log_path = freeze(settings), str(log_file)
 
     def make_app() -> Any:
-        """Return the application. Serve calls this in the replica, so that models and large imports use no memory in the command's
-        process.
+        """Return the application. Serve calls this in the replica, so that models and large imports use no memory in the process
+        that deploys.
         """
         from service.catalog import Catalog
         from service.deployment import replica

@@ -6,7 +6,6 @@ starts, checks, replaces and stops the replicas, and its router (`ray_private.py
 
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,7 @@ from service.catalog import Catalog
 from service.deployment.flags import shutdown_s
 from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import WarmIngress, options_of_serve
-from service.deployment.lifeline import Lifeline
+from service.deployment.lifeline import Lifeline, keep_files_in
 from service.deployment.ray_metrics import RayMetrics
 from service.deployment.ray_private import REPLICAS, ByName, ReplicaNotFound, keep_calls_on_loopback
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling
@@ -38,7 +37,6 @@ from service.settings import Settings, SettingsError, freeze, live, load
 from service.states.opening import check_shared
 from service.telemetry.logs import to_file
 
-APPLICATION = "attnserve"
 _GATEWAY_CPUS = 1
 _ROUTER = f"{ByName.__module__}.{ByName.__name__}"
 
@@ -65,7 +63,7 @@ class PoolReplica(Host):
         settings = Settings.model_validate_json(frozen)
         to_file(Path(log_file) if log_file else None, settings.log_level)
         if log_file:
-            tempfile.tempdir = str(Path(log_file).parent)  # the run directory is removed also if this process is killed
+            keep_files_in(Path(log_file).parent)
             keep_calls_on_loopback()
             Lifeline(Path(log_file).parent, serve.get_replica_context().deployment, os.getpid()).beat(asyncio.get_running_loop())
         super().__init__(Catalog(settings))

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -20,16 +21,47 @@ _STOP_S = 60
 class LiveService:
     """A running `attnserve serve`. `output` is everything it has written so far."""
 
-    def __init__(self, bundles: Sequence[Path], *flags: str, port: int | None = None, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        bundles: Sequence[Path],
+        *flags: str,
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+        folder: Path | None = None,
+        streams: str = "",
+    ) -> None:
+        """`folder` is the working directory, and `streams` has the shell's words that close or move standard streams. The service has a
+        process group of its own, as a command in a terminal has.
+        """
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         handle, name = tempfile.mkstemp(suffix=".log")
         self._log = Path(name)
         self._last_words: str | None = None
-        command = [sys.executable, "-m", "service.cli", "serve", "--port", str(self.port), *flags]
+        command = [
+            "sh",
+            "-c",
+            f'exec "$@" {streams}',
+            "sh",
+            sys.executable,
+            "-P",
+            "-m",
+            "service.cli",
+            "serve",
+            "--port",
+            str(self.port),
+            *flags,
+        ]
         command += [part for bundle in bundles for part in ("--bundle", str(bundle))]
         with os.fdopen(handle, "w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                cwd=folder,
+                start_new_session=True,
+            )
 
     @property
     def output(self) -> str:
@@ -52,10 +84,10 @@ class LiveService:
         parent = psutil.Process(self.process.pid)
         return [parent, *parent.children(recursive=True)]
 
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ask to stop and wait: the exit status."""
+    def stop(self, number: int = signal.SIGTERM, *, group: bool = False) -> int:
+        """Ask to stop, with `group` as a terminal does, and wait: the exit status."""
         if self.process.poll() is None:
-            self.process.send_signal(number)
+            (os.killpg if group else os.kill)(self.process.pid, number)
         status = self.process.wait(_STOP_S)
         if self._last_words is None:
             self._last_words = self._log.read_text()
@@ -64,9 +96,9 @@ class LiveService:
 
 
 @contextmanager
-def live(bundles: Sequence[Path], *flags: str, port: int | None = None, env: dict[str, str] | None = None) -> Iterator[LiveService]:
+def live(bundles: Sequence[Path], *flags: str, **how: Any) -> Iterator[LiveService]:
     """A service that is ready, stopped at the end whatever happens."""
-    service = LiveService(bundles, *flags, port=port, env=env)
+    service = LiveService(bundles, *flags, **how)
     try:
         service.wait_for("ready at")
         yield service

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
@@ -22,7 +23,7 @@ from tests.service.live import LiveService, live
 pytestmark = pytest.mark.service
 
 
-NAMES = {"raylet", "gcs_server", "haproxy"}
+NAMES = {"cat", "raylet", "gcs_server", "haproxy"}
 
 
 def traces() -> set[str]:
@@ -100,25 +101,71 @@ def test_sigterm_under_load_loses_no_accepted_request(encoder_bundle: Path, befo
     assert left(before) == set()
 
 
-def test_a_long_request_is_finished_before_the_service_ends(encoder_bundle: Path, before: set[str]) -> None:
-    """By SIGINT, which the command treats as SIGTERM."""
-    with live([encoder_bundle], "--set", "max_client_batch=20000") as service:
-        body = json.dumps({"input": [f"one two three {at}" for at in range(20_000)]})
-        answers: list[int] = []
+class LongRequest:
+    """A request of 20,000 texts that the service has begun, on a thread. `answers` has the number of vectors, or the status of an error."""
 
-        def ask() -> None:
-            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)) as connection:
-                connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
-                answer = connection.getresponse()
-                answers.append(len(json.loads(answer.read())["data"]) if answer.status == 200 else answer.status)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        while "attnserve_active_requests 2.0" not in metrics(service) and asking.is_alive():  # the scrape itself is one
+    def __init__(self, service: LiveService) -> None:
+        self.answers: list[int] = []
+        self._thread = threading.Thread(target=self._ask, args=(service.port,))
+        self._thread.start()
+        while "attnserve_active_requests 2.0" not in metrics(service) and self._thread.is_alive():  # the scrape itself is one
             pass
-        assert service.stop(signal.SIGINT) == 0
-        asking.join(60)
-    assert answers == [20_000]
+
+    def _ask(self, port: int) -> None:
+        body = json.dumps({"input": [f"one two three {at}" for at in range(20_000)]})
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+            connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            self.answers.append(len(json.loads(answer.read())["data"]) if answer.status == 200 else answer.status)
+
+    def answered(self) -> list[int]:
+        self._thread.join(60)
+        return self.answers
+
+
+LARGE = ("--set", "max_client_batch=20000")
+
+
+def test_ctrl_c_in_a_terminal_lets_a_long_request_finish(encoder_bundle: Path, before: set[str]) -> None:
+    """All processes of the terminal's group get the signal."""
+    with live([encoder_bundle], *LARGE) as service:
+        request = LongRequest(service)
+        assert service.stop(signal.SIGINT, group=True) == 0
+        assert request.answered() == [20_000]
+        assert "did not end in order" not in service.output
+    assert left(before) == set()
+
+
+def test_odd_surroundings_and_the_end_of_the_terminal(encoder_bundle: Path, before: set[str], tmp_path: Path) -> None:
+    """Standard streams are closed, the working directory has a folder `service`, and the terminal ends while a request is computed."""
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "__init__.py").write_text("raise RuntimeError('not ours')")
+    with live([encoder_bundle], *LARGE, folder=tmp_path, streams="<&- >&-") as service:
+        request = LongRequest(service)
+        assert service.stop(signal.SIGHUP) == 0
+        assert request.answered() == [20_000]
+    assert left(before) == set()
+
+
+def test_a_replica_that_dies_during_the_start_is_replaced(encoder_bundle: Path, before: set[str]) -> None:
+    service = LiveService([encoder_bundle])
+    service.wait_for("replica started")
+    next(process for process in service.family() if process.name().startswith("ray::ServeReplica")).kill()
+    service.wait_for("ready at")
+    assert service.output.count("replica started") == 2
+    assert service.stop() == 0
+    assert "Traceback" not in service.output
+    assert left(before) == set()
+
+
+def test_nobody_need_read_why_the_service_ends(encoder_bundle: Path, before: set[str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "errors")
+    service = LiveService([encoder_bundle], streams=f"2>{tmp_path}/errors")
+    with (tmp_path / "errors").open() as output:
+        assert any("ready at" in line for line in iter(output.readline, ""))
+    next(process for process in service.family() if process.name() == "raylet").kill()
+    assert service.process.wait(30) == 1
+    service.stop()
     assert left(before) == set()
 
 
