@@ -187,6 +187,7 @@ class Catalog:
                 tokens_per_s=rate.tokens_per_s * concurrent_runs,
                 bulk_delay_s=settings.bulk_delay_s,
                 concurrent_runs=concurrent_runs,
+                cores=1 if on_gpu else concurrent_runs,
                 max_wait_s=settings.max_wait_s,
                 max_bulk_wait_s=settings.max_bulk_wait_s,
             ),

@@ -84,15 +84,18 @@ class BatchingQueue:
     def put(self, item: QueuedInput) -> None:
         self.lanes[item.lane].put(item)
 
-    def take(self, now: float) -> tuple[list[QueuedInput], list[QueuedInput]]:
-        """Remove the next batch from the queue. Returns the batch, and the inputs that were dropped because no request waits for them."""
+    def take(self, now: float, most_tokens: float = math.inf) -> tuple[list[QueuedInput], list[QueuedInput]]:
+        """Remove the next batch from the queue. Inputs join the first one while the batch has at most `most_tokens` tokens, with padding,
+        and at most `max_batch_tokens`. Returns the batch, and the inputs that were dropped because no request waits for them.
+        """
+        most_tokens = min(most_tokens, self.max_batch_tokens)
         dropped: list[QueuedInput] = []
         head = self._oldest(now, dropped)
         if head is None:
             return [], dropped
         lane = self.lanes[head.lane]
         batch, longest = [head], len(head.ids)
-        while (length := self._joining(lane, longest, len(batch))) is not None:
+        while (length := self._joining(lane, longest, len(batch), most_tokens)) is not None:
             item = lane.take(lane.first(length))
             if self._needed(item, now):
                 item.start()
@@ -130,7 +133,7 @@ class BatchingQueue:
         due = max(bulk.head().arrived, self.bulk_began) + self.bulk_delay_s
         return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
-    def _joining(self, lane: "_LaneQueue", longest: int, count: int) -> int | None:
+    def _joining(self, lane: "_LaneQueue", longest: int, count: int, most_tokens: float) -> int | None:
         """Return the length of the input that should join a batch of `count` inputs, which are padded to `longest`. It is the one that adds
         the least padding. None if no queued input should join.
         """
@@ -139,7 +142,7 @@ class BatchingQueue:
             if (length <= self.short_tokens) != (longest <= self.short_tokens):
                 continue
             padding = longest - length if length <= longest else (length - longest) * count
-            if padding <= best_padding and max(length, longest) * (count + 1) <= self.max_batch_tokens:
+            if padding <= best_padding and max(length, longest) * (count + 1) <= most_tokens:
                 best, best_padding = length, padding
         return best
 

@@ -37,6 +37,7 @@ class EncoderLimits:
     short_tokens: int = 0  # see `BatchingQueue`
     bulk_delay_s: float = 2.0
     concurrent_runs: int = 1
+    cores: int = 1  # among which all work is divided, if the runs do not share one device
     max_wait_s: float = 1.0
     max_bulk_wait_s: float = 30.0
 
@@ -45,8 +46,8 @@ class EncoderLimits:
 class Draw:
     """A batch of `tokens` tokens for one runtime call, and the inputs that were dropped when it was taken.
 
-    `leaves_some` is True if inputs are left in the queue. `alone` is True if the call may use all cores: nothing is left, no other call
-    runs, and the call is not too short.
+    `leaves_some` is True if inputs are left in the queue, and `full` if the batch moreover was not limited to a share of all work.
+    `alone` is True if the call may use all cores: nothing is left, no other call runs, and the call is not too short.
     """
 
     batch: list[QueuedInput]
@@ -54,6 +55,7 @@ class Draw:
     tokens: int
     alone: bool
     leaves_some: bool
+    full: bool
 
 
 class EncoderQueue(BatchingQueue):
@@ -108,10 +110,8 @@ class EncoderQueue(BatchingQueue):
         if self._bounds[Lane.INTERACTIVE].overloaded(now):
             self.max_batch_tokens = int(self._limits.max_batch_tokens * _SHORT_RUN)
             self.max_unstarted_s = _UNSTARTED_QUEUES * self.short_queue_s
-        if self.running:
-            share = math.ceil((self.tokens + self.running_tokens) / self._limits.concurrent_runs)
-            self.max_batch_tokens = min(self.max_batch_tokens, share)
-        batch, dropped = self.take(now)
+        share = math.ceil((self.tokens + self.running_tokens) / self._limits.cores) if self.running else self.max_batch_tokens
+        batch, dropped = self.take(now, share)
         tokens, left = sum(len(item.ids) for item in batch), len(self) > 0
         alone = not self.running and not left and tokens >= self._limits.spread_tokens
         if batch:
@@ -122,15 +122,15 @@ class EncoderQueue(BatchingQueue):
             if lane == Lane.BULK:
                 self._bulk_token_s = averaged(self._bulk_token_s, (now - self._bulk_drawn) / tokens)
                 self._bulk_drawn = now
-        return Draw(batch, dropped, tokens, alone, left)
+        return Draw(batch, dropped, tokens, alone, left, left and share >= self.max_batch_tokens)
 
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
         """Record that the run of this batch took `seconds`. The measured rate changes only if `answered` is True, because a failed run may
         end at once and seem fast.
         """
         rate = self.running * draw.tokens / seconds
-        # A run may lower the rate only if inputs were left in the queue. Otherwise its batch may have been too small for the full rate.
-        if answered and (draw.leaves_some or rate > self.tokens_per_s):
+        # Another run may not lower the rate, because its batch may have been too small for the full rate.
+        if answered and (draw.full or rate > self.tokens_per_s):
             self.tokens_per_s = averaged(self.tokens_per_s, rate)
         self.running -= 1
         self.running_tokens -= draw.tokens

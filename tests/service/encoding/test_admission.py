@@ -22,7 +22,7 @@ RUN_S, TOKEN_S, RUNS, LENGTH = 0.002, 0.00015, 2, 12  # a run, a token of it, ru
 RETRY_S = 1.0  # what `Retry-After` says at least
 # Requests of one input that a busy runtime answers in a second, in batches of 512 tokens.
 CAPACITY = RUNS * (512 // LENGTH) / (RUN_S + 512 // LENGTH * LENGTH * TOKEN_S)
-LIMITS = EncoderLimits(tokens_per_s=RUNS / TOKEN_S, run_cost_tokens=math.inf, concurrent_runs=RUNS)
+LIMITS = EncoderLimits(tokens_per_s=RUNS / TOKEN_S, run_cost_tokens=math.inf, concurrent_runs=RUNS, cores=RUNS)
 
 
 def items(count: int, lane: Lane = Lane.INTERACTIVE, now: float = 0.0, length: int = LENGTH) -> list[QueuedInput]:
@@ -43,7 +43,25 @@ def test_a_run_beside_another_takes_its_share_of_all_work() -> None:
     queue.ended(first, 1.0, answered=True)
     assert len(drawn(28).batch) == 16
     queue.ended(second, 1.0, answered=True)
-    assert len(drawn(4).batch) == 16
+    assert len((third := drawn(4)).batch) == 16
+    assert third.leaves_some is False
+
+
+def test_a_run_that_its_share_limits_does_not_lower_the_rate() -> None:
+    """It was short, and left inputs for the others. A run of the largest size does lower it."""
+    queue, rates = EncoderQueue(LIMITS), [LIMITS.tokens_per_s]
+    for waiting in (28, 200):
+        queue.enter(items(16), Lane.INTERACTIVE, 0.0, math.inf)
+        beside = queue.draw(0.0)
+        queue.enter(items(waiting), Lane.INTERACTIVE, 0.0, math.inf)
+        slow = queue.draw(0.0)
+        assert slow.leaves_some
+        queue.ended(slow, 60.0, answered=True)
+        rates.append(queue.tokens_per_s)
+        queue.ended(beside, 60.0, answered=True)
+        while len(queue):
+            queue.ended(queue.draw(0.0), 60.0, answered=False)
+    assert rates[0] == rates[1] > rates[2]
 
 
 @dataclass
