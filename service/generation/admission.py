@@ -41,9 +41,7 @@ class QueueLimits:
     max_bulk_wait_s: float = 30.0
     bulk_delay_s: float = 2.0  # how long interactive requests are preferred to a waiting bulk request
     unread_s: float = math.inf  # a run is ended if its client reads no text for this long
-    hand_over_s: float = (
-        0.0  # how long tokens of a few runs may wait, so that those of several steps are handed over at once; see `pacing.py`
-    )
+    hand_over_s: float = 0.0  # how long tokens of a few runs may wait, to be handed over together; see `pacing.py`
 
 
 class Turn(NamedTuple, Generic[J]):

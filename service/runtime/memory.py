@@ -1,8 +1,8 @@
 """Returns freed memory to the system after unusually large requests.
 
 The C allocator keeps freed pages for later requests, and ONNX Runtime's arena keeps the memory of its largest run. After a large request
-the arena shrinks, and `malloc_trim` releases freed pages, on a thread of its own. After a long run the arena shrinks at once
-(`onnx.shrinking`).
+the arena shrinks, if the process has an encoder on the CPU, and `malloc_trim` releases freed pages, on a thread of its own. After a long
+run the arena shrinks at once (`onnx.shrinking`).
 """
 
 import ctypes
@@ -43,6 +43,8 @@ class Release:
 
 
 def _release_all() -> None:
-    shrink_arena()
-    with suppress(OSError, AttributeError):  # only glibc has `malloc_trim`
-        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        shrink_arena()
+    finally:
+        with suppress(OSError, AttributeError):  # only glibc has `malloc_trim`
+            ctypes.CDLL(None).malloc_trim(0)

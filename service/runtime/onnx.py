@@ -1,6 +1,5 @@
 """Opens graphs in ONNX Runtime, and runs them on batches of token ids."""
 
-import contextlib
 import logging
 import os
 import re
@@ -119,14 +118,13 @@ def open_twice(graph: Path, *, threads: int, promised: contract.Graph) -> tuple[
     if threads == 1:
         only = open_graph(graph, threads=1, promised=promised)
         return only, only
-    with contextlib.ExitStack() as stack:
-        file = graph
-        try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="attnserve-"))
-            file = _with_packed_weights(graph, Path(folder))
-        except Exception as error:  # ONNX Runtime's errors have no other common base class; those of the graph itself are raised below
-            log.info("each session packs the weights", extra={"graph": str(graph), "why": in_a_line(error)})
-        return open_graph(file, threads=1, promised=promised), open_graph(file, threads=threads, promised=promised)
+    try:
+        with tempfile.TemporaryDirectory(prefix="attnserve-") as folder:
+            packed = _with_packed_weights(graph, Path(folder))
+            return open_graph(packed, threads=1, promised=promised), open_graph(packed, threads=threads, promised=promised)
+    except Exception as error:  # errors of the graph itself are raised below, with its own name
+        log.info("each session packs the weights", extra={"graph": str(graph), "why": in_a_line(error)})
+    return open_graph(graph, threads=1, promised=promised), open_graph(graph, threads=threads, promised=promised)
 
 
 def _with_packed_weights(graph: Path, folder: Path) -> Path:
@@ -136,10 +134,10 @@ def _with_packed_weights(graph: Path, folder: Path) -> Path:
     import onnxruntime as ort
 
     if _in_memory(folder):
-        raise OSError(f"{folder} is in memory")
+        raise OSError(f"{folder} is in memory: set TMPDIR to a folder on a disk")
     needed, free = 4 * sum(file.stat().st_size for file in graph.parent.iterdir()), shutil.disk_usage(folder).free
     if free < needed:
-        raise OSError(f"{folder} has {free:,} bytes of free space, and {needed:,} may be needed")
+        raise OSError(f"{folder} has {free:,} bytes of free space, and {needed:,} may be needed: set TMPDIR to another folder")
     written, weights = folder / "packed.onnx", folder / "packed.onnx.data"
     options = _options(threads=1)
     options.optimized_model_filepath = str(written)
@@ -316,7 +314,7 @@ class OnnxSession:
         """Make the arena free the memory that it keeps for later runs of any session. ONNX Runtime does so only at the end of a run, so one
         token is run.
         """
-        self._graph_of([self._pad]).one_thread.run(None, self._feed([[self._pad]], None), shrinking())
+        self._graph_of([self._pad]).one_thread.run(None, self._feed([[self._pad]], None), self._shrinking)
 
     def begin(self, ids: list[int], *, within_s: float) -> None:
         import onnxruntime as ort

@@ -17,11 +17,11 @@ def hand_over_s(interval_s: float) -> float:
     return min(interval_s / 8, MOST_WAIT_S)
 
 
-def loaded_hand_over_s(wait_s: float, runs: int) -> float:
-    """Return how long an engine with `runs` runs may keep tokens, if it may keep those of a few runs for `wait_s` seconds: longer, as each
-    of many streams sends messages less often. 0 remains 0.
+def loaded_hand_over_s(wait_s: float, slots: int) -> float:
+    """Return how long an engine with `slots` slots in use may keep tokens, if it may keep those of a few for `wait_s` seconds: longer, as
+    each of many streams sends messages less often. 0 remains 0.
     """
-    return max(wait_s, min(runs * STREAM_S / 8, LOADED_WAIT_S)) if wait_s else 0.0
+    return max(wait_s, min(slots * STREAM_S / 8, LOADED_WAIT_S)) if wait_s else 0.0
 
 
 class Pace:

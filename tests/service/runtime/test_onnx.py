@@ -183,9 +183,15 @@ def missing(**_: Any) -> Any:
     raise FileNotFoundError("No usable temporary directory found")
 
 
+def torn(graph: Path, folder: Path) -> Path:
+    (folder / "packed.onnx").write_bytes(graph.read_bytes()[:1000])
+    return folder / "packed.onnx"
+
+
 @pytest.mark.parametrize(
     ("module", "name", "instead", "why"),
     [
+        (runtime, "_with_packed_weights", torn, "cannot be opened"),
         (shutil, "disk_usage", full, "0 bytes of free space"),
         (tempfile, "TemporaryDirectory", missing, "No usable"),
         (runtime, "_in_memory", lambda folder: True, "is in memory"),
@@ -208,6 +214,18 @@ def test_without_a_disk_each_session_packs_the_weights(
     assert why in caplog.records[-1].why
     assert np.array_equal(one.run(None, {"x": x})[0], two.run(None, {"x": x})[0])
     assert mapped_weights() == []
+
+
+def test_errors_of_a_graph_have_its_own_name(products: tuple[Path, contract.Graph]) -> None:
+    graph, promised = products
+    with pytest.raises(contract.BundleError, match=str(graph)):
+        runtime.open_twice(graph, threads=2, promised=promised.model_copy(update={"inputs": promised.outputs}))
+
+
+def test_one_thread_has_one_session(products: tuple[Path, contract.Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(runtime, "_with_packed_weights")
+    one, same = runtime.open_twice(products[0], threads=1, promised=products[1])
+    assert one is same
 
 
 def test_a_folder_in_memory_is_no_disk() -> None:
