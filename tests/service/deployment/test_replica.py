@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,13 +55,17 @@ def catalog() -> Any:
     ids=["single", "one gateway", "two gateways", "up to three gateways"],
 )
 def test_only_one_of_several_gateways_waits(settings: Settings, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each keeps its temporary files in the run directory."""
     told: list[bool] = []
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", None)
     for name in ("service.app.build_app", "service.http.connections.install", "service.telemetry.logs.to_file"):
         monkeypatch.setattr(name, lambda *_, **__: None)
     for name in ("catalog", "_application"):
         monkeypatch.setattr(replica, name, None)
     monkeypatch.setattr(replica, "_serve_in_lifespan", lambda *_, once_warm: told.append(once_warm))
     replica.start(freeze(settings), str(tmp_path / "replica.log"), lambda given: catalog())
+    assert tempfile.gettempdir() == str(tmp_path)
     assert told == [waits]
 
 
