@@ -226,7 +226,7 @@ class Signals:
         self.started = False
         self._at_once = at_once
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._received)
 
     def _received(self, number: int, frame: object) -> None:
