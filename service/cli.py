@@ -191,7 +191,7 @@ def _run(settings: Settings) -> None:
 
         def end(reason: str) -> None:
             service.kill()
-            with suppress(BaseException):  # nobody may read stderr
+            with suppress(BaseException):  # rich raises SystemExit if nobody reads stderr, which would end this thread only
                 console.show_cursor(True)
                 print_error(reason)
             os._exit(1)
