@@ -86,6 +86,11 @@ class Call:
     traceparent: str | None = None  # header value for the request's span; None if this request is not traced
 
     @property
+    def tenant_name(self) -> str:
+        """Return the name of the tenant, or "" if no API keys are set."""
+        return "" if self.tenant is None else self.tenant.name
+
+    @property
     def identity(self) -> dict[str, str]:
         """Return the fields of a log record that identify this request."""
         return {"request_id": self.request_id} | ({} if self.trace_id is None else {"trace_id": self.trace_id})

@@ -101,7 +101,7 @@ def requests(
             lane=Lane.INTERACTIVE if call.lane is None else call.lane,
             deadline=call.deadline,
             client=call.client,
-            tenant="" if call.tenant is None else call.tenant.name,
+            tenant=call.tenant_name,
             cache_salt=body.cache_salt,
             **options,
         )

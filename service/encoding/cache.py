@@ -10,12 +10,14 @@ from service.runtime.onnx import Array
 _ENTRY_BYTES = 300  # bytes of an entry besides the row's numbers: dictionary entry, key and array header
 
 
-def key_of(fingerprint: str, output: str, ids: list[int], type_ids: list[int] | None) -> bytes:
+def key_of(tenant: str, fingerprint: str, output: str, ids: list[int], type_ids: list[int] | None) -> bytes:
     """Return a hash of everything that a row depends on: the model's bytes, the graph's output, token ids and token types.
+
+    The tenant is in the key because a fast answer would reveal that another tenant has sent the same text.
 
     The requested dimensions and number format are not in the key, because they are applied to the cached row afterwards.
     """
-    digest = blake2b(f"{fingerprint} {output} ".encode(), digest_size=16)
+    digest = blake2b(f"{tenant} {fingerprint} {output} ".encode(), digest_size=16)
     digest.update(np.array(ids, np.int32).tobytes())
     if type_ids is not None:
         digest.update(bytes(type_ids))

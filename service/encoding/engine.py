@@ -182,7 +182,7 @@ class EncoderEngine:
         cached: list[tuple[int, Array]] = []
         own: dict[bytes, QueuedInput] = {}
         for index, encoded in enumerate(task.inputs):
-            key = key_of(self._fingerprint, output, encoded.ids, encoded.type_ids)
+            key = key_of(task.tenant, self._fingerprint, output, encoded.ids, encoded.type_ids)
             if task.use_cache and (row := self._cache.get(key)) is not None:
                 cached.append((index, row))
             elif (item := own.get(key) or self._in_flight.get(key)) is not None and (item.taken or item.lane <= lane):

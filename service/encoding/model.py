@@ -127,6 +127,7 @@ class Model:
             lane=lane,
             deadline=call.deadline,
             client=call.client,
+            tenant=call.tenant_name,
             traceparent=call.traceparent,
             spent=call.spent,
             on_row=on_row and (lambda index, row: on_row(places[index], row)),
@@ -189,6 +190,7 @@ class Model:
             output=self.vector_output(normalize=True),
             deadline=call.deadline,
             client=call.client,
+            tenant=call.tenant_name,
             spent=call.spent,
         )
         call.tokens += answer.n_tokens

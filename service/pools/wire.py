@@ -47,6 +47,7 @@ class EncodeMessage(NamedTuple):
     lane: int
     left_s: float
     client: str
+    tenant: str
     traceparent: str | None
     use_cache: bool
 
@@ -119,7 +120,7 @@ def unpack_rows(packed: Sequence[Any]) -> list[RowOrError]:
 def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any]]) -> tuple[Any, ...]:
     """Return a task as an `EncodeMessage` with these packed inputs."""
     left_s = seconds_left(task.deadline)
-    return tuple(EncodeMessage(inputs, task.output, int(task.lane), left_s, task.client, task.traceparent, task.use_cache))
+    return tuple(EncodeMessage(inputs, task.output, int(task.lane), left_s, task.client, task.tenant, task.traceparent, task.use_cache))
 
 
 def unpack_task(packed: Sequence[Any], on_row: OnRow | None = None) -> EncodeTask:
@@ -130,6 +131,7 @@ def unpack_task(packed: Sequence[Any], on_row: OnRow | None = None) -> EncodeTas
         lane=Lane(message.lane),
         deadline=deadline_in(message.left_s),
         client=message.client,
+        tenant=message.tenant,
         traceparent=message.traceparent,
         use_cache=message.use_cache,
         on_row=on_row,

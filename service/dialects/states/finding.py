@@ -48,7 +48,7 @@ def store_of(catalog: Catalog) -> Store:
 
 
 def tenant_of(call: Call) -> str:
-    return "" if call.tenant is None else call.tenant.name
+    return call.tenant_name
 
 
 def find(engine: StateEngine, tenant: str, reference: str, param: str = "state") -> Found:

@@ -60,15 +60,16 @@ def test_its_bytes_never_exceed_the_bound_and_are_counted_exactly(steps: list[tu
         assert cache.size_bytes == sum(each.nbytes + _ENTRY_BYTES for each in kept) <= 5000
 
 
-def test_a_key_tells_models_outputs_ids_and_types_apart() -> None:
+def test_a_key_tells_tenants_models_outputs_ids_and_types_apart() -> None:
     keys = [
-        key_of("f", "sentence_embedding", [1, 2], None),
-        key_of("g", "sentence_embedding", [1, 2], None),
-        key_of("f", "pooled", [1, 2], None),
-        key_of("f", "sentence_embedding", [2, 1], None),
-        key_of("f", "sentence_embedding", [1, 2, 0], None),
-        key_of("f", "sentence_embedding", [1, 2], [0, 0]),
-        key_of("f", "sentence_embedding", [1, 2], [0, 1]),
+        key_of("", "f", "sentence_embedding", [1, 2], None),
+        key_of("", "g", "sentence_embedding", [1, 2], None),
+        key_of("", "f", "pooled", [1, 2], None),
+        key_of("", "f", "sentence_embedding", [2, 1], None),
+        key_of("", "f", "sentence_embedding", [1, 2, 0], None),
+        key_of("", "f", "sentence_embedding", [1, 2], [0, 0]),
+        key_of("", "f", "sentence_embedding", [1, 2], [0, 1]),
+        key_of("acme", "f", "sentence_embedding", [1, 2], None),
     ]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == key_of("f", "sentence_embedding", [1, 2], None)
+    assert keys[0] == key_of("", "f", "sentence_embedding", [1, 2], None)

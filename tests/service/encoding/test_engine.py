@@ -372,6 +372,16 @@ async def test_the_same_ids_for_another_output_are_another_input() -> None:
     assert np.array_equal(vector[0] * 3, pooled[0])
 
 
+async def test_equal_inputs_of_two_tenants_are_two_inputs() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        tasks = [await queued(engine, text(1), tenant=tenant) for tenant in ("acme", "globex", "acme")]
+        session.open()
+        await asyncio.gather(held, *tasks)
+    assert session.batches == [[text(1), text(1)]]
+
+
 async def test_when_the_first_of_two_is_cancelled_the_second_still_gets_its_row() -> None:
     session = FakeSession()
     async with running(session) as engine:

@@ -18,7 +18,8 @@ from service.cli import app as command
 from service.http import keys
 from service.settings import Settings, SettingsError, load
 from service.telemetry.metrics import Metrics
-from tests.service.fakes import client, fake_app, fake_bundle, until
+from tests.service import fakes
+from tests.service.fakes import client, fake_app, fake_bundle, serve_in_thread, until
 from tests.service.generation_fakes import FakeGenerator, generator_app
 from tests.service.http.test_edge import Caller, said
 
@@ -119,6 +120,23 @@ async def test_shares_are_the_tenants(bundle: Path, file: Path) -> None:
         ("tenant:acme", "tenant:acme", "acme", "second"),
         ("tenant:globex", "tenant:globex", "globex", "ci"),
     ]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-other": "not a plain request"}])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_text_is_computed_again_for_another_tenant(
+    bundle: Path, file: Path, monkeypatch: pytest.MonkeyPatch, pooled: bool, headers: dict[str, str]
+) -> None:
+    """A vector from the cache comes faster, which would reveal that another tenant has sent the same text."""
+    monkeypatch.setattr(fakes, "pooled", pooled)
+    write(file, entry(ACME), entry("sk-second-0123456789", name="second"), entry(GLOBEX, "globex"))
+    app = fake_app(bundle, api_keys_file=file)
+    runs = []
+    with serve_in_thread(app) as url, httpx.Client(base_url=url) as http:
+        for key in (ACME, "sk-second-0123456789", GLOBEX):
+            assert http.post("/v1/embeddings", json={"input": "the cat"}, headers=bearer(key) | headers).status_code == 200
+            runs.append(len(app.state.catalog.session("mini").batches))
+    assert runs == [1, 1, 2]
 
 
 async def test_the_access_log_names_tenant_and_key_and_nothing_holds_a_key(
