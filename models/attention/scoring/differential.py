@@ -2,8 +2,8 @@
 
 o_i = sum_j (p_ij - λ p'_ij) v_j,   p_i = softmax_j(q_i . k_j / sqrt(d)),   p'_i = softmax_j(q'_i . k'_j / sqrt(d)),   d = D_k / 2
 λ = exp(λ_q . λ_k) - exp(λ'_q . λ'_k) + λ_init,   λ_init = 0.8 - 0.6 exp(-0.3 (l - 1)) in layer l,   y = (1 - λ_init) rmsnorm_h(o) W^O
-Ye et al. 2024, arXiv:2410.05258, eqs. 1-3. q and q' are the even and the odd columns of a head. A rotation acts on the pair of columns
-i and i + d, so it rotates q and q' separately. All heads of a layer share λ. O(N_q N_k (D_k + D_v)) time a head.
+Ye et al. 2024, arXiv:2410.05258, eqs. 1-3. q and q' are the even and the odd columns of a head. Rotary positions rotate each of them as
+a head of width d, with equal angles, as the authors' code does. All heads of a layer share λ. O(N_q N_k (D_k + D_v)) time a head.
 """
 
 import math
@@ -16,6 +16,7 @@ from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.head_norm import HeadNorm
 from models.attention.layers.scaled_dot_product import masked_softmax, scale_of
 from models.attention.scoring.scored import ScoredAttention, ScoredHeads
+from models.parts.positions import Rotation
 
 
 def attend_differential(
@@ -85,6 +86,13 @@ class DifferentialHeads(ScoredHeads):
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.capabilities = replace(self.capabilities, rotates=self.d_head % 4 == 0)
         self.attend = LearnedDifference(self.d_head, depth=depth)
+
+    def heads(self, x: Tensor, rotation: Rotation | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Project and rotate as `EqualHeads.heads`. The rotation has angles of width D_k. Every other one is an angle of width D_k / 2."""
+        if rotation is not None:  # columns i and i + d are a pair, so two neighbouring pairs, one of q and one of q', have equal angles
+            cos, sin = (table[..., ::2].repeat_interleave(2, dim=-1) for table in (rotation.cos, rotation.sin))
+            rotation = Rotation(cos, sin)
+        return super().heads(x, rotation, dtype)
 
 
 class DifferentialAttention(DifferentialHeads, ScoredAttention):

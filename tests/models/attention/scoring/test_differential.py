@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models import LAYERS
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.differential import DifferentialAttention, attend_differential
-from models.parts.positions import RotationTable, rotate
+from models.parts.positions import RotationTable
 from tests.models.attention.scores import EXACT, drawn, pairs, qkv
 
 D, H, N = 24, 3, 9
@@ -27,8 +27,8 @@ def make(name: str, **options: object) -> nn.Module:
     return layer
 
 
-def answer(layer: nn.Module, x: Tensor) -> Tensor:
-    y = layer(x)
+def answer(layer: nn.Module, x: Tensor, **positions: object) -> Tensor:
+    y = layer(x, **positions)
     return y[0] if layer.capabilities.causal else y
 
 
@@ -37,8 +37,20 @@ def softmax(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return exps / exps.sum(-1, keepdims=True)
 
 
-def by_equations(layer: nn.Module, x: np.ndarray, seen: np.ndarray, first: float) -> np.ndarray:
-    """(N, D) -> (N, D). Equations 1 to 3, head by head; a head's columns are those of q and q' in turns."""
+def rotated(x: np.ndarray, base: float) -> np.ndarray:
+    """Rotate the pairs of columns (j, j + d/2) of x (N, d) at position t by t base^(-2j/d)."""
+    d, y = x.shape[1], x.copy()
+    for t in range(len(x)):
+        for j in range(d // 2):
+            cos, sin = math.cos(t * base ** (-2 * j / d)), math.sin(t * base ** (-2 * j / d))
+            y[t, j] = x[t, j] * cos - x[t, j + d // 2] * sin
+            y[t, j + d // 2] = x[t, j + d // 2] * cos + x[t, j] * sin
+    return y
+
+
+def by_equations(layer: nn.Module, x: np.ndarray, seen: np.ndarray, first: float, base: float | None = None) -> np.ndarray:
+    """(N, D) -> (N, D). Equations 1 to 3, head by head. A head's columns are those of q and q' in turns. With `base`, each of q, q', k
+    and k' is rotated as a head of its own, as in microsoft/unilm, Diff-Transformer/multihead_diffattn.py."""
     weights = {key: value.detach().numpy() for key, value in layer.state_dict().items()}
     q, k, v = (x @ weights[f"to_{name}.weight"].T + weights[f"to_{name}.bias"] for name in "qkv")
     lq, lk, lq_2, lk_2 = weights["attend.factors"]
@@ -47,7 +59,10 @@ def by_equations(layer: nn.Module, x: np.ndarray, seen: np.ndarray, first: float
     for h in range(H):
         own = slice(h * D_K, (h + 1) * D_K)
         q_h, k_h, v_h = q[:, own], k[:, own], v[:, own]
-        scores = [q_h[:, i::2] @ k_h[:, i::2].T / math.sqrt(D_K / 2) for i in (0, 1)]
+        halves = [(q_h[:, i::2], k_h[:, i::2]) for i in (0, 1)]
+        if base is not None:
+            halves = [(rotated(q_i, base), rotated(k_i, base)) for q_i, k_i in halves]
+        scores = [q_i @ k_i.T / math.sqrt(D_K / 2) for q_i, k_i in halves]
         o = (softmax(scores[0], seen) - subtracted * softmax(scores[1], seen)) @ v_h
         o = o / np.sqrt((o**2).mean(-1, keepdims=True) + 1e-5) * weights["attend.norm.weight"]
         heads.append((1 - first) * o)
@@ -62,15 +77,13 @@ def test_it_computes_the_equations_of_the_paper(name: str, depth: int | None, fi
     assert np.abs(answer(layer, x)[0].numpy() - by_equations(layer, x[0].numpy(), SEEN[name], first)).max() <= EXACT
 
 
+@pytest.mark.parametrize("name", SEEN)
 @torch.no_grad()
-def test_a_rotation_turns_both_groups_by_angles_of_their_own() -> None:
-    """So the scores of each know distances only."""
-    q, k, _ = (drawn(1, H, N, D_K, seed=seed) for seed in range(3))
-    turned = RotationTable(N, D_K, base=100.0, dtype=torch.float64)(torch.arange(N))
-    for i in (0, 1):
-        own = turned._replace(cos=turned.cos[..., i::2], sin=turned.sin[..., i::2])
-        for x in (q, k):
-            assert torch.equal(rotate(x, turned)[..., i::2], rotate(x[..., i::2], own))
+def test_rotary_positions_rotate_both_groups_by_equal_angles(name: str) -> None:
+    layer, x = make(name), drawn(1, N, D, seed=1)
+    rotation = RotationTable(N, D_K, base=100.0, dtype=torch.float64)(torch.arange(N))
+    want = by_equations(layer, x[0].numpy(), SEEN[name], 0.8, base=100.0)
+    assert np.abs(answer(layer, x, rotation=rotation)[0].numpy() - want).max() <= EXACT
 
 
 def test_with_nothing_subtracted_it_is_softmax_attention_of_the_even_columns() -> None:
