@@ -154,7 +154,7 @@ class Edge:
         limit = self.catalog.settings.max_body_bytes
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
-            raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send less in one request")
+            raise _too_large(f"{length} bytes", limit)
         if scope.get(WHOLE):  # then `receive` does not wait
             return self._taken(await receive(), call)
         chunks: list[bytes] = []
@@ -173,7 +173,7 @@ class Edge:
         chunk: bytes = message.get("body", b"")
         size, limit = len(chunk), self.catalog.settings.max_body_bytes
         if call.body_bytes + size > limit:
-            raise BodyTooLarge(f"the body has more than {limit} bytes: send less in one request")
+            raise _too_large(f"more than {limit} bytes", limit)
         self.catalog.body_shares.take(call.host, size, call.body_bytes)
         call.body_bytes += size
         if message["type"] == "http.disconnect":
@@ -187,7 +187,7 @@ class Edge:
             async for piece in inflate(coding, body):
                 size += len(piece)
                 if size > limit:
-                    raise BodyTooLarge(f"the body has more than {limit} bytes when it is inflated: send less in one request")
+                    raise _too_large(f"more than {limit} bytes when it is inflated", limit)
                 self.catalog.body_shares.take(call.host, len(piece), call.body_bytes)
                 call.body_bytes += len(piece)
                 pieces.append(piece)
@@ -287,6 +287,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return pending.pop() if pending else await receive()
 
     return replayed
+
+
+def _too_large(size: str, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body has {size} and the limit is {limit} (max_body_bytes): send less at once, or have the limit raised")
 
 
 def refused(error: ServiceError, dialect: Dialect) -> Response:

@@ -126,6 +126,8 @@ async def upload(
     store = store_of(catalog)
     if key is not None and (earlier := await store.call(lambda engine: replayed(engine, tenant, key))) is not None:
         return sent(earlier, call, replayed=True, name=options.name)
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        raise InvalidRequest("the body is multipart, and a state is the body itself: send the file alone, as curl --data-binary @FILE does")
     model = _model_of(content, catalog)
     decoder = model.manifest.decoder
     assert decoder is not None

@@ -148,6 +148,8 @@ async def test_what_is_no_state_of_a_model_here_is_refused_and_nothing_written(s
         assert answer.status_code == 400, content
         assert len(answer.json()["error"]["message"]) > 40
     assert "is not served here" in (await put(states, bad[6])).json()["error"]["message"]
+    form = await states.http.put("/v1/states/blob", files={"file": whole})
+    assert (form.status_code, "--data-binary" in form.json()["error"]["message"]) == (400, True)
     for query in ("?name=a%20b", "?ttl_s=soon", "?ttl_s=nan", "?pin=perhaps", "?metadata[a]=" + "x" * 513):
         assert (await put(states, whole, query)).status_code == 400, query
     assert (await put(states, whole, "?name=doc", **{"if-match": '"v1"'})).status_code == 412
@@ -158,7 +160,9 @@ async def test_a_blob_over_the_limit_is_refused_unread() -> None:
     model = FakeGenerator("wordy")
     async with client(generator_app(model, max_body_bytes=2048)) as http:
         states = States(http, model)
-        assert (await put(states, bytes(2049))).status_code == 413
+        answer = await put(states, bytes(2049))
+        assert answer.status_code == 413
+        assert "have the limit raised" in answer.json()["error"]["message"]  # a blob cannot be made smaller
         assert (await states.done("GET"))["data"] == []
 
 
