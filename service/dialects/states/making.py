@@ -26,7 +26,7 @@ from service.dialects.states.finding import (
 )
 from service.dialects.states.keeping import new_record, quota_of
 from service.dialects.states.options import KeepFields
-from service.dialects.states.replay import Replay, replay_to
+from service.dialects.states.replay import Replay, beginnings, replay_to
 from service.dialects.states.routes import copied
 from service.dialects.states.schemas import ERRORS, CreateState, RewindState, StateObject, json_body
 from service.dialects.states.turns import Beginning, beginning_of, check_model, next_messages, next_text
@@ -44,11 +44,13 @@ router = APIRouter(route_class=JsonRoute, tags=["States"], responses=ERRORS)
 
 
 class _Work(NamedTuple):
-    """What the model must compute: it feeds the tokens `prompt` to the state `begin`. `param`: the field of the body with the tokens."""
+    """What the model must compute: it feeds the tokens `prompt` to the state `begin`. `parent`: the id of the state from which the new one
+    is made. `param`: the field of the body with the tokens."""
 
     model: Generator
     prompt: Sequence[int]
     begin: Beginning | None
+    parent: str | None
     origin: Origin
     turn: Turn
     param: str
@@ -85,7 +87,8 @@ async def create(
         messages = messages_of(body.messages or ())
         turn = turn_of(messages)
         prompt = await next_messages(model, catalog, messages, None, param, begin, add_generation_prompt=False)
-    work = _Work(model, prompt, begin, "prompt" if begin is None else "continuation", turn, param)
+    parent = None if begin is None else begin.record.id
+    work = _Work(model, prompt, begin, parent, "prompt" if begin is None else "continuation", turn, param)
     return await _made(work, body, key, change, catalog, call)
 
 
@@ -113,7 +116,7 @@ async def rewind(
 
     def planned(engine: GroupingEngine) -> tuple[StateRecord, Replay]:
         record = find(engine, tenant, state).record
-        line = engine.lineage(tenant, record.id)
+        line = beginnings(engine.lineage(tenant, record.id))
         return record, replay_to(_target(engine, tenant, body, record, line), line, time.time(), param)
 
     record, (nearest, ids) = await store_of(catalog).call(planned)
@@ -129,7 +132,7 @@ async def rewind(
     model = catalog.generator(record.model)
     check_model(model, Beginning(record, None, body.exact))
     begin = None if nearest is None else Beginning(nearest, None, body.exact)
-    return await _made(_Work(model, ids, begin, "rewind", "", param), body, key, change, catalog, call)
+    return await _made(_Work(model, ids, begin, (nearest or record).id, "rewind", "", param), body, key, change, catalog, call)
 
 
 def _target(engine: GroupingEngine, tenant: str, body: RewindState, record: StateRecord, line: Sequence[Ancestor]) -> int:
@@ -192,7 +195,7 @@ async def _made(
         tenant=tenant_of(call),
         model=model.name,
         fingerprint=model.manifest.fingerprint,
-        parent=None if begin is None else begin.record.id,
+        parent=work.parent,
         origin=work.origin,
         turn=work.turn,
     )

@@ -1,6 +1,7 @@
 """Finds the stored ancestor and the tokens from which a state at an earlier position can be computed."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +18,17 @@ class Replay(NamedTuple):
     ids: tuple[int, ...]
 
 
+def beginnings(line: Sequence[Ancestor]) -> list[Ancestor]:
+    """Return the states of a lineage with whose tokens the first state begins. The others are states from which it was rewound: they are
+    at later positions."""
+    reached = accumulate((each.record.position for each in line), min)
+    return [each for each, position in zip(line, reached, strict=True) if each.record.position == position]
+
+
 def replay_to(position: int, line: Sequence[Ancestor], now: float, param: str) -> Replay:
     """Return how to compute the state at `position` from the nearest ancestor that is still stored.
 
-    `line` has a state, its parent, and so on to the first ancestor. Raises InvalidRequest if some of the tokens to feed are unknown, such
+    `line`: the `beginnings` of a state's lineage. Raises InvalidRequest if some of the tokens to feed are unknown, such
     as the tokens before an uploaded state.
     """
     kept = [each.record for each in line if _is_kept(each.record, now) and each.record.position <= position]

@@ -172,12 +172,21 @@ async def test_going_back_reads_the_tokens_since_the_nearest_ancestor(states: St
     made = await line(states)
     back = await states.done("POST", f"/{made[2]['id']}/rewind", {"to": to, "name": "back", "metadata": {"a": "b"}})
     assert (back["position"], back["metadata"]) == (to, {"a": "b"})
-    assert back["parent"] == (None if begin is None else made[begin]["id"])
+    assert back["parent"] == made[2 if begin is None else begin]["id"]
     assert await states.text("back") == text
     fed = states.engine.requests[-1].prompt
     assert len(fed) == to - (0 if begin is None else made[begin]["position"])
     again = await states.done("POST", "/back/rewind", {"to": 1})
     assert await states.text(again["id"]) == "<s>"
+
+
+async def test_what_was_left_behind_by_going_back_is_no_beginning_of_what_follows(states: States) -> None:
+    whole = await states.make("Hello")
+    back = await states.done("POST", f"/{whole['id']}/rewind", {"to": 3})
+    other = await states.make("xyz", parent=back["id"])
+    await states.refused(404, "POST", f"/{other['id']}/rewind", {"to_state": whole["id"]})
+    again = await states.done("POST", f"/{other['id']}/rewind", {"to": 6})
+    assert await states.text(again["id"]) == "<s>Hexyz"
 
 
 async def test_going_back_passes_over_ancestors_that_are_gone(states: States) -> None:
