@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-Origin = Literal["prompt", "continuation", "fork", "rewind", "upload"]
+Origin = Literal["prompt", "continuation", "fork", "rewind", "upload", "response"]
 Status = Literal["ready", "deleted", "expired", "evicted", "damaged"]
 Turn = Literal["", "system", "user", "assistant", "generated"]
 
@@ -102,6 +102,7 @@ class Filter(NamedTuple):
     name: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()
     model: str | None = None
+    origin: Origin | None = None
     after: str | None = None
     limit: int = 20
 

@@ -138,7 +138,7 @@ class RedisEngine:
 
     def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
         found: list[StateRecord] = []
-        arguments = {"name": wanted.name, "model": wanted.model, "metadata": wanted.metadata, "after": wanted.after, "scan": _SCAN}
+        arguments = {**wanted._asdict(), "scan": _SCAN}
         while True:
             further, rows = self._call(tenant, "page", {**arguments, "limit": wanted.limit - len(found)})
             found += map(_record, rows)

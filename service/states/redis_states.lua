@@ -350,7 +350,7 @@ function calls.page(a)
     for _, id in ipairs(ids) do
         local fields, row = record(id)
         from = row.seq
-        local fits = not over(row.expires) and (not a.model or row.model == a.model)
+        local fits = not over(row.expires) and (not a.model or row.model == a.model) and (not a.origin or row.origin == a.origin)
         local metadata = cjson.decode(row.metadata)
         for _, pair in ipairs(a.metadata) do
             fits = fits and metadata[pair[1]] == pair[2]

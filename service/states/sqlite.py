@@ -192,6 +192,8 @@ class SqliteEngine:
             where, values = [*where, "s.seq < ?"], [*values, seq]
         if wanted.model is not None:
             where, values = [*where, "s.model = ?"], [*values, wanted.model]
+        if wanted.origin is not None:
+            where, values = [*where, "s.origin = ?"], [*values, wanted.origin]
         if wanted.name is not None:
             where, values = [*where, "s.id = (SELECT state FROM names WHERE tenant = ? AND name = ?)"], [*values, tenant, wanted.name]
         for key, value in wanted.metadata:

@@ -7,6 +7,7 @@ from fastapi import Response
 
 from service.call import Call
 from service.dialects.states.finding import etag
+from service.dialects.states.keeping import response_of
 from service.http.routing import json_response
 from service.states.engine import StateEngine
 from service.states.record import Ancestor, IdempotencyKey, Name, StateRecord
@@ -20,11 +21,12 @@ def state_json(record: StateRecord, names: Sequence[Name]) -> dict[str, Any]:
         "id": record.id,
         "model": record.model,
         "position": record.position,
-        "bytes": {"logical": record.size, "physical": round(record.size / record.shared_by, 1) if record.shared_by else 0.0},
+        "bytes": {"logical": record.size, "physical": round(record.size / record.shared_by) if record.shared_by else 0},
         "fingerprint": record.fingerprint,
         "numerics": record.numerics,
         "parent": record.parent,
         "origin": record.origin,
+        "response": response_of(record.id) if record.origin == "response" else None,
         "turn": record.turn,
         "names": [{"name": name.name, "version": name.version} for name in names],
         "created": int(record.created),

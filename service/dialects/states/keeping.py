@@ -16,6 +16,16 @@ def expires_at(ttl_s: Ttl | None, settings: Settings, now: float) -> float | Non
     return None if ttl_s == "never" else now + (settings.state_ttl_s if ttl_s is None else ttl_s)
 
 
+def state_of(response: str) -> str:
+    """Return the id of the state after a response. Both ids have the same digits, so each is known from the other."""
+    return f"state_{response.removeprefix('resp_')}"
+
+
+def response_of(state: str) -> str:
+    """Return the id of the response to which a state of the origin `response` belongs."""
+    return f"resp_{state.removeprefix('state_')}"
+
+
 def new_record(
     options: KeepFields,
     settings: Settings,

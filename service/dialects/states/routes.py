@@ -27,7 +27,7 @@ from service.dialects.states.schemas import ERRORS, ChangeState, ForkState, Line
 from service.errors import InvalidRequest, StateNotFound
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, json_response, read
 from service.settings import Settings
-from service.states.record import ID, Filter, Fork, Patch, StateRecord
+from service.states.record import ID, Filter, Fork, Origin, Patch, StateRecord
 from service.states.store import GroupingEngine
 
 Limit = Annotated[int, Query(ge=1, le=100, description="Most states of a page.")]
@@ -47,12 +47,13 @@ async def states(
     after: Annotated[str | None, Query(description="The `last_id` of the page before.")] = None,
     name: Annotated[str | None, Query(description="Only the state with this name.")] = None,
     model: Annotated[str | None, Query(description="Only states of this model.")] = None,
+    origin: Annotated[Origin | None, Query(description="Only states that were made in this way, as `response`.")] = None,
 ) -> Any:
     """List states, newest first."""
     tenant = tenant_of(call)
     if after is not None and not ID.fullmatch(after):
         raise _no_page()
-    wanted = Filter(name=name, metadata=tuple(metadata_of(request)), model=model, after=after, limit=limit + 1)
+    wanted = Filter(name=name, metadata=tuple(metadata_of(request)), model=model, origin=origin, after=after, limit=limit + 1)
 
     def page(engine: GroupingEngine) -> dict[str, Any]:
         try:

@@ -62,7 +62,7 @@ class ChangeState(Fields):
 
 class StateBytes(BaseModel):
     logical: int = Field(description="Of its blob.")
-    physical: float = Field(description="Its share of the blob: states that were forked have one blob together.")
+    physical: int = Field(description="Its share of the blob: states that were forked have one blob together.")
 
 
 class StateNameObject(BaseModel):
@@ -87,6 +87,7 @@ class StateObject(BaseModel):
     numerics: str = Field(description="Of the arithmetic that made it: machines with an equal one continue it to the same bits.")
     parent: str | None
     origin: Origin
+    response: str | None = Field(description="Of the origin `response`: the id of the response that ends with this state.")
     turn: Turn = Field(description="Whose message of a conversation it ends with; generated: the model's own; empty: plain text.")
     names: list[StateNameObject]
     created: int
@@ -99,7 +100,7 @@ class StateObject(BaseModel):
 
 class AncestorObject(StateObject):
     status: Status
-    tokens: int = Field(description="Known tokens that it has seen beyond its parent.")
+    tokens: int = Field(description="Known tokens that were fed to make it.")
 
 
 class StateList(BaseModel):

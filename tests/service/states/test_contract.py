@@ -281,6 +281,8 @@ def test_pages_are_whole_and_newest_first(engine: GroupingEngine, clock: Clock) 
     engine.move("acme", NameChange("doc"), states[2])
     assert [each.id for each in engine.page("acme", Filter(name="doc"))] == [states[2]]
     assert engine.page("acme", Filter(model="another")) == []
+    fork = engine.put(record(clock, parent=states[0], origin="fork"), None, quota=AMPLE).id
+    assert [each.id for each in engine.page("acme", Filter(origin="fork"))] == [fork]
 
 
 def test_a_lineage_survives_the_deletion_of_an_ancestor(engine: GroupingEngine, clock: Clock) -> None:

@@ -20,6 +20,7 @@ from service.dialects.openai.responses.schemas import LOGPROBS, AllowedFunctions
 from service.dialects.openai.tool_calls import Calling, choose
 from service.dialects.openai.written_calls import written_form
 from service.dialects.states import turns
+from service.dialects.states.keeping import state_of
 from service.dialects.states.turns import Beginning
 from service.errors import EmptyInput, InvalidRequest, StateGone, StateNotFound
 from service.generation.model import DecoderModel
@@ -123,11 +124,11 @@ async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catal
 
 
 def keeping(prepared: Prepared, response: str, state: str | None = None) -> Prepared:
-    """Return `prepared` with an idempotency key for the state after the last token. So the state is stored only once, even if several
-    processes generate the response. `state`: the id of this state if another process has chosen it before."""
+    """Return `prepared` with the id and an idempotency key for the state after the last token. So the state is stored only once, even if
+    several processes generate the response. `state`: the id of this state if another process has chosen it before."""
     if (keep := prepared.request.keep) is None:
         return prepared
-    record = keep.record if state is None else replace(keep.record, id=state)
+    record = replace(keep.record, id=state or state_of(response), origin="response")
     # The key cannot equal a client's key, since a client's key has no spaces.
     keep = replace(keep, record=record, key=IdempotencyKey(f"response {response}", ""))
     return prepared._replace(request=replace(prepared.request, keep=keep))

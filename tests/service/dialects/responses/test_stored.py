@@ -23,6 +23,14 @@ async def test_a_response_is_read_as_it_was_answered(responses: Responses) -> No
     assert await responses.words(made["state"]["id"]) == FED + SAID + "</s>"
 
 
+async def test_the_state_of_a_response_names_it(responses: Responses) -> None:
+    made = await responses.make()
+    await responses.http.post(f"/v1/states/{made['state']['id']}/fork")
+    (state,) = (await responses.http.get("/v1/states", params={"origin": "response"})).json()["data"]
+    assert (state["id"], state["origin"], state["response"]) == (made["state"]["id"], "response", made["id"])
+    assert (await responses.http.get("/v1/states", params={"origin": "answer"})).status_code == 400
+
+
 async def test_the_row_is_there_before_the_first_token(responses: Responses) -> None:
     responses.engine.hold()
     asking = asyncio.create_task(responses.make())

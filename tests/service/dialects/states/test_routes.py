@@ -25,11 +25,12 @@ async def test_a_state_is_described(states: States) -> None:
         "id": made["id"],
         "model": "wordy",
         "position": 6,  # <s> and a token a letter
-        "bytes": {"logical": (size := made["bytes"]["logical"]), "physical": float(size)},
+        "bytes": {"logical": (size := made["bytes"]["logical"]), "physical": size},
         "fingerprint": states.model.manifest.fingerprint,
         "numerics": "fa4e",
         "parent": None,
         "origin": "prompt",
+        "response": None,
         "turn": "",
         "names": [{"name": "doc", "version": 1}],
         "created": made["created"],
@@ -207,7 +208,8 @@ async def test_forks_share_one_blob(states: States) -> None:
     parent = await states.make("Hello")
     fork = await states.done("POST", f"/{parent['id']}/fork", {"name": "copy", "metadata": {"a": "b"}})
     assert (fork["parent"], fork["origin"], fork["position"], fork["names"]) == (parent["id"], "fork", 6, [{"name": "copy", "version": 1}])
-    assert fork["bytes"] == {"logical": (size := parent["bytes"]["logical"]), "physical": size / 2}
+    assert fork["bytes"] == {"logical": (size := parent["bytes"]["logical"]), "physical": round(size / 2)}
+    assert isinstance(fork["bytes"]["physical"], int)
     assert await states.text("copy") == "<s>Hello"
     many = await states.done("POST", "/copy/fork", {"n": 3})
     assert len({each["id"] for each in many["data"]}) == 3
