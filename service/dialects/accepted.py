@@ -33,7 +33,7 @@ _VLLM: Others = {
     "priority": _LANES,
     "request_id": ignored("the header x-request-id sets the id of a request"),
     "mm_processor_kwargs": _TEXT_ONLY,
-    "cache_salt": Other("vectors are cached by text, for all requests"),
+    "cache_salt": Other("vectors are cached by text, for all requests of a tenant"),
     "kv_transfer_params": Other("requests cannot transfer the state of a model"),
     "vllm_xargs": Other("there are no custom extensions"),
 }

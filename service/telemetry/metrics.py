@@ -21,7 +21,7 @@ _STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # The reasons why the prefix cache had no state for a prompt.
-Miss = Literal["disabled", "short", "new", "boundary", "evicted", "tenant", "salt", "model", "numerics"]
+Miss = Literal["disabled", "short", "new", "boundary", "evicted", "model", "numerics"]
 # About half of vLLM's buckets, and additional finer buckets for short times, because a small decoder on a CPU takes about a millisecond
 # per token.
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)

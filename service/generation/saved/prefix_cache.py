@@ -46,7 +46,6 @@ class _Entry(NamedTuple):
     salt: Salt
     length: int
     beginning: bytes
-    content: bytes  # hash of the tokens without the salt
     state: State
     shared: int  # the store has the state after this number of first tokens; 0: no state
 
@@ -58,8 +57,6 @@ class PrefixCache:
         self._most_bytes = most_bytes
         self._entries: OrderedDict[tuple[Salt, int, bytes], _Entry] = OrderedDict()  # least recently used first
         self._boundaries: dict[Salt, _Boundaries] = {}
-        self._by_content: Counter[tuple[str, bytes]] = Counter()  # number of states by tenant and hash of their tokens
-        self._contents: Counter[bytes] = Counter()  # number of states of all tenants, by hash of their tokens
         self._gone: OrderedDict[tuple[Salt, int, bytes], Miss] = OrderedDict()  # the reason why a state is not in the cache
         self._size = 0  # bytes
         self._lock = threading.Lock()
@@ -94,7 +91,7 @@ class PrefixCache:
             return
         ((_, beginning), (length, digest)) = hashes(tokens, [LEAST_TOKENS, len(tokens)])
         with self._lock:
-            self._put((salt, length, digest), _Entry(salt, length, beginning, digest, state, shared), size)
+            self._put((salt, length, digest), _Entry(salt, length, beginning, state, shared), size)
 
     def explain(self, salt: Salt, tokens: Several[int], miss: Miss) -> None:
         """Note why there is no state after these tokens. The next `find` that does not find the state returns this reason."""
@@ -104,7 +101,7 @@ class PrefixCache:
                 self._note((salt, length, digest), miss)
 
     def _put(self, key: tuple[Salt, int, bytes], entry: _Entry, size: int) -> None:
-        salt, length, beginning, digest, _, _ = entry
+        salt, length, beginning, _, _ = entry
         self._gone.pop(key, None)
         if key in self._entries:
             self._entries.move_to_end(key)
@@ -113,8 +110,6 @@ class PrefixCache:
         boundaries = self._boundaries.setdefault(salt, _Boundaries())
         boundaries.lengths[length] += 1
         boundaries.beginnings[beginning] += 1
-        self._by_content[salt.tenant, digest] += 1
-        self._contents[digest] += 1
         self._size += size
         while self._size > self._most_bytes:
             self._evict()
@@ -135,8 +130,6 @@ class PrefixCache:
             _take(counter, value)
         if not boundaries.lengths:
             del self._boundaries[entry.salt]
-        _take(self._by_content, (entry.salt.tenant, entry.content))
-        _take(self._contents, entry.content)
         self._note(key, "evicted")
 
     def _note(self, key: tuple[Salt, int, bytes], miss: Miss) -> None:
@@ -145,15 +138,13 @@ class PrefixCache:
             self._gone.popitem(last=False)
 
     def _why(self, salt: Salt, tokens: Several[int], most: int, boundaries: _Boundaries) -> Miss:
-        """Return why no state was found, as far as the cached states and the remembered hashes show it."""
+        """Return why no state was found, as far as the cached states and the remembered hashes of this salt show it. States of other salts
+        are not reported, because `/metrics` is open and the reason would reveal that another tenant has sent this prompt.
+        """
         ((_, beginning), (length, digest)) = hashes(tokens, [LEAST_TOKENS, most])
         if (miss := self._gone.get((salt, length, digest))) is not None:
             return miss
-        if boundaries.beginnings[beginning]:
-            return "boundary"
-        if self._by_content[salt.tenant, digest]:
-            return "salt"
-        return "tenant" if self._contents[digest] else "new"
+        return "boundary" if boundaries.beginnings[beginning] else "new"
 
 
 def _take(counter: Counter, value: object) -> None:  # type: ignore[type-arg]

@@ -37,7 +37,7 @@ _LIFE_S = 3_600.0  # seconds from the writing of a state until it expires
 _MOST_WRITING = 4
 _MOST_NOTED = 4_096  # most uses of states that are noted in memory
 _ATTEMPTS = 3  # attempts to write an index, which other processes may change at the same time
-_NEAREST: tuple[Miss, ...] = ("evicted", "numerics", "model", "salt")  # if several reasons apply, the first is reported
+_NEAREST: tuple[Miss, ...] = ("evicted", "numerics", "model")  # if several reasons apply, the first is reported
 _INDEX, _STATE = "prefixes", "prefix"  # the kinds of the documents for the index and for states
 _NO_QUOTA = Quota(states=2**31, size=2**62)  # no limit is needed, because the index itself is limited
 _ROW = struct.Struct("<16s16s8s16sIIdd")
@@ -95,10 +95,10 @@ class SharedPrefixes:
             rows = _read(engine, tenant)[0]
             lengths = sorted({row.length for row in rows if known + self.least <= row.length <= most})
             digests = dict(hashes(tokens, lengths))
-            equal = [row for row in rows if digests.get(row.length) == row.content]
+            equal = [row for row in rows if row.salt == _salt(salt) and digests.get(row.length) == row.content]
             misses: set[Miss] = set()
             for row in sorted(equal, key=lambda row: row.length, reverse=True):
-                if (why := self._foreign(row, salt)) is not None:
+                if (why := self._foreign(row)) is not None:
                     misses.add(why)
                     continue
                 try:
@@ -180,10 +180,8 @@ class SharedPrefixes:
             if len(self._used) > _MOST_NOTED:
                 self._used.clear()
 
-    def _foreign(self, row: _Entry, salt: Salt) -> Miss | None:
-        """Return why this engine or this request may not continue the state, or None if it may."""
-        if row.salt != _salt(salt):
-            return "salt"
+    def _foreign(self, row: _Entry) -> Miss | None:
+        """Return why this engine may not continue the state, or None if it may."""
         if row.model != self._model:
             return "model"
         return "numerics" if row.numerics != self._numerics else None

@@ -127,7 +127,7 @@ async def test_a_state_is_found_only_for_what_it_was_made_for(store: Store, toke
     async with process(store, tokenizer) as there:
         assert await there.cached(replace(longer, tenant="u")) == 0
         assert await there.cached(replace(longer, cache_salt="s")) == 0
-        assert there.misses("salt") == 1
+        assert there.misses("new") == 2
         assert await there.cached(replace(longer, prompt=(*PROMPT[:-1], 9, 3))) == 0
         assert await there.cached(longer) == len(PROMPT)
     async with process(store, tokenizer, numerics="cd") as there:
@@ -179,7 +179,7 @@ async def test_a_prompt_after_a_named_state_is_found_by_that_state_alone(store: 
     assert found.length == len(PROMPT)
     assert found.state.position == 7 + len(PROMPT)
     assert found.state.recent == (1, 2, *PROMPT)
-    assert (await shared.find(SALT, PROMPT, 50, 0)).miss == "salt"
+    assert (await shared.find(SALT, PROMPT, 50, 0)).miss is None
     assert (await shared.find(Salt("t", "", "state_1"), PROMPT, 49, 0)).state is None, "it is longer than what may be used"
 
 
