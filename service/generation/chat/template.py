@@ -2,7 +2,8 @@
 
 A template is code by the author of a checkpoint and works on input from clients. So it is compiled and rendered in a process of its
 own (`template_child.py`), whose CPU time and memory the kernel limits. When a template reaches a limit, that request gets an error and
-the next request gets a new process. The template never runs on the event loop.
+the next request gets a new process. If the process ends for another reason, such as the kernel's lack of memory, the request is
+rendered once more in a new process. The template never runs on the event loop.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from service.errors import InvalidRequest, Overloaded
+from service.errors import InvalidRequest, NotReady, Overloaded
 from service.generation.chat import template_child
 
 MAX_CHARACTERS = 16 * 1024 * 1024
@@ -50,8 +51,8 @@ class ChatTemplate:
         max_characters: int = MAX_CHARACTERS,
         max_s: float = MAX_S,
     ) -> None:
-        """Compile the template. Raises ValueError if it does not compile, or if rendering one short message reaches a limit of time, memory
-        or length.
+        """Compile the template. Raises ValueError if it does not compile, if rendering one short message reaches a limit of time, memory
+        or length, or if its process is killed twice.
         """
         self._name = f"the chat template of model {model}" if model else "the chat template"
         self._max_s, self._max_bytes = max_s, 6 * max_characters + _PIECE_BYTES  # a character takes at most six bytes in JSON
@@ -65,8 +66,8 @@ class ChatTemplate:
         try:
             self.takes_tools = bool(self._ask(None)["takes_tools"])
             self._ask(_frame(self._variables(_PROBE, None, True)))
-        except _Refused as refused:
-            # A template may refuse the message of this test, as it may refuse any message. Every other failure is an error of the template.
+        except (_Refused, _Killed) as refused:
+            # A template may refuse the message of this test, as it may refuse any message. Every other failure stops the start.
             if not str(refused).startswith("does not take"):
                 self.close()
                 raise ValueError(f"{self._name} {refused}") from None
@@ -88,7 +89,8 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> str:
-        """Return the prompt with special tokens as text. Blocks. Raises InvalidRequest if the template refuses the messages.
+        """Return the prompt with special tokens as text. Blocks. Raises InvalidRequest if the template refuses the messages, and NotReady
+        if its process was killed twice.
 
         OpenAI's API now calls the system role `developer`. A template whose source does not contain this word gets the role `system`.
         """
@@ -97,11 +99,14 @@ class ChatTemplate:
         except _Refused as refused:
             advice = "; send fewer or shorter messages" if str(refused).startswith("was stopped") else ""
             raise InvalidRequest(f"{self._name} {refused}{advice}", param="messages") from None
+        except _Killed as killed:
+            raise NotReady(f"{self._name} {killed}; send the request again") from None
         return prompt
 
     def close(self) -> None:
         """End the process. A rendering in progress fails; a later rendering starts another process."""
-        if (child := self._child) is not None:
+        child, self._child = self._child, None
+        if child is not None:
             child.kill()
             with self._lock:  # wait until no other thread uses the pipes
                 child.end()
@@ -111,21 +116,34 @@ class ChatTemplate:
         return {"messages": known, "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
 
     def _ask(self, question: bytes | None) -> dict[str, Any]:
-        """Send a frame to the process and return the answer. If the frame is None, only compile. Starts a process if needed. Raises
-        _Refused if no answer comes.
+        """Send a frame to the process and return the answer. If the frame is None, only compile. Starts a process if needed. If the process
+        is killed, asks a new process once. Raises _Refused, or _Killed if the new process is killed too.
         """
         with self._lock:
-            if self._child is None or self._child.ended:
-                self._child = _Child(self._max_s, self._max_bytes)
-                first = self._child.ask(self._first)
-                if question is None:
-                    return first
-            assert question is not None
-            return self._child.ask(question)
+            try:
+                return self._ask_once(question)
+            except _Killed:
+                if self._child is None:  # `close` has killed it
+                    raise
+                return self._ask_once(question)
+
+    def _ask_once(self, question: bytes | None) -> dict[str, Any]:
+        child = self._child
+        if child is None or child.ended:
+            child = self._child = _Child(self._max_s, self._max_bytes)
+            first = child.ask(self._first)
+            if question is None:
+                return first
+        assert question is not None
+        return child.ask(question)
 
 
 class _Refused(Exception):
     """The template returned no prompt. The error's message completes a sentence that begins with "the template"."""
+
+
+class _Killed(Exception):
+    """The template's process was ended from outside, or got too little CPU time. The message is as in `_Refused`."""
 
 
 class _Child:
@@ -152,7 +170,9 @@ class _Child:
         self._finalizer = weakref.finalize(self, _end, self._process)
 
     def ask(self, frame: bytes) -> dict[str, Any]:
-        """Send a frame and return its answer. Raises _Refused if the process refuses, has ended or takes too long."""
+        """Send a frame and return its answer. Raises _Refused if the process refuses or reaches a limit, and _Killed if it ends for another
+        reason or takes too long.
+        """
         until = time.monotonic() + self._max_s + _PATIENCE_S
         try:
             self._send(frame, until)
@@ -162,7 +182,7 @@ class _Child:
             answer: dict[str, Any] = json.loads(self._receive(size, until))
         except (_Gone, OSError):
             self.end()
-            raise _Refused(f"was stopped: {self._cause()}") from None
+            raise self._cause() from None
         if (reason := answer.get("refused")) is not None:
             raise _Refused(reason)
         return answer
@@ -174,13 +194,16 @@ class _Child:
         self.ended = True
         self._finalizer()
 
-    def _cause(self) -> str:
-        """Return why the process ended. SIGPROF means that it reached its CPU limit, SIGKILL our timeout, and any other exit status its
-        memory limit.
+    def _cause(self) -> _Refused | _Killed:
+        """Return the error for a process that ended without an answer. SIGPROF means that it reached its CPU limit. Python ends with a
+        positive status, SIGSEGV or SIGABRT if it reaches its memory limit outside the template's code. No limit sends other signals.
         """
-        if self._process.returncode in (-signal.SIGPROF, -signal.SIGKILL):
-            return f"it took more than {self._max_s:g} s"
-        return f"it needs more than {MEMORY_BYTES >> 20} MiB"
+        status = self._process.returncode
+        if status == -signal.SIGPROF:
+            return _Refused(f"was stopped: it took more than {self._max_s:g} s")
+        if status > 0 or status in (-signal.SIGSEGV, -signal.SIGABRT):
+            return _Refused(f"was stopped: it needs more than {MEMORY_BYTES >> 20} MiB")
+        return _Killed(f"has lost its process: signal {-status} ended it, or it got no CPU time")
 
     def _send(self, frame: bytes, until: float) -> None:
         left = memoryview(frame)

@@ -11,8 +11,9 @@ import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, NotReady
 from service.generation.chat.template import ChatTemplate
+from tests.service.fakes import PATIENCE_S, until
 
 CHATML = """{%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}
@@ -214,14 +215,26 @@ async def test_one_template_that_takes_long_holds_neither_the_loop_nor_other_tem
     slow.close()
 
 
-def test_a_template_whose_process_was_killed_has_another() -> None:
+def test_a_template_whose_process_was_killed_is_rendered_in_another() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     child = newest()
     child.kill()
     child.wait()
-    with pytest.raises(InvalidRequest, match="was stopped"):
-        template.render([{"role": "user", "content": "x"}])
     assert template.render([{"role": "user", "content": "x"}]) == "x"
+    template.close()
+
+
+async def test_a_template_whose_process_is_killed_twice_is_not_the_clients_fault() -> None:
+    killed = set(psutil.Process().children())  # of other templates, at first
+    template = ChatTemplate(MANY.replace("BODY", HUNG["nothing called"]), max_s=PATIENCE_S)
+    hanging = asyncio.create_task(template.prompt([{"role": "user", "content": "x"}] * 2))
+    for _ in range(2):
+        await until(lambda: {*psutil.Process().children()} - killed or hanging.done())
+        for child in {*psutil.Process().children()} - killed:
+            child.kill()
+            killed.add(child)
+    with pytest.raises(NotReady, match="has lost its process: signal 9 ended it"):
+        await hanging
     template.close()
 
 
