@@ -177,16 +177,14 @@ def _run(settings: Settings) -> None:
     from service.deployment.running import Service, run_directory
     from service.deployment.watch import Watch, adopt
     from service.runtime.onnx import check_install
+    from service.states import opening
     from service.telemetry.logs import Follower, to_file
 
     check_install(settings.provider)
+    opening.check(settings)
     with listen(settings.host, settings.port) as listener, run_directory() as run:
         adopt()
         prepare(settings)
-        if settings.profile == "split":
-            from service.states.opening import check_shared
-
-            check_shared(settings.states)
         to_file(None, settings.log_level)
 
         def end(reason: str) -> None:

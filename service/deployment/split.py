@@ -34,7 +34,7 @@ from service.pools.replicas import ReplicaLost
 from service.pools.transport import Address, Listener, SocketPool
 from service.runtime.budget import available_cpus, share_out
 from service.settings import Settings, SettingsError, freeze, live, load
-from service.states.opening import check_shared
+from service.states.opening import check
 from service.telemetry.logs import to_file
 
 _GATEWAY_CPUS = 1
@@ -148,7 +148,7 @@ def application(args: dict[str, Any]) -> Any:
     node, from the environment or from the file whose path is in `args`.
     """
     settings = load({**args, "profile": "split"})
-    check_shared(settings.states)
+    check(settings)
     return build(settings.model_copy(update={"api_keys": ()}), None, own_keys=bool(settings.api_keys))
 
 
