@@ -12,6 +12,7 @@ import pytest
 
 from export import contract
 from service.errors import RuntimeFailed
+from service.generation import step_engine
 from service.generation.places import Places
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.running import MOST_STEPS
@@ -95,10 +96,13 @@ async def test_a_run_alone_ends_at_any_step_of_a_call_and_another_begins(tokeniz
     assert steps.steps[MOST_STEPS] > 50
 
 
-async def test_a_call_makes_several_steps_of_many_runs_where_few_would_not_wait(tokenizer: Path) -> None:
+async def test_a_call_makes_several_steps_of_many_runs_where_few_would_not_wait(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_engine, "loaded_hand_over_s", lambda wait_s, slots: PATIENCE_S if slots == 16 else 0.0)
     steps = Counted()
-    async with running(steps, tokenizer, slots=16, hand_over_s=1e-9) as engine:
+    async with running(steps, tokenizer, slots=16) as engine:
+        steps.hold()  # until all are queued: they have all slots at once
         runs = [engine.submit(ask(prompt, max_tokens=200, sampling=WARM, ignore_eos=True)) for prompt in range(1, 17)]
+        steps.open()
         for run in runs:
             await all_of(run)
     assert steps.steps[MOST_STEPS] > 0
@@ -188,7 +192,9 @@ async def test_a_step_that_fails_among_several_ends_its_runs_and_later_ones_are_
     async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
         assert [await all_of(engine.submit(asked))] == wanted
         steps.failures[len(steps.calls) + 7 + at] = RuntimeError("no memory")
+        steps.hold()  # until both are queued, or the first alone might be at that step
         runs = [engine.submit(asked), engine.submit(asked)]
+        steps.open()
         for run in runs:
             with pytest.raises(RuntimeFailed):
                 await all_of(run)
