@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-PATIENCE_S = 60.0
+from tests.service.fakes import PATIENCE_S
+
 STREAM_TOKENS = 200
 HELD_STREAMS, HELD_TOKENS = 8, 5000  # seconds of work
 

@@ -19,6 +19,7 @@ from service.deployment.scaling import ENCODER_TARGET, autoscaling
 from tests.bundles import tiny_encoder_bundle
 from tests.cluster.conftest import WORKERS
 from tests.cluster.load import Load, held
+from tests.service.fakes import PATIENCE_S
 
 pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
 DEPLOYMENTS = ("gateway", "encoder", "generator")
@@ -131,7 +132,7 @@ def queued(cluster: Cluster) -> Iterator[Callable[[], str | None]]:
             body = json.dumps({"model": "tiny-encoder", "input": inputs, "dimensions": 1}).encode()
             request = Request(f"{cluster.url('one')}/v1/embeddings", body, {"content-type": "application/json"})
             try:
-                with urlopen(request, timeout=60) as answer:
+                with urlopen(request, timeout=PATIENCE_S) as answer:
                     answer.read()
             except HTTPError as error:
                 if error.code != 429:
@@ -163,7 +164,9 @@ def statuses(cluster: Cluster, inputs: int, model: str = "tiny-encoder") -> set[
     found = set()
     for name in WORKERS * 4:
         try:
-            with urlopen(Request(f"{cluster.url(name)}/v1/embeddings", body, {"content-type": "application/json"}), timeout=30) as answer:
+            with urlopen(
+                Request(f"{cluster.url(name)}/v1/embeddings", body, {"content-type": "application/json"}), timeout=PATIENCE_S
+            ) as answer:
                 found.add(answer.status)
         except HTTPError as error:
             found.add(error.code)

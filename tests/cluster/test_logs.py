@@ -9,13 +9,14 @@ import pytest
 from loadtest.faults.cluster import Cluster
 from tests.bundles import WITHHELD
 from tests.cluster.conftest import WORKERS
+from tests.service.fakes import PATIENCE_S
 
 pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
 
 
 def test_a_500_is_found_by_its_request_id(cluster: Cluster) -> None:
     asked = {"model": "tiny-encoder", "input": WITHHELD}
-    answer = httpx.post(f"{cluster.url('one')}/v1/embeddings", json=asked, headers={"x-request-id": "the-lost-one"}, timeout=30)
+    answer = httpx.post(f"{cluster.url('one')}/v1/embeddings", json=asked, headers={"x-request-id": "the-lost-one"}, timeout=PATIENCE_S)
     assert answer.status_code == 500
 
     def found() -> list[dict[str, Any]]:

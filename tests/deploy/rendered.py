@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.service.fakes import PATIENCE_S
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RAY_OVERLAYS = ("base", "overlays/cpu", "overlays/gpu", "overlays/ha", "overlays/gpu + ha")  # + a component that an overlay of a user names
 OVERLAYS = (*RAY_OVERLAYS, "overlays/plain")
@@ -48,7 +50,7 @@ def rendered(folder: Path) -> str:
     )
     if command is None:
         pytest.skip("neither kubectl nor kustomize is installed: the manifests of deploy/ are not rendered and not checked")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

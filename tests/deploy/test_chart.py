@@ -19,6 +19,7 @@ from service import settings
 from tests.deploy.rendered import COMPONENTS, DEPLOY, Manifest, Pod, environment, manifests, of_kind, pods, with_component
 from tests.deploy.test_manifests import bytes_of
 from tests.deploy.test_schemas import KUBERNETES, MONITORS, ray_service_schema
+from tests.service.fakes import PATIENCE_S
 
 __all__ = ["ray_service_schema"]  # a fixture
 
@@ -83,7 +84,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> str:
 @cache
 def _run(helm: str, values: str, release: str, options: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
     command = [helm, "template", release, str(CHART), "--namespace", "mine", "--kube-version", KUBERNETES[-1], "--values", "-", *options]
-    return subprocess.run(command, input=values, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, input=values, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def run(helm: str, values: dict[str, Any], release: str, options: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":

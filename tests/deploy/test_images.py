@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from service import settings
 from tests.deploy.rendered import DEPLOY
+from tests.service.fakes import PATIENCE_S
 
 ROOT = DEPLOY.parent
 DOCKERFILE = DEPLOY / "images" / "Dockerfile"
@@ -126,7 +127,7 @@ def test_ray_gets_the_signals_of_its_pod() -> None:
     command. Otherwise Ray would not get SIGTERM and not drain its node."""
     command = f'ulimit -n ${{RAY_START_ULIMIT_OPEN_FILES:-1024}}; {sys.executable} -c "import os; print(os.getpid())"  '
     with subprocess.Popen(["/bin/bash", "-c", "--", command], stdout=subprocess.PIPE, text=True) as process:
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=PATIENCE_S)
     assert int(said) == process.pid
 
 

@@ -23,6 +23,7 @@ from tests.deploy.promql import Series, labels_of, metrics_of, numbers_of, plain
 from tests.deploy.rendered import rendered
 from tests.deploy.test_dashboards import PANELS
 from tests.service.exposition import samples
+from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService
 
 PROMETHEUS = DEPLOY / "prometheus"
@@ -31,7 +32,6 @@ TESTS = ("tests.yaml", "tests-objectives.yaml")
 GROUPS = {name: yaml.safe_load((PROMETHEUS / f"{name}.yaml").read_text())["spec"]["groups"] for name in NAMES}
 RULES = [rule for group in GROUPS["rules"] for rule in group["rules"]]
 ALERTS = [rule for group in GROUPS["alerts"] for rule in group["rules"]]
-PATIENCE_S = 60.0
 
 
 def write_rules(folder: Path) -> None:
@@ -173,7 +173,7 @@ def test_nothing_is_raised_by_the_same_series_of_others(tmp_path: Path, foreign:
 
 
 def promtool(folder: Path, *command: str) -> None:
-    done = subprocess.run([binary("promtool"), *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([binary("promtool"), *command], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -182,7 +182,7 @@ def test_what_is_to_be_changed_is_changed_by_the_line_that_says_how(name: str) -
     """Other namespaces, and an address in front of the runbook's pages."""
     file = (PROMETHEUS / f"{name}.yaml").read_text()
     (script,) = re.findall(r"^#   kubectl kustomize deploy/prometheus \| sed '(.+)' \| kubectl apply", file, re.MULTILINE)
-    done = subprocess.run(["sed", script], input=rendered(PROMETHEUS), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["sed", script], input=rendered(PROMETHEUS), capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     rules = [rule for each in yaml.safe_load_all(done.stdout) for group in each["spec"]["groups"] for rule in group["rules"]]
     if name == "rules":
         made_here = {rule["record"] for rule in RULES}
@@ -197,7 +197,7 @@ def test_what_is_to_be_changed_is_changed_by_the_line_that_says_how(name: str) -
 @pytest.mark.prometheus
 def test_promtool_takes_the_scrape_configuration(tmp_path: Path) -> None:
     command = [binary("promtool"), "check", "config", str(PROMETHEUS / "scrape.yaml")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -208,7 +208,7 @@ class Prometheus:
         self._url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **parameters: str) -> Any:
-        with urllib.request.urlopen(f"{self._url}{path}?{urllib.parse.urlencode(parameters)}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self._url}{path}?{urllib.parse.urlencode(parameters)}", timeout=PATIENCE_S) as answer:
             return json.load(answer)["data"]
 
     def ask(self, query: str) -> list[Any]:
@@ -250,7 +250,7 @@ def scraping(port: int, folder: Path) -> Iterator[Prometheus]:
         yield server
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def _listens(server: Prometheus, process: "subprocess.Popen[bytes]", log: Path) -> bool:
@@ -267,7 +267,7 @@ def test_a_real_prometheus_scrapes_the_service_and_every_panel_of_ours_has_somet
     def post(path: str, **body: Any) -> int:
         request = urllib.request.Request(service.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code

@@ -23,11 +23,12 @@ import yaml
 from service.deployment.flags import CLUSTER_FLAGS
 from service.deployment.ports import free_ports
 from tests.deploy.rendered import RAY_OVERLAYS, environment, manifests, pods, ray_service
+from tests.service.fakes import PATIENCE_S
 
 # The one place of the tests that says what a cluster imports.
 IMPORT_PATH = "service.deployment.split:application"
 KEY = "a-key-of-the-test"
-READY_S = 120
+READY_S = 600
 
 
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
@@ -90,7 +91,7 @@ class Cluster:
         headers = {"content-type": "application/json", "authorization": f"Bearer {self.token}"}
         request = Request(url, json.dumps(body).encode() if body else None, headers, method=method)
         try:
-            with urlopen(request, timeout=60) as answer:
+            with urlopen(request, timeout=PATIENCE_S) as answer:
                 return json.loads(answer.read() or b"null")
         except HTTPError as error:
             raise URLError(f"{method} {error.code}: {error.read().decode()}") from error
@@ -98,7 +99,7 @@ class Cluster:
     def ask(self, path: str, body: Any = None, key: str = KEY) -> Any:
         headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
         with urlopen(
-            Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode() if body else None, headers), timeout=30
+            Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode() if body else None, headers), timeout=PATIENCE_S
         ) as got:
             return got.read()
 

@@ -16,7 +16,7 @@ from service.deployment.ports import free_port
 from tests.docs.pages import ROOT, Block, commands
 
 OWN = {".git", ".venv", "bundles", "data", "out"}
-LIMIT_S = 240
+LIMIT_S = 900
 SERVES = re.compile(r"^(\.venv/bin/)?(attnserve|make) serve\b")
 _ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost):8000\b")
 _PRELUDE = """\

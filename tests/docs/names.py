@@ -172,7 +172,7 @@ def help_text(*command: str) -> str:
     """AssertionError if it has no help, as a command that does not exist."""
     asked = [sys.executable, "-m", *command, "--help"]
     env = {**os.environ, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=env)
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False, env=env)
     assert done.returncode == 0, f"{' '.join(command)} --help: {done.stderr}"
     return done.stdout
 

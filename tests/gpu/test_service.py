@@ -10,10 +10,10 @@ import pytest
 
 from service.runtime.onnx import CUDA
 from tests.gpu import ON_A_GPU
+from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 
 pytestmark = [*ON_A_GPU, pytest.mark.service]
-PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module", params=["single", "split"])

@@ -17,14 +17,13 @@ import pytest
 
 from loadtest.load.kinds import KINDS
 from service.deployment.ports import free_port
-from tests.service.fakes import fake_app, fake_bundle, serve_in_thread
+from tests.service.fakes import PATIENCE_S, fake_app, fake_bundle, serve_in_thread
 from tests.service.live import LiveService
 
 ROOT = Path(__file__).parents[2]
 LOCUST = [str(Path(sys.executable).with_name("locust"))]
 LOCUSTFILE = str(ROOT / "loadtest" / "locustfile.py")
 FOR_SECONDS = ["--headless", "--only-summary", "--run-time", "4s", "--stop-timeout", "20"]
-PATIENCE_S = 60  # for a command to end or a page to change: far more than it takes
 T = TypeVar("T")
 CLASSES = {"Embed", "EmbedBatch", "EmbedMixed", "Documents", "Rerank", "Completion", "Chat", "Hostile"}
 

@@ -13,6 +13,7 @@ from service import cli
 from service.errors import AttnserveError
 from service.settings import Settings
 from tests.imports import ROOT
+from tests.service.fakes import PATIENCE_S
 
 PACKAGES = ("models", "export", "service", "loadtest")
 # Exceptions that are always caught within the package that raises them.
@@ -23,7 +24,7 @@ def helped(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The help text of a command, from a process in which importing torch fails."""
     code = "import sys; sys.modules['torch'] = None; from service.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+        [sys.executable, "-c", code, *arguments, "--help"], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False
     )
 
 

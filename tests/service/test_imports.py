@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.imports import ROOT, crowded, cycle, files_between, folder_of, libraries, name_of, undescribed, upward
+from tests.service.fakes import PATIENCE_S
 
 SERVICE = ROOT / "service"
 FILES = sorted(SERVICE.rglob("*.py"))
@@ -63,14 +64,14 @@ def test_no_folder_is_a_heap() -> None:
 def test_serving_loads_no_torch(module: str) -> None:
     heavy = ("torch", "transformers", "onnx", "onnxscript", "models", "loadtest")
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 @pytest.mark.slow
 def test_the_application_loads_no_ray() -> None:
     code = "import sys, service.app; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False)
     assert done.stdout.strip() == "False", done.stderr
 
 

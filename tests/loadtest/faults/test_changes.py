@@ -11,6 +11,7 @@ from loadtest.faults import changes, cluster
 from loadtest.load import locust_run, samples
 from loadtest.load.plan import DRAIN, WARM_UP, LoadPlan, Stage
 from tests.loadtest.load.made_up import begun, every, sample
+from tests.service.fakes import PATIENCE_S
 
 GOOD = every(0.5, 1000.0, 20)
 GONE = "the stream broke: {'message': 'the replica that worked on the request is gone: send the request again'}"
@@ -76,7 +77,9 @@ def test_the_first_change_that_goes_wrong_stops_the_run(monkeypatch: pytest.Monk
     message = stopped(monkeypatch, tmp_path / "a", {"quiet": lambda _: None, "rolling update": fails}, through=True)
     assert message == "rolling update: no answer"
     over = threading.Event()
-    message = stopped(monkeypatch, tmp_path / "b", {"quiet": lambda _: over.wait(60), "rolling update": lambda _: None}, through=False)
+    message = stopped(
+        monkeypatch, tmp_path / "b", {"quiet": lambda _: over.wait(PATIENCE_S), "rolling update": lambda _: None}, through=False
+    )
     assert message.startswith("rolling update began before")
     over.set()
 

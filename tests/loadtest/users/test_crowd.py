@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+from tests.service.fakes import PATIENCE_S
+
 MEMBERS = 1000
 # What a crowd would sleep is noted, not slept; the service closes its connections twice.
 CODE = f"""
@@ -52,7 +54,7 @@ def slept() -> list[list[float]]:
 
 
 def played() -> tuple[list[list[float]], int]:
-    ended = subprocess.run([sys.executable, "-c", CODE], check=False, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", CODE], check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 0, ended.stderr
     times, slow = json.loads(ended.stdout)
     return times, slow

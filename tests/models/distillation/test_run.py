@@ -55,7 +55,7 @@ def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
 ) -> None:
     arguments = [str(teacher), str(data), str(tmp_path / "killed"), json.dumps(asdict(plan)), "21"]
     command = [sys.executable, "-m", "tests.models.distillation.killed", *arguments]
-    assert subprocess.run(command, check=False, timeout=100).returncode == -signal.SIGKILL
+    assert subprocess.run(command, check=False, timeout=600).returncode == -signal.SIGKILL
     assert newest(tmp_path / "killed" / "checkpoints").name == "step-000018"
     assert distill(teacher, data, tmp_path / "killed", plan, Console(quiet=True))
     again, whole = load_file(tmp_path / "killed" / WEIGHTS), load_file(made / WEIGHTS)

@@ -55,7 +55,7 @@ def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 def killed(data: Path, folder: Path, config: TrainingConfig, *, step: int) -> int:
     """Train in a process that kills itself after a step; its return code."""
     arguments = [str(data), str(folder), config.model_dump_json(), str(step)]
-    return subprocess.run([sys.executable, "-m", "tests.models.training.killed", *arguments], check=False, timeout=100).returncode
+    return subprocess.run([sys.executable, "-m", "tests.models.training.killed", *arguments], check=False, timeout=600).returncode
 
 
 @pytest.mark.parametrize("layers", ["causal_linear", "gated_delta", "causal_vq"])

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from service.deployment.ports import free_port
+from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 
 pytestmark = pytest.mark.service
@@ -45,7 +46,7 @@ def before() -> set[str]:
 
 def left(before: set[str]) -> set[str]:
     """What was not there before and stays: a service that starts elsewhere has a directory before it has processes."""
-    found, deadline = traces() - before, time.monotonic() + 20
+    found, deadline = traces() - before, time.monotonic() + PATIENCE_S
     while found and time.monotonic() < deadline:
         time.sleep(0.1)
         found &= traces()
@@ -65,7 +66,7 @@ def test_sigterm_under_load_loses_no_accepted_request(encoder_bundle: Path, befo
         under_way = threading.Semaphore(0)
 
         def client(number: int) -> None:
-            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)) as connection:
                 talk(connection, number)
 
         def talk(connection: http.client.HTTPConnection, number: int) -> None:
@@ -91,10 +92,10 @@ def test_sigterm_under_load_loses_no_accepted_request(encoder_bundle: Path, befo
         for thread in threads:
             thread.start()
         for _ in range(200):
-            assert under_way.acquire(timeout=30)
+            assert under_way.acquire(timeout=PATIENCE_S)
         assert service.stop() == 0
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
     assert outcomes["200"] >= 200
     assert set(outcomes) <= {"200", "503", "refused", "closed"}, outcomes
     assert "could not be finished" not in service.output
@@ -113,17 +114,17 @@ class LongRequest:
 
     def _ask(self, port: int) -> None:
         body = json.dumps({"input": [f"one two three {at}" for at in range(20_000)]})
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
             connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
             answer = connection.getresponse()
             self.answers.append(len(json.loads(answer.read())["data"]) if answer.status == 200 else answer.status)
 
     def answered(self) -> list[int]:
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         return self.answers
 
 
-LARGE = ("--set", "max_client_batch=20000")
+LARGE = ("--set", "max_client_batch=20000", "--set", "drain_timeout_s=600")
 
 
 def test_ctrl_c_in_a_terminal_lets_a_long_request_finish(encoder_bundle: Path, before: set[str]) -> None:
@@ -164,7 +165,7 @@ def test_nobody_need_read_why_the_service_ends(encoder_bundle: Path, before: set
     with (tmp_path / "errors").open() as output:
         assert any("ready at" in line for line in iter(output.readline, ""))
     next(process for process in service.family() if process.name() == "raylet").kill()
-    assert service.process.wait(30) == 1
+    assert service.process.wait(2 * PATIENCE_S) == 1
     service.stop()
     assert left(before) == set()
 
@@ -183,7 +184,7 @@ def test_second_signal_ends_at_once_and_leaves_nothing(encoder_bundle: Path, bef
         service.process.send_signal(signal.SIGTERM)
         service.wait_for("stopping")
         assert service.stop(signal.SIGTERM) == 128 + signal.SIGTERM
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert alive == []
     assert left(before) == set()
 
@@ -202,7 +203,7 @@ def test_a_start_whose_process_dies_ends_with_a_message(encoder_bundle: Path, be
     service.wait_for("starting Ray")
     deployer = next(process for process in service.family() if "service.deployment.deployer" in process.cmdline())
     deployer.kill()
-    assert service.process.wait(60) == 1
+    assert service.process.wait(2 * PATIENCE_S) == 1
     assert f"the process that starts Ray has ended with status {-signal.SIGKILL}" in service.output
     service.stop()
     assert left(before) == set()
@@ -224,7 +225,7 @@ def test_killed_outright_its_processes_end_too(encoder_bundle: Path, before: set
         family = service.family()
         directories = {path for process in family for path in re.findall(r"/tmp/attnserve-\w+", " ".join(process.cmdline()))}
         service.stop(signal.SIGKILL)
-        _, alive = psutil.wait_procs(family, timeout=60)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert alive == []
     for directory in directories:  # nobody is left to remove it
         shutil.rmtree(directory)
@@ -237,7 +238,7 @@ def test_lean_serves_without_haproxy_and_starts_again_at_once(encoder_bundle: Pa
         with live([encoder_bundle], "--lean", "--host", "0.0.0.0", port=port) as service:
             assert "haproxy" not in {process.name() for process in service.family()}
             assert listening_outside(service) == {port}
-            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)) as connection:
                 assert post(connection, "one two three")[0] == 200
                 service.stop()  # it closes the connection first, which is the end that the kernel remembers
 
@@ -264,13 +265,13 @@ def test_who_only_hangs_keeps_nobody_else_from_an_answer(service: LiveService) -
         for _ in range(200):
             crowd.enter_context(socket.create_connection(("127.0.0.1", service.port)))
         for _ in range(5):
-            slow = crowd.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+            slow = crowd.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=PATIENCE_S))
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             body = json.dumps(endless).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             slow.sendall(head.encode() + body)
             assert slow.recv(12) == b"HTTP/1.1 200"
-        with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_S)) as connection:
             for number in range(20):
                 assert post(connection, f"beside a crowd {number}")[0] == 200
             connection.request("POST", "/v1/completions", json.dumps(short), {"content-type": "application/json"})
@@ -286,7 +287,7 @@ def test_who_only_hangs_keeps_nobody_else_from_an_answer(service: LiveService) -
 
 def test_taken_port_stops_the_start(encoder_bundle: Path, service: LiveService) -> None:
     second = LiveService([encoder_bundle], port=service.port)
-    second.process.wait(60)
+    second.process.wait(2 * PATIENCE_S)
     assert second.stop() == 1
     assert f"cannot listen on 127.0.0.1:{service.port}" in second.output
     assert "Traceback" not in second.output
@@ -301,12 +302,12 @@ def test_changed_byte_stops_the_start(encoder_bundle: Path, tmp_path: Path) -> N
     graph[len(graph) // 2] ^= 1
     (bundle / "model.onnx").write_bytes(graph)
     service = LiveService([bundle])
-    service.process.wait(60)
+    service.process.wait(2 * PATIENCE_S)
     assert service.stop() == 1
     assert str(bundle / "model.onnx") in service.output
     assert "Traceback" not in service.output
 
 
 def metrics(service: LiveService) -> str:
-    with urllib.request.urlopen(f"{service.url}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"{service.url}/metrics", timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())

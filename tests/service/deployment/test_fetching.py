@@ -23,9 +23,9 @@ from service.cli import app
 from service.deployment import fetching
 from service.deployment.fetching import Bounds, Fetched, FetchError
 from service.deployment.ports import free_port
+from tests.service.fakes import PATIENCE_S
 
 LARGEST = "model.onnx.data"
-PATIENCE_S = 60.0
 
 
 class Server:

@@ -24,6 +24,7 @@ from service.deployment.ports import free_ports
 from service.errors import NotReady
 from service.settings import Settings
 from tests.service.exposition import samples
+from tests.service.fakes import PATIENCE_S
 
 # The lines of Ray's template that are edited, and those that a server needs.
 RAYS = """global
@@ -110,7 +111,7 @@ def proxied(tmp_path: Path, ports: list[int], files: int | None = None) -> Itera
     with subprocess.Popen(command) as process:
         transport = httpx.HTTPTransport(retries=8)  # of connections, until it listens
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=30) as http:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=PATIENCE_S) as http:
                 http.get("/")
                 yield http
         finally:
@@ -120,7 +121,7 @@ def proxied(tmp_path: Path, ports: list[int], files: int | None = None) -> Itera
 def test_what_a_gateway_did_not_answer_another_is_asked(client: httpx.Client, ports: list[int]) -> None:
     """Head and body may come apart; with both HAProxy can ask again, until its retries are used up."""
     served: list[bytes] = []
-    with closing_gateway(ports[1], served), socket.create_connection(("127.0.0.1", ports[0]), timeout=30) as slow:
+    with closing_gateway(ports[1], served), socket.create_connection(("127.0.0.1", ports[0]), timeout=PATIENCE_S) as slow:
         slow.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n1234")
         slow.sendall(b"5678")
         answer = slow.recv(65536)
@@ -258,7 +259,7 @@ def public(tmp_path: Path, places: list[Path]) -> Iterator[httpx.Client]:
 
 def fresh_connections(listener: socket.socket) -> httpx.Client:
     return httpx.Client(
-        base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", limits=httpx.Limits(max_keepalive_connections=0), timeout=30
+        base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S
     )
 
 
@@ -294,7 +295,7 @@ def test_a_gateway_that_dies_over_a_connection_in_use_costs_no_silent_end(public
             break
         time.sleep(0.05)
     answer = public.post("/v1/embeddings", content=b"two")
-    assert gateway.died.wait(10)
+    assert gateway.died.wait(PATIENCE_S)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert public.get("/health/live").status_code == 503
 
@@ -304,7 +305,7 @@ def test_a_gateway_that_dies_with_a_request_too_long_to_be_kept_is_503_too(publi
     gateway = Gateway(places[0], answered=0)
     until(public, 200)
     answer = public.post("/v1/embeddings", content=b"x" * 100_000)
-    assert gateway.died.wait(10)
+    assert gateway.died.wait(PATIENCE_S)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "no other could be asked" in answer.json()["error"]["message"]
 
@@ -315,7 +316,7 @@ def test_a_request_goes_to_the_gateway_that_is_left(public: httpx.Client, places
     time.sleep(0.5)  # both are known
     for _ in range(3):
         assert public.post("/v1/embeddings", content=b"one").text == "ok"
-    assert doomed.died.wait(10)
+    assert doomed.died.wait(PATIENCE_S)
     assert len(other.served) == 3
     assert all(b"x-connection: 127.0.0.1:" in request and b"x-received-ms: 1" in request for request in other.served)
 

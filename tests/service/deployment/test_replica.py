@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from service.deployment import lifeline, replica
 from service.settings import Settings, freeze
+from tests.service.fakes import PATIENCE_S
 
 APPLICATION: Any = Starlette(routes=[Route("/", lambda request: PlainTextResponse("here"))])
 
@@ -75,15 +76,15 @@ async def test_one_of_several_gateways_lets_requests_wait_until_its_models_are_l
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     async with replica._serving(APPLICATION, tmp_path, loading, once_warm=True), httpx.AsyncClient() as client:
         with pytest.raises(httpx.ReadTimeout):
-            await client.get(url, timeout=httpx.Timeout(30, read=0.2))
-        waiting = asyncio.create_task(client.get(url, timeout=30))
+            await client.get(url, timeout=httpx.Timeout(PATIENCE_S, read=0.2))
+        waiting = asyncio.create_task(client.get(url, timeout=PATIENCE_S))
         loading.warm.set()
         assert (await waiting).text == "here"
 
 
 async def test_a_lone_replica_answers_while_its_models_are_loaded(listener: socket.socket, tmp_path: Path) -> None:
     async with replica._serving(APPLICATION, tmp_path, catalog(), once_warm=False), httpx.AsyncClient() as client:
-        assert (await client.get(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=30)).text == "here"
+        assert (await client.get(f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=PATIENCE_S)).text == "here"
 
 
 async def test_it_ends_before_its_models_are_loaded(listener: socket.socket, tmp_path: Path) -> None:

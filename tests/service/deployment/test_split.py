@@ -21,10 +21,10 @@ import yaml
 from service.settings import LIVE
 from tests.encoder_decoders import endless_writer_bundle
 from tests.service.dialects.test_writing_clients import expect_what_torch_writes
+from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 
 pytestmark = pytest.mark.service
-PATIENCE_S = 60
 LONGEST_S = 20  # twice what is promised of a request that meets a hanging replica: machines that test are busy
 ENDLESS: list[dict[str, Any]] = [{"model": "tiny-decoder", "extra_body": {"ignore_eos": True}}, {"model": "endless-writer"}]
 
@@ -253,7 +253,7 @@ def test_while_a_pool_has_no_replica_it_is_said_at_once_and_the_other_pool_answe
 
 def until(condition: Callable[[], object]) -> None:
     waiting = threading.Event()
-    for _ in range(PATIENCE_S * 20):
+    for _ in range(int(PATIENCE_S) * 20):
         if condition():
             return
         waiting.wait(0.05)

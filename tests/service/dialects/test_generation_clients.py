@@ -10,6 +10,7 @@ import jsonschema
 import openai
 import pytest
 
+from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService
 
 pytestmark = pytest.mark.service
@@ -29,7 +30,7 @@ def complete(client: openai.OpenAI, prompt: str = "def f(x):", **options: object
 
 
 def running(service: LiveService) -> int:
-    with urllib.request.urlopen(f"{service.url}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"{service.url}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     return int(
         sum(float(line.split()[-1]) for line in lines if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{")))
@@ -99,7 +100,7 @@ def test_a_seed_gives_the_same_text_alone_and_among_others(service: LiveService,
 
 def test_a_client_that_disappears_frees_its_slot(service: LiveService, client: openai.OpenAI) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}).encode()
-    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=PATIENCE_S) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         assert b"200 OK" in connection.recv(65_536)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service.dialects import pages
-from tests.service.fakes import client, fake_app, fake_bundle, serve_in_thread
+from tests.service.fakes import PATIENCE_S, client, fake_app, fake_bundle, serve_in_thread
 from tests.service.http.test_edge import KEY
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -134,7 +134,7 @@ def test_chromium_shows_the_routes_and_asks_no_other_origin(bundles: list[Path],
     more = ["--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}", "--virtual-time-budget=20000"]
     with serve_in_thread(fake_app(*bundles, api_keys=(KEY,))) as url:
         command = [CHROMIUM, *flags.split(), *more, "--dump-dom", f"{url}{path}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     page = html.unescape(re.sub(r"<wbr>|\u200b", "", done.stdout))  # Swagger UI lets long paths be broken
     for text in shown:
         assert text in re.sub(r"<[^>]*>", "", page), done.stderr[-2000:]

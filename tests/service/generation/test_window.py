@@ -15,6 +15,7 @@ from service.generation.session import HostStates
 from service.generation.slots import Row, Slots
 from service.settings import Settings
 from tests.decoders import tiny_decoder_bundle
+from tests.service.fakes import PATIENCE_S
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 WINDOW, FIRST, PIECE = 16, 2, 240  # 256 slots, of which 253 are written again and again
@@ -137,7 +138,7 @@ async def http(bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 async def completed(http: httpx.AsyncClient, prompt: str, max_tokens: int, **more: object) -> dict[str, object]:
     body = {"model": "tiny-decoder", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.7, "seed": 1, "ignore_eos": True}
-    answer = await http.post("/v1/completions", json=body | more, timeout=60)
+    answer = await http.post("/v1/completions", json=body | more, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     found: dict[str, object] = answer.json()
     return found
@@ -190,7 +191,7 @@ async def test_every_dialect_says_it(http: httpx.AsyncClient, bundle: Path) -> N
             body: dict[str, object] = {"inputs": "a" * 10, "parameters": {"max_new_tokens": max_tokens, "ignore_eos": True, "seed": 1}}
         else:
             body = {"input": "a" * 10, "max_output_tokens": max_tokens, "ignore_eos": True, "seed": 1, "store": False}
-        answer = await http.post(path, json=body, timeout=60)
+        answer = await http.post(path, json=body, timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         found: dict[str, object] = answer.json()
         return found

@@ -19,7 +19,7 @@ from service.http import keys
 from service.settings import Settings, SettingsError, load
 from service.telemetry.metrics import Metrics
 from tests.service import fakes
-from tests.service.fakes import client, fake_app, fake_bundle, serve_in_thread, until
+from tests.service.fakes import PATIENCE_S, client, fake_app, fake_bundle, serve_in_thread, until
 from tests.service.generation_fakes import FakeGenerator, generator_app
 from tests.service.http.test_edge import Caller, said
 
@@ -351,7 +351,7 @@ def mounted(volume: Path, version: int, *entries: Any) -> Path:
 
 
 async def becomes(http: httpx.AsyncClient, key: str, status: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await embed(http, key)).status_code != status:  # noqa: ASYNC110  the answer is what is asked for
             await asyncio.sleep(0.001)
 

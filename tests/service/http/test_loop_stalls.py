@@ -17,7 +17,7 @@ import pytest
 from service.app import build_app
 from service.http import routing
 from service.settings import Settings
-from tests.service.fakes import FakeCatalog, client, fake_bundle
+from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_bundle
 
 MOST_S = 0.1  # of one callback on the loop
 _TRIES = 3  # a neighbour on the core makes the same work take up to twice the CPU time
@@ -79,7 +79,7 @@ async def asked(bundles: list[Path]) -> AsyncIterator[httpx.AsyncClient]:
     catalog = _Catalog(Settings(bundles=tuple(bundles), threads=2))
     app = build_app(catalog, on_failure=catalog.settled.set)
     app.state.catalog = catalog
-    async with client(app, timeout=120) as http:
+    async with client(app, timeout=PATIENCE_S) as http:
         assert catalog.failure is None, catalog.failure
         http.app_settings = lambda **changes: catalog.reconfigure(changes)  # type: ignore[attr-defined]
         yield http

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from service.app import build_app
 from service.http import openapi
-from tests.service.fakes import fake_catalog
+from tests.service.fakes import PATIENCE_S, fake_catalog
 from tests.service.live import LiveService
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -138,7 +138,7 @@ def test_a_key_is_asked_for_where_keys_are_set(document: dict[str, Any]) -> None
 @pytest.mark.service
 def test_every_example_is_answered(service: LiveService) -> None:
     """As it is in the document, without a `model`: the first that fits answers."""
-    with httpx.Client(base_url=service.url, timeout=60) as http:
+    with httpx.Client(base_url=service.url, timeout=PATIENCE_S) as http:
         document = http.get("/openapi.json").json()
         state = http.post("/v1/states", json={"prompt": "def"}).json()["id"]
         conversation = http.post("/v1/conversations").json()["id"]
@@ -155,7 +155,7 @@ def test_a_python_client_that_is_generated_calls_the_service(service: LiveServic
     tool = Path(sys.executable).with_name("openapi-python-client")
     command = [str(tool), "generate", "--url", f"{service.url}/openapi.json", "--output-path", str(tmp_path / "made"), "--meta", "none"]
     environment = {**os.environ, "PATH": f"{tool.parent}:{os.environ['PATH']}"}  # it formats what it has written with ruff
-    done = subprocess.run([*command, "--fail-on-warning"], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, "--fail-on-warning"], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     monkeypatch.syspath_prepend(tmp_path)
     models = importlib.import_module("made.models")
@@ -204,7 +204,7 @@ def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.service
 def test_a_typescript_client_that_is_generated_calls_the_service(service: LiveService, typescript: Path) -> None:
     def run(*command: str) -> str:
-        done = subprocess.run(command, cwd=typescript, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=typescript, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -246,7 +246,7 @@ def test_the_lock_file_names_no_registry() -> None:
 
 @pytest.mark.service
 def test_schemathesis_finds_nothing(service: LiveService, tmp_path: Path) -> None:
-    httpx.post(f"{service.url}/v1/states", json={"prompt": "def", "name": "kept"}, timeout=60).raise_for_status()
+    httpx.post(f"{service.url}/v1/states", json={"prompt": "def", "name": "kept"}, timeout=PATIENCE_S).raise_for_status()
     command = [str(Path(sys.executable).with_name("schemathesis")), "--no-color", "run", f"{service.url}/openapi.json"]
     options = [
         "--checks",

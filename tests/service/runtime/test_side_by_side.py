@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from service.runtime.side_by_side import SideBySide
+from tests.service.fakes import PATIENCE_S
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -16,7 +17,7 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 
 def test_the_calls_run_at_the_same_time_and_the_first_is_the_callers() -> None:
-    together, made = threading.Barrier(3, timeout=30), list[str]()
+    together, made = threading.Barrier(3, timeout=PATIENCE_S), list[str]()
 
     def call() -> None:
         together.wait()  # which only all three at once get through
@@ -48,5 +49,5 @@ def test_its_threads_end_with_it() -> None:
     (thread,) = set(threading.enumerate()) - before
     side_by_side([lambda: None] * 2)
     del side_by_side
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()

@@ -15,6 +15,7 @@ from service.pools.host import Host
 from service.settings import Settings
 from service.states.numerics import numerics_fingerprint
 from tests.imports import ROOT
+from tests.service.fakes import PATIENCE_S
 
 PARTS = {"graph_sha256": "ab", "runtime_version": "1.31.0", "provider": "CPUExecutionProvider", "golden_logits": "cd", "sampler": 1}
 # What `checksum` does, without the imports of this file.
@@ -46,7 +47,7 @@ def test_it_differs_with_every_part() -> None:
 
 
 def test_the_logits_checksum_is_that_of_any_start_and_any_number_of_threads(bundle: Path) -> None:
-    other = subprocess.run([sys.executable, "-c", CODE, bundle], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    other = subprocess.run([sys.executable, "-c", CODE, bundle], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
     assert {checksum(bundle, 1), checksum(bundle, 2), checksum(bundle, 3), other.stdout.strip()} == {checksum(bundle, 2)}
 
 

@@ -16,6 +16,7 @@ from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.telemetry.metrics import Metrics
 from service.telemetry.state_store_metrics import StateStoreMetrics
+from tests.service.fakes import PATIENCE_S
 from tests.service.states.conftest import IN_REDIS, PASSWORD, Clock, RedisServer
 
 QUOTA = Quota(states=10, size=10**6)
@@ -61,8 +62,8 @@ def record(at: int, tenant: str = "acme", expires: float | None = None) -> State
 def held(store: Store) -> threading.Event:
     """Keeps the store's thread busy until the event is set."""
     begun, free = threading.Event(), threading.Event()
-    store.submit(lambda engine: (begun.set(), free.wait(10)))
-    assert begun.wait(10)
+    store.submit(lambda engine: (begun.set(), free.wait(PATIENCE_S)))
+    assert begun.wait(PATIENCE_S)
     return free
 
 
@@ -71,7 +72,7 @@ def test_calls_that_wait_share_a_group(store: Store, engine: CountingEngine) -> 
     futures = [store.submit(lambda engine, at=at: engine.write(run(f"run_{at}"), 0, QUOTA)) for at in range(10)]
     before = engine.groups
     free.set()
-    assert [future.result(10) for future in futures] == [1] * 10
+    assert [future.result(PATIENCE_S) for future in futures] == [1] * 10
     assert engine.groups == before + 1
 
 
@@ -84,12 +85,12 @@ def test_a_refused_call_leaves_the_others_of_its_group(store: Store) -> None:
     first = store.submit(lambda engine: engine.write(run("run_1"), 0, QUOTA))
     second, third = store.submit(refuse), store.submit(lambda engine: 1 / 0)
     free.set()
-    assert first.result(10) == 1
+    assert first.result(PATIENCE_S) == 1
     with pytest.raises(InvalidRequest):
-        second.result(10)
+        second.result(PATIENCE_S)
     with pytest.raises(ZeroDivisionError):
-        third.result(10)
-    assert store.submit(lambda engine: engine.read("acme", "run", "run_1")).result(10).version == 1
+        third.result(PATIENCE_S)
+    assert store.submit(lambda engine: engine.read("acme", "run", "run_1")).result(PATIENCE_S).version == 1
 
 
 def test_a_failure_of_the_engine_fails_its_group(store: Store) -> None:
@@ -99,8 +100,8 @@ def test_a_failure_of_the_engine_fails_its_group(store: Store) -> None:
     free.set()
     for future in (first, second):
         with pytest.raises(StoreFailed, match="no such table"):
-            future.result(10)
-    assert store.submit(lambda engine: engine.documents("acme", "run", None, 5)).result(10) == []
+            future.result(PATIENCE_S)
+    assert store.submit(lambda engine: engine.documents("acme", "run", None, 5)).result(PATIENCE_S) == []
 
 
 def test_a_full_queue_refuses_calls(store: Store) -> None:
@@ -110,7 +111,7 @@ def test_a_full_queue_refuses_calls(store: Store) -> None:
         store.submit(lambda engine: None)
     free.set()
     for future in futures:
-        future.result(10)
+        future.result(PATIENCE_S)
 
 
 async def test_a_closed_store_has_carried_out_what_waited(engine: CountingEngine) -> None:
@@ -131,18 +132,18 @@ def test_what_a_store_does_is_counted_without_tenants(engine: CountingEngine) ->
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, labels)
 
-    store.submit(lambda engine: engine.write(run("run_1"), 0, quota)).result(10)
-    kept = [store.submit(lambda engine, at=at: engine.put(record(at), b"1234", quota=quota)).result(10) for at in range(4)]
-    store.submit(lambda engine: engine._db.execute("UPDATE blobs SET content = ?", (b"5678",))).result(10)  # type: ignore[attr-defined]
+    store.submit(lambda engine: engine.write(run("run_1"), 0, quota)).result(PATIENCE_S)
+    kept = [store.submit(lambda engine, at=at: engine.put(record(at), b"1234", quota=quota)).result(PATIENCE_S) for at in range(4)]
+    store.submit(lambda engine: engine._db.execute("UPDATE blobs SET content = ?", (b"5678",))).result(PATIENCE_S)  # type: ignore[attr-defined]
     with pytest.raises(StateGone):
-        store.submit(lambda engine: engine.blob("acme", kept[-1].id)).result(10)
+        store.submit(lambda engine: engine.blob("acme", kept[-1].id)).result(PATIENCE_S)
     with pytest.raises(QuotaExceeded):
-        store.submit(lambda engine: engine.put(record(5), bytes(10), quota=Quota(states=0, size=0))).result(10)
+        store.submit(lambda engine: engine.put(record(5), bytes(10), quota=Quota(states=0, size=0))).result(PATIENCE_S)
     free = held(store)
     waits = [store.submit(lambda engine: None) for _ in range(3)]
     assert value("attnserve_state_store_queue") == 3
     free.set()
-    waits[-1].result(10)
+    waits[-1].result(PATIENCE_S)
     store.close()
     assert value("attnserve_states_ended_total", reason="evicted") == 2
     assert value("attnserve_states_ended_total", reason="damaged") == 2  # they shared it

@@ -9,6 +9,7 @@ import openai
 import psutil
 import pytest
 
+from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 from tests.service.stream_fakes import Answer, parsed
 
@@ -32,7 +33,7 @@ def kill(service: LiveService) -> None:
 
 def test_streams_go_on_after_all_processes_were_killed(decoder_bundle: Path, tmp_path: Path) -> None:
     states = {"ATTNSERVE_STATES": str(tmp_path)}
-    with live([decoder_bundle], env=states) as first, httpx.Client(base_url=first.url, timeout=60) as http:
+    with live([decoder_bundle], env=states) as first, httpx.Client(base_url=first.url, timeout=PATIENCE_S) as http:
         with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
             lines = answer.iter_lines()
             text = "".join(f"{next(lines)}\n" for _ in range(4 * _PIECES))
@@ -50,7 +51,7 @@ def test_streams_go_on_after_all_processes_were_killed(decoder_bundle: Path, tmp
         port = first.port
     events, chat_events = (parsed(each.rpartition("\n\n")[0] + "\n\n") for each in (text, said))
     assert not Answer.of(events).done
-    with live([decoder_bundle], port=port, env=states) as second, httpx.Client(base_url=second.url, timeout=120) as http:
+    with live([decoder_bundle], port=port, env=states) as second, httpx.Client(base_url=second.url, timeout=PATIENCE_S) as http:
         last = {"last-event-id": events[-1].id or ""}
         told = Answer.of([*events, *parsed(http.post("/v1/completions", json={**BODY, "stream": True}, headers=last).text)])
         again = Answer.of([*events, *parsed(http.get(f"/v1/stream/{last['last-event-id'].partition(':')[0]}", headers=last).text)])

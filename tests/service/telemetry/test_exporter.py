@@ -39,7 +39,7 @@ serve.shutdown()
 ray.shutdown()
 """
 WITH = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "1"}
-PATIENCE_S = 90
+PATIENCE_S = 300
 RAYS = Path(__file__).parents[3] / "deploy" / "prometheus" / "ray-metrics.yaml"
 # What only something going wrong counts; where it is defined, tests/deploy/test_dashboards.py says.
 OF_FAILURES = {"ray_serve_deployment_error_counter_total", "ray_serve_health_check_failures_total"}
@@ -131,7 +131,7 @@ def _until_there(port: int, wanted: Mapping[str, Labels]) -> dict[str, dict[str,
 
 
 def _scrape(port: int) -> list[Sample]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         return samples(answer.read().decode())
 
 

@@ -26,7 +26,7 @@ from service.catalog import Catalog
 from service.settings import Settings, freeze
 from service.telemetry import logs
 from service.telemetry.tracing import Tracer, TracingUnavailable
-from tests.service.fakes import FakeCatalog, FakeSession, client, fake_app, fake_bundle, until
+from tests.service.fakes import PATIENCE_S, FakeCatalog, FakeSession, client, fake_app, fake_bundle, until
 from tests.service.pool_fakes import FakeGateway, LoopbackGateway
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -365,7 +365,7 @@ async def test_off_there_is_no_header_no_id_and_nothing_is_loaded(tmp_path: Path
 @pytest.mark.slow
 def test_the_application_does_not_load_the_sdk() -> None:
     code = "import sys, service.app; print('opentelemetry.sdk' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.stdout.strip() == "False", done.stderr
 
 

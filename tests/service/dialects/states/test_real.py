@@ -14,6 +14,7 @@ import pytest_asyncio
 from service.app import build_app
 from service.catalog import Catalog
 from service.settings import Settings
+from tests.service.fakes import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio
 TEXT = "def mean(values):\n    total = 0\n"
@@ -33,7 +34,7 @@ async def http(decoder_bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with app.router.lifespan_context(app):
         await catalog.warm.wait()
         assert catalog.failure is None
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://attnserve", timeout=60) as made:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://attnserve", timeout=PATIENCE_S) as made:
             yield made
 
 
