@@ -20,7 +20,7 @@ CLUSTER_FLAGS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.deployment.replica.middlewares",
     "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "attnserve-haproxy"),
     # If a gateway dies before the first byte of its response, HAProxy sends the request to another gateway, provided that HAProxy has
-    # the whole request (deploy/faults.md). A request may thus be executed twice, which is safe because no route has side effects.
+    # the whole request (deploy/faults.md). Requests that may have effects are excluded by a rule in service/deployment/haproxy.py.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": MESSAGE_BYTES,
     # The next two variables end a replica soon after it fails its health checks. It cannot finish its requests, yet Serve would wait for

@@ -23,13 +23,27 @@ _ERRORS = {
     400: "the request is not valid HTTP/1.1, or its head is over 16 KB: send it with an HTTP client, and fewer or shorter headers",
     408: "the request did not come whole in 10 s: send it faster, or in parts",
     500: "the proxy failed at the request: send it again",
-    502: "the gateway that had the request is gone, and no other could be asked from here: send the request again",
+    502: "the gateway that had the request is gone, and no other could be asked from here: send the request again, with the same "
+    "Idempotency-Key if it stores something, because that may have happened",
     _NO_GATEWAY: "no gateway is there for the request: send it again",
     504: "no gateway has answered in time: send it again",
 }
 # Paths whose clients expect the field `error` to be a string; tests/service/deployment/test_haproxy.py compares them with the dialects.
 _STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /invocations /tokenize /decode /info /health /ping"
 _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
+# A gateway that dies with a request may have carried it out. HAProxy sends such a request to another gateway only if twice is as good as
+# once: it reads, or computes and stores nothing, or has an Idempotency-Key on a route that takes one. HAProxy sees the whole of a body that
+# it could send again. A compressed one may hide `store_state`.
+_KINDS_OF_REQUESTS = """    acl reads method GET HEAD OPTIONS
+    acl computes path /
+    acl computes path_end /embed /embed_all /embed_sparse /embeddings /similarity /rerank /predict /invocations /infer /attention
+    acl computes path_end /tokenize /detokenize /decode /generate /generate_stream /completions /generations
+    acl stores req.body -m sub store_state
+    acl stores req.hdr(content-encoding) -m found
+    acl takes_keys path_beg /v1/states /v1/responses
+    acl keyed req.hdr(idempotency-key) -m found
+    acl changes method PATCH DELETE"""
+_REPEATABLE = "reads || computes !stores || takes_keys keyed !changes"
 # HAProxy answers 502 where a gateway dies with a request that cannot be sent to another one. For clients that is the same as no gateway: no
 # part of an answer was sent, and they should ask again. So they have one status to handle. The service itself never answers 502.
 _LOST_IS_UNAVAILABLE = f"    http-after-response set-status {_NO_GATEWAY} if {{ status 502 }}"
@@ -40,7 +54,10 @@ _EVERYWHERE = (
     # bodies the service's own time limit applies.
     (r"^defaults$", lambda found: "\n".join([found[0], "    timeout http-request 10s", *_errors(set(_ERRORS) - set(_IN_RAYS_TEMPLATE))])),
     # A request of up to 16 KB is buffered in full before a gateway gets it, so it can be sent to another gateway if the first one dies.
-    (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
+    (
+        r"^frontend http_frontend$",
+        rf"\g<0>\n    option http-buffer-request\n{_KINDS_OF_REQUESTS}\n    http-request disable-l7-retry unless {_REPEATABLE}",
+    ),
     # Identifies the connection, so that clients without an API key are scheduled fairly; see `service/http/edge.py`.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
     # Remove this header if the client has sent it, because its time would come from another machine's clock.
@@ -110,6 +127,7 @@ frontend public
     bind fd@{listener}
 {_shared(connections)}
     option http-buffer-request
+{_KINDS_OF_REQUESTS}
     http-request set-header x-connection %[src]:%[src_port]
     http-request set-header x-received-ms %[date(0,ms)]
     # Liveness is answered here: a gateway with a busy event loop could not answer.
@@ -118,16 +136,25 @@ frontend public
 {_LOST_IS_UNAVAILABLE}
     # HAProxy's own series: only it can count requests for which there was no gateway.
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }} {{ method GET }}
-    default_backend gateways
+    use_backend gateways if {_REPEATABLE}
+    default_backend once
 backend gateways
     balance leastconn
     http-reuse always
-    # No route has effects, so twice is as good as once.
     retry-on conn-failure empty-response{" 503" if several else ""}
     option redispatch 1
     retries 3
     default-server inter 500ms downinter 200ms fall 1 rise 1 observe layer4 error-limit 1 on-error mark-down
 {servers}
+    server nowhere unix@{nowhere} backup
+backend once
+    balance leastconn
+    # On a connection that it had used before, HAProxy would answer the death of a gateway only by closing the client's connection.
+    http-reuse never
+    option http-server-close
+    option redispatch 1
+    retries 3
+{alive}
     server nowhere unix@{nowhere} backup
 backend alive
 {alive}
