@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import numpy as np
 import orjson
@@ -236,6 +237,7 @@ def _checked_schema(source: str) -> str:
         schema = orjson.loads(source)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the JSON schema is not JSON: {error}", param="grammar") from error
+    _check_references(schema)
     pattern_bytes, multiple = 0, 1
     for key, value in _members(schema):
         if key == "x-guidance":
@@ -257,6 +259,38 @@ def _checked_schema(source: str) -> str:
     return orjson.dumps(schema).decode()
 
 
+def _check_references(schema: object) -> None:
+    """Raise InvalidRequest if following a `$ref` and the `$ref` at its target, and so on, leads back to the first one."""
+    ending: set[str] = set()  # references that lead to something else
+    for key, value in _members(schema):
+        passed: dict[str, None] = {}
+        while key == "$ref" and isinstance(value, str) and value not in ending:
+            if value in passed:
+                raise InvalidRequest(
+                    f"the $ref {value!r:.200} of the JSON schema leads back to itself, so it describes no value: give its target a type",
+                    param="grammar",
+                )
+            passed[value] = None
+            target = _target(schema, value)
+            value = target.get("$ref") if isinstance(target, dict) else None
+        ending.update(passed)
+
+
+def _target(schema: object, reference: str) -> object:
+    """Return the part of the schema at a reference such as `#/$defs/name`, or None if it has another form or leads nowhere."""
+    start, *keys = unquote(reference).split("/")
+    found = schema if start == "#" else None
+    for key in keys:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(key)
+        elif isinstance(found, list):
+            found = found[int(key)] if key.isdecimal() and len(key) < 10 and int(key) < len(found) else None
+        else:
+            return None
+    return found
+
+
 def _members(value: object) -> Iterator[tuple[str, object]]:
     """Yield every key and value of all nested objects. It does not recurse, because the client chooses the depth."""
     waiting = [value]
@@ -271,5 +305,5 @@ def _members(value: object) -> Iterator[tuple[str, object]]:
 
 def _reason(matcher: LLMatcher) -> str:
     """Return the library's error message, without its dump of internal state."""
-    said = matcher.get_error().split("\n<state>")[0].replace("<non-verbose/>", "").strip()
+    said = matcher.get_error().split("\n<state>")[0].replace("<non-verbose/>", "").strip().replace("NoExtensionBias", "no text matches it")
     return said if len(said) <= 500 else said[:500] + "…"
