@@ -5,6 +5,7 @@ or absent, and a failed export leaves the previous bundle in place.
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +46,7 @@ def export_bundle(
     gpu: bool = False,
     window: int | None = None,
     progress: Progress = lambda step, fraction: None,
+    check_template: Callable[[str], None] = lambda source: None,
 ) -> contract.Manifest:
     """Write the bundle `out`, replacing a bundle that exists there, and return its manifest.
 
@@ -53,7 +55,8 @@ def export_bundle(
     per byte are measured on the text `held_out`, or on built-in passages if it is None. `maps` adds a second graph, which returns attention
     matrices, and `gpu` adds a graph for GPUs. `window` turns the softmax layers of a decoder into attention to this many tokens, with
     which its state has a constant size; see `models/decoder/window.py`. `progress` is called with a step's name at its beginning, and in
-    long steps also with the fraction done (0 to 1).
+    long steps also with the fraction done (0 to 1). `check_template` is called with the source of a decoder's chat template before the slow
+    steps, and may raise ExportError.
 
     Raises CheckpointError for an invalid checkpoint, CorpusError if `held_out` is a folder but not a data folder
     (`models/training/corpus.py`), and ExportError for all other errors. After an error `out` is unchanged.
@@ -64,15 +67,25 @@ def export_bundle(
         if maps and precision != "fp32":
             raise ExportError(f"attention maps need an fp32 graph, but precision={precision}; leave out --maps or --precision")
         with replacing(out) as folder, TemporaryDirectory(dir=folder) as scratch:
-            return _export(checkpoint, options, name, folder, Path(scratch), progress)
+            return _export(checkpoint, options, name, folder, Path(scratch), progress, check_template)
 
 
-def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch: Path, progress: Progress) -> contract.Manifest:
+def _export(
+    checkpoint: Path,
+    options: Options,
+    name: str,
+    folder: Path,
+    scratch: Path,
+    progress: Progress,
+    check_template: Callable[[str], None],
+) -> contract.Manifest:
     progress("load", None)
     if (gguf := gguf_file(checkpoint)) is not None:
         checkpoint, options = scratch / "gguf" / gguf.stem, replace(options, gguf=gguf)
         unpack(gguf, checkpoint)
     exporter = load(checkpoint, options)
+    if exporter.chat_template is not None:
+        check_template(exporter.chat_template)
     model = exporter.map_model() if options.maps else None
     exporter.prepare()
     progress("trace", None)

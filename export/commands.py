@@ -80,11 +80,23 @@ def export(
             gpu=gpu,
             window=window,
             progress=show,
+            check_template=_check_template,
         )
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")
     if (bits := bits_per_byte(manifest)) is not None:
         console.print(f"Bits per byte: {bits}", highlight=False, soft_wrap=True)
     console.print(f"Serve it: [bold]attnserve serve --bundle {out}[/bold]")
+
+
+def _check_template(source: str) -> None:
+    """Compile a chat template and render a message with it, as the service does at its start. Raises ExportError if that fails."""
+    from export.errors import ExportError
+    from service.generation.chat.template import ChatTemplate
+
+    try:
+        ChatTemplate(source).close()
+    except ValueError as error:
+        raise ExportError(f"{error}, so it could not be served: correct the template, or choose another checkpoint") from None
 
 
 @app.command()

@@ -83,6 +83,7 @@ class DecoderExporter(Exporter):
         if options.precision == "as-stored" and options.gguf is None:
             raise ExportError(f"precision='as-stored' keeps the blocks of a GGUF file, and {checkpoint} is none; choose int8 or int4")
         self.source = load_decoder(checkpoint, settings=settings)
+        self.chat_template = self.source.chat_template
         self.full: Decoder | None = None  # the model whose layers attend to all tokens
         if options.window is not None:
             self.full = self.source.model
@@ -250,7 +251,7 @@ class DecoderExporter(Exporter):
         return self.examples.golden(BARS[self.options.precision].logit_error * scale(self.examples.logits))
 
     def texts(self) -> dict[str, str]:
-        return {} if self.source.chat_template is None else {CHAT_TEMPLATE: self.source.chat_template}
+        return {} if self.chat_template is None else {CHAT_TEMPLATE: self.chat_template}
 
     def optimisation(self) -> str:
         return self.how
@@ -270,7 +271,7 @@ class DecoderExporter(Exporter):
                 max_call_tokens=min((layer.piece for layer in self.windows), default=None),
                 bos_token_id=source.bos_token_id,
                 eos_token_ids=source.eos_token_ids,
-                chat_template=None if source.chat_template is None else CHAT_TEMPLATE,
+                chat_template=None if self.chat_template is None else CHAT_TEMPLATE,
                 exact=self.exact,
                 parameters=sum(parameter.numel() for parameter in source.model.parameters()),
                 bits_per_byte=self.bits[self.options.precision],

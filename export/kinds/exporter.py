@@ -58,6 +58,7 @@ class Exporter(ABC):
     kind: contract.Kind
     max_tokens: int
     vocab_size: int
+    chat_template: str | None = None  # source of the chat template that the bundle will have
 
     def __init__(self, checkpoint: Path, settings: JsonSettings | None, options: Options) -> None:
         """Load `checkpoint`. `settings` is the content of its config.json, or None if its top level has none."""

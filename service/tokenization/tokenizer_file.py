@@ -27,6 +27,7 @@ LARGE_REPEAT = 32  # a repetition with a higher maximum counts as unbounded
 # The most characters that each part of the tokenizer may make from one, because a normalizer uses 17 bytes of memory per character.
 MOST_GROWTH = {"normalizer": 16, "pre_tokenizer": 16, "post_processor": 16, "decoder": 4}
 MOST_ADDED = 1_000  # most special tokens that a template may add to a text
+MOST_ADDED_TOKENS = 16_384  # most tokens beside the vocabulary: opening takes 50 us for each. Published tokenizers have up to 6,500
 
 
 def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = False) -> Tokenizer:
@@ -141,6 +142,8 @@ def _problems(described: Any) -> Iterator[str]:
     if not isinstance(described, dict):
         yield f"it holds {described!r:.40} where an object is expected"
         return
+    if isinstance(added := described.get("added_tokens"), list) and len(added) > MOST_ADDED_TOKENS:
+        yield f"it has {len(added)} added tokens, and {MOST_ADDED_TOKENS} are the most"
     for part, most in MOST_GROWTH.items():
         growth = 1
         for found in _objects(described.get(part)):

@@ -93,6 +93,13 @@ def test_a_decoder(tmp_path: Path, said: Callable[..., str]) -> None:
     assert "n_layers=1000000000 is above the limit" in said("export", "--checkpoint", folder, "--out", tmp_path / "out")
 
 
+def test_a_decoder_with_a_chat_template_without_an_end(tmp_path: Path, said: Callable[..., str]) -> None:
+    """It would stop the start of the service, after an export of minutes."""
+    folder = tiny_decoder(tmp_path / "decoder", chat_template="{{ 'a' * 10 ** 10 }}")
+    assert "the chat template was stopped: it" in said("export", "--checkpoint", folder, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
