@@ -94,10 +94,11 @@ class Intake:
         """
         size, limit = len(request.prompt), self._max_prompt_tokens
         if size > limit:
-            raise InputTooLong(f"the prompt has {size} tokens and the most is {limit}: shorten it", param="prompt")
+            raise InputTooLong(f"the prompt has {size} tokens and the maximum context length is {limit} tokens: shorten it", param="prompt")
         n_positions = self._decoder.n_positions
         if n_positions is not None and size > n_positions:
-            raise InputTooLong(f"the prompt has {size} tokens, and this model positions for {n_positions}: shorten it", param="prompt")
+            said = f"the prompt has {size} tokens, and this model's maximum context length is {n_positions} tokens: shorten it"
+            raise InputTooLong(said, param="prompt")
         for name, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_token_ids)):
             if id(ids) not in checked:
                 check_ids(ids, self._vocab_size, name)
@@ -120,8 +121,8 @@ class Intake:
         size, n_positions = len(request.prompt) + state.position, self._decoder.n_positions
         if n_positions is not None and size > n_positions:
             raise InputTooLong(
-                f"the state has seen {state.position} tokens and the prompt has {len(request.prompt)} more, and this model positions for "
-                f"{n_positions}: shorten the prompt",
+                f"the state has seen {state.position} tokens and the prompt has {len(request.prompt)} more, and this model's "
+                f"maximum context length is {n_positions} tokens: shorten the prompt",
                 param="prompt",
             )
         if not request.prompt and not request.max_tokens:

@@ -72,7 +72,7 @@ class WritingEngine(StepEngine[Source]):
         self._check_queueable(request)
         size, limit, both = len(request.prompt), self._session.max_source, self._session.both
         if size > limit:
-            raise InputTooLong(f"the prompt has {size} tokens and this model reads {limit} at most: shorten it", param="prompt")
+            raise InputTooLong(f"the prompt has {size} tokens and the maximum context length is {limit} tokens: shorten it", param="prompt")
         check_ids(request.prompt, self._session.vocab_size, "prompt")
         if not 1 <= request.n <= request.beams <= self.limits.slots:
             raise InvalidRequest(

@@ -162,7 +162,8 @@ class TextEncoder:
     def _check_side(self, n_tokens: int, limit: int, side: Side, index: int) -> None:
         if side == "none":
             raise InputTooLong(
-                f"`inputs` must have less than {limit + 1} tokens. Given: {n_tokens} (input {index}); shorten it or allow truncation",
+                f"`inputs` must have less than {limit + 1} tokens. Given: {n_tokens} (input {index}), and the maximum context length is "
+                f"{limit} tokens; shorten it or allow truncation",
                 param="input",
             )
 

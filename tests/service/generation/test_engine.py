@@ -158,7 +158,7 @@ async def test_a_run_ends_where_positions_end(tokenizer: Path, prompt: range, dr
 
 async def test_a_prompt_longer_than_positions_is_refused(tokenizer: Path) -> None:
     async with running(FakeSteps(n_positions=10), tokenizer) as engine:
-        with pytest.raises(InputTooLong, match="the prompt has 11 tokens, and this model positions for 10: shorten it"):
+        with pytest.raises(InputTooLong, match="the prompt has 11 tokens, and this model's maximum context length is 10 tokens"):
             engine.submit(ask(*[1] * 11))
 
 

@@ -249,7 +249,7 @@ async def test_a_model_that_is_at_its_last_position_keeps_a_state_that_fits(toke
         made, state = await kept.run(5, 6, 7, max_tokens=50)
         assert len(made.token_ids) == 5
         assert (await kept.record(state)).position == 8
-        with pytest.raises(InputTooLong, match="the state has seen 8 tokens and the prompt has 1 more, and this model positions for 8"):
+        with pytest.raises(InputTooLong, match="has seen 8 tokens and the prompt has 1 more, and this model's maximum context length is 8"):
             await kept.run(9, start=state)
 
 

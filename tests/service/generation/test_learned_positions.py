@@ -52,6 +52,6 @@ async def test_a_longer_prompt_is_refused_with_both_numbers(http: httpx.AsyncCli
     body = {"model": "tiny-decoder", "prompt": "a" * (N_POSITIONS + 1), "max_tokens": 1}
     answer = await http.post("/v1/completions", json=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "the prompt has 41 tokens, and this model positions for 40: shorten it"
+    assert answer.json()["error"]["message"] == "the prompt has 41 tokens, and this model's maximum context length is 40 tokens: shorten it"
     tokens = (await http.post("/tokenize", json={"model": "tiny-decoder", "prompt": "a"})).json()
     assert tokens["max_model_len"] == N_POSITIONS
