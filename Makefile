@@ -24,7 +24,8 @@ KIND_IMAGE := attnserve:0.1.0-cpu
 .PHONY: serve export console test quick check bench bench-generate bench-states bench-long bench-long-int8 load capacity peers chart kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
-	$(BIN)/attnserve serve --bundle $(ENCODER)-int8 --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
+	$(BIN)/attnserve serve --bundle $(ENCODER)-int8 --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) \
+	  --set default_model=$(notdir $(ENCODER))-int8,$(DECODER) --host $(HOST) --port $(PORT)
 
 export: $(DEFAULT)  ## The default bundles
 

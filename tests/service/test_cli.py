@@ -2,8 +2,10 @@
 
 import ast
 import builtins
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -57,6 +59,15 @@ def test_the_help_of_a_flag_is_the_description_of_its_setting(command: str) -> N
     for name in set(flags) - {"config", "set_", "help"}:
         field = next(Settings.model_fields[each] for each in (name, f"{name}s", f"{name}es") if each in Settings.model_fields)
         assert flags[name].removesuffix(" May be given several times.") == field.description, name
+
+
+def test_make_serve_answers_requests_for_any_model_name() -> None:
+    """Clients send names such as "dummy" and "tgi"; an encoder and a decoder answer them."""
+    shown = subprocess.run(["make", "-n", "serve"], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True).stdout
+    words = shlex.split(shown.replace("\\\n", "").splitlines()[-1])
+    served = [Path(words[at + 1]).name for at, word in enumerate(words) if word == "--bundle"]
+    (default,) = (word.removeprefix("default_model=").split(",") for word in words if word.startswith("default_model="))
+    assert default == [served[0], served[-1]]
 
 
 @pytest.mark.parametrize("error", [AttnserveError("no such [bundle]"), FileNotFoundError(2, "No such file", "bundle")])
