@@ -93,11 +93,13 @@ CHAT: Others = {
     "documents": _NO_TEMPLATE,
     "suffix": Other("messages have no suffix"),
 }
+PART: Others = {"cache_control": ignored(_OWN_CACHE)}
 MESSAGE: Others = {
+    **PART,
     "audio": _TEXT_ONLY,
     "function_call": Other("use `tool_calls`"),
     "annotations": ignored("only answers have annotations"),
-    **_all(Other(_NO_REASONING), "reasoning", "reasoning_content"),
+    "reasoning": Other("an earlier message's reasoning is `reasoning_content`"),
 }
 RESPONSES: Others = {
     **_SAMPLING,
@@ -154,8 +156,16 @@ TEI_EMBED_ALL: Others = {
     "normalize": Other("vectors of tokens are not normalised"),
     "dimensions": Other("vectors of tokens are not truncated"),
 }
-TEI_RERANK: Others = {**TEI, "top_n": Other("all texts are sent; the other form of this route, with `documents`, takes `top_n`")}
+# Parameters of huggingface_hub's tasks with labels that no model here has.
+LABELS: Others = {
+    **_all(
+        Other("/predict gives the labels of a classifier; /rerank scores texts, such as labels, for a query"),
+        *("candidate_labels", "hypothesis_template", "multi_label"),
+    ),
+    **_all(Other("/predict gives the labels of a whole text"), "aggregation_strategy", "ignore_labels", "stride"),
+}
 PIPELINE: Others = {
+    **LABELS,
     "truncation": Other("use `truncate`", accepts=(True,), empty=False),
     "max_length": Other("use `truncate`"),
 }

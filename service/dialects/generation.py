@@ -183,6 +183,17 @@ def json_schema(schema: str | dict[str, Any], param: str) -> Grammar:
     return Grammar(kind="json_schema", source=source, param=param)
 
 
+def value_grammar(type_: str, value: str | dict[str, Any], param: str) -> Grammar:
+    """Return the grammar in text-generation-inference's form: a type, and a JSON schema or regular expression as its value."""
+    if type_ == "regex":
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{param}.value of a regex must be a string", param=param)
+        return Grammar(kind="regex", source=value, param=param)
+    if type_ == "json_schema" and isinstance(value, dict) and isinstance(value.get("schema"), dict):
+        value = value["schema"]  # the value is an object with a name and the schema
+    return json_schema(value, param)
+
+
 def format_grammar(type_: str, schema: dict[str, Any] | None, param: str) -> Grammar | None:
     """Return the grammar of a response format, or None if the format is plain text."""
     if type_ == "json_schema":
@@ -214,7 +225,7 @@ async def encode(
     `rendered`: the model's chat prompts, if they rendered `text` from a conversation. They then tokenise the text instead of the model.
     """
     if len(text) > (limit := catalog.settings.max_input_characters):
-        raise InputTooLong(f"`{param}` has {len(text)} characters and the most is {limit}: shorten it", param=param)
+        raise InputTooLong(f"`{param}` has {len(text)} characters and the maximum context length is {limit}: shorten it", param=param)
 
     def ids() -> list[int]:
         try:

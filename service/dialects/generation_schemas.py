@@ -70,10 +70,13 @@ class SamplingFields(DrawingFields):
     structured_outputs: StructuredOutputs | None = None
 
 
+PADDED = "Fill events up to multiples of 64 bytes, so that their sizes do not tell who watches the connection how long each text is."
+
+
 class StreamOptions(Fields):
     include_usage: StrictBool = Field(False, description="Send the usage in one more chunk at the end, without choices.")
     continuous_usage_stats: StrictBool = Field(False, description="With `include_usage`: every chunk has the usage so far.")
-    include_obfuscation: Literal[False] = Field(False, description="Events are not padded.")
+    include_obfuscation: StrictBool = Field(False, description=PADDED)
 
 
 class GenerationRequestBody(SamplingFields, StateFields):
@@ -100,10 +103,13 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """The field `response_format` of a chat request."""
+    """The field `response_format` of a chat request, in OpenAI's form (`json_schema`) or text-generation-inference's (`value`)."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: JsonSchema | None = None
+    value: str | dict[str, Any] | None = Field(
+        None, description="As huggingface_hub sends it: a JSON schema; with the type regex, a regular expression."
+    )
 
 
 class TextFormat(Fields):

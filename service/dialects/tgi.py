@@ -7,7 +7,6 @@ an effect. The default is 100 tokens, and a stop text that ends the generation i
 """
 
 import codecs
-import json
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from service.dialects.generation_schemas import MAX_TOKENS, SamplingFields
 from service.dialects.openai.token_json import finite
 from service.errors import DeadlineExceeded, EmptyInput, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
 from service.generation.model import Generator
-from service.generation.request import Delta, Grammar, TokenLogprob
+from service.generation.request import Delta, TokenLogprob
 from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import Elements, Text, done, json_answer, whole
@@ -40,7 +39,7 @@ _MOST_CHARACTER = 6  # limit on the bytes of one character in JSON
 
 
 class TgiGrammar(Body, strict=True):
-    type: Literal["json", "json_schema", "regex"]
+    type: Literal["json", "json_object", "json_schema", "regex"]
     value: str | dict[str, Any] = Field(description="A JSON schema, or a regular expression.")
 
 
@@ -174,7 +173,7 @@ async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: boo
         call,
         max_tokens=asked.max_new_tokens,
         max_tokens_field="max_new_tokens",
-        grammar=_grammar(asked.grammar),
+        grammar=None if (form := asked.grammar) is None else generation.value_grammar(form.type, form.value, "parameters.grammar"),
         top_logprobs=asked.top_n_tokens or 0,
         prompt_logprobs=0 if asked.details and asked.decoder_input_details else None,
     )
@@ -195,21 +194,6 @@ def _check_size(body: TgiRequest, asked: TgiParameters, prompt_tokens: int, mode
         size += size_of.tgi_tokens(most, asked.top_n_tokens or 0)
         size += size_of.tgi_tokens(prompt_tokens, 0) if asked.decoder_input_details else 0
     check_size(size, 1, settings, fields={"max_new_tokens": True, "top_n_tokens": asked.details}, streamable=False)
-
-
-def _grammar(given: TgiGrammar | None) -> Grammar | None:
-    if given is None:
-        return None
-    field = "parameters.grammar"
-    if given.type == "regex":
-        if not isinstance(given.value, str):
-            raise InvalidRequest(f"{field}.value of a regex must be a string", param=field)
-        return Grammar(kind="regex", source=given.value, param=field)
-    schema = given.value
-    if given.type == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
-        schema = schema["schema"]  # the value is an object with a name and the schema
-    source = generation.json_schema(schema if isinstance(schema, str) else json.dumps(schema), field).source
-    return Grammar(kind="json_schema", source=source, param=field)
 
 
 class _TgiAnswer(sse.Script[tuple[int, Delta]]):

@@ -18,6 +18,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import chain
+from secrets import token_hex
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -36,6 +37,7 @@ log = logging.getLogger("attnserve")
 PING = b": ping\n"
 RETRY = b"retry: 1000\n"  # tells clients how many milliseconds after a lost connection to connect again
 DONE = b"data: [DONE]\n\n"
+_PADDED_BYTES = 64
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _PACE = Pace()  # of all streams of this process
@@ -93,6 +95,12 @@ class Script(Protocol[Told]):
 def event(content: Any, name: str | None = None) -> bytes:
     """Return one event with the JSON of `content`, which should be small. `name`: the event's type, if the dialect has several types."""
     return b"".join((_opening(name), whole(content), b"\n\n"))
+
+
+def padded(content: dict[str, Any]) -> dict[str, Any]:
+    """Return `content` with OpenAI's field `obfuscation`: random characters that fill its JSON up to a multiple of `_PADDED_BYTES`."""
+    size = len(whole({**content, "obfuscation": ""}))
+    return {**content, "obfuscation": token_hex(_PADDED_BYTES // 2)[: -size % _PADDED_BYTES]}
 
 
 def event_pieces(content: Any, name: str | None = None) -> Iterator[bytes]:

@@ -15,9 +15,7 @@ from service.call import LAST_EVENT_HEADER, Call
 from service.catalog import Catalog
 from service.dialects import generation, resuming
 from service.dialects.answer_size import check_chat_size
-from service.dialects.generation_schemas import (
-    STREAM,
-)
+from service.dialects.generation_schemas import STREAM, ResponseFormat
 from service.dialects.openai import tool_calls
 from service.dialects.openai.chat_schemas import ChatCompletion, ChatMessage, ChatRequest
 from service.dialects.openai.chunks import Chunks
@@ -30,7 +28,7 @@ from service.dialects.states import turns
 from service.errors import InvalidRequest
 from service.generation.chat.continuation import turn_of
 from service.generation.model import Generator
-from service.generation.request import Delta
+from service.generation.request import Delta, Grammar
 from service.generation.runs import Runs
 from service.http.answers import Elements, Text, done, json_answer
 from service.http.routing import CallDep, CatalogDep, JsonRoute
@@ -69,10 +67,6 @@ async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerS
     if calling is not None and answered:
         prompt = [*prompt, *await calling.opening(model, tools)]
     reader = await _reader(body, model, tools, calling)
-    format_ = None
-    if (wanted := body.response_format) is not None:
-        schema = wanted.json_schema.schema_ if wanted.json_schema else None
-        format_ = generation.format_grammar(wanted.type, schema, "response_format.json_schema")
     start = start or AnswerStart.new("chatcmpl-", body.seed, 1)
     asked = generation.requests(
         body,
@@ -82,7 +76,7 @@ async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerS
         n=body.n,
         max_tokens=max_tokens,
         max_tokens_field=field,
-        grammar=generation.grammar_of(body, format_, "response_format", calling.grammar() if calling else None),
+        grammar=generation.grammar_of(body, _format(body.response_format), "response_format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         drawn=start.seeds,
@@ -123,6 +117,18 @@ async def _reader(
         return lambda name: RequiredCall(only, generation.derived_id("call_", name))
     form = await written_form(model, tools, skip_special_tokens=body.skip_special_tokens, several=body.parallel_tool_calls)
     return form and (lambda name: WrittenCalls(form, lambda at: generation.derived_id("call_", f"{name}/{at}")))
+
+
+def _format(wanted: ResponseFormat | None) -> Grammar | None:
+    """Return the grammar that the field `response_format` demands, or None."""
+    if wanted is None:
+        return None
+    if wanted.value is not None and wanted.type != "text" and wanted.json_schema is None:
+        return generation.value_grammar(wanted.type, wanted.value, "response_format")
+    if wanted.value is not None or wanted.type in ("json", "regex"):
+        said = f"response_format of type {wanted.type}: `value` and one of json_object, json, json_schema or regex go together"
+        raise InvalidRequest(said, param="response_format.value")
+    return generation.format_grammar(wanted.type, wanted.json_schema.schema_ if wanted.json_schema else None, "response_format.json_schema")
 
 
 def _check(body: ChatRequest, max_tokens: int, field: str) -> None:

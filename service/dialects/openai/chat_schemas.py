@@ -31,6 +31,8 @@ _MOST_PARTS = 1024
 
 
 class ContentPart(Fields):
+    others = accepted.PART
+
     type: Literal["text"] = Field(description="Text alone: no model here sees or hears.")
     text: str
 
@@ -53,6 +55,7 @@ class ChatMessage(Fields):
     content: str | Many[ContentPart] | None = Field(None, description="Only an assistant's message with tool calls may have none.")
     name: str | None = Field(None, max_length=256)
     refusal: str | None = None
+    reasoning_content: str | None = Field(None, description="An assistant's earlier reasoning, for chat templates that show it.")
     tool_calls: list[ToolCall] = Field([], max_length=128)
     tool_call_id: str | None = Field(None, max_length=256)
 
@@ -81,7 +84,9 @@ class ChatRequest(GenerationRequestBody):
     parallel_tool_calls: StrictBool | None = Field(
         None, description="false: of the calls that the model writes, only the first counts. A required call is always one."
     )
-    store: Literal[False] = Field(False, description="Nothing is stored.")
+    store: StrictBool = Field(
+        False, description="Accepted and ignored: no chat answer is stored. `store_state` keeps its state, /v1/responses the answer."
+    )
     modalities: list[Literal["text"]] | None = Field(None, max_length=1)
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")

@@ -33,6 +33,7 @@ class Chunks(sse.Script[tuple[int, Delta]]):
             "system_fingerprint": generation.system_fingerprint(model),
         }
         self._with_usage = bool(options and options.include_usage)
+        self._padded = bool(options and options.include_obfuscation)
         self._continuous = bool(options and options.continuous_usage_stats)
         self.tokens = token_json(model.vocabulary)
 
@@ -75,7 +76,8 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         """Set the state of a choice as if `part` had been sent. Does nothing here: classes with such a state override it."""
 
     def chunk(self, choices: Sequence[dict[str, Any]]) -> bytes:
-        return self._id + sse.event(self._content(choices))
+        content = self._content(choices)
+        return self._id + sse.event(sse.padded(content) if self._padded else content)
 
     def chunk_pieces(self, choices: Sequence[dict[str, Any]]) -> Iterator[bytes]:
         yield self._id

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from export import contract
 from service.call import ITEM_ERRORS_HEADER, Call
-from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog
-from service.dialects import jina, ranking, tgi
+from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog, Served
+from service.dialects import accepted, jina, ranking, tgi
 from service.dialects.openai.embeddings import as_inputs
 from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.info import Info, describe
@@ -43,6 +43,7 @@ from service.errors import (
     DeadlineExceeded,
     EmptyInput,
     InputTooLong,
+    InvalidRequest,
     NotReady,
     Overloaded,
     RuntimeFailed,
@@ -53,7 +54,7 @@ from service.errors import (
 from service.http.answers import json_answer
 from service.http.dialect import Dialect
 from service.http.edge import refused
-from service.http.fields import schema_of
+from service.http.fields import Other, is_empty, schema_of
 from service.http.ndjson import stream
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
 from service.runtime.onnx import Array
@@ -211,6 +212,7 @@ async def _ranked(body: TeiRerankRequest, call: Call, catalog: Catalog) -> list[
         body.query,
         body.texts,
         raw_scores=body.raw_scores,
+        top_n=body.top_n or None,
         cut=lambda model: as_cut(body, model),
         field="texts",
     )
@@ -303,6 +305,16 @@ router.include_router(tei_tokens.router)  # added last: routes are matched in or
 _OF_TEXTS = frozenset({*tgi.TgiParameters.model_fields, *tgi.TgiParameters.others} - {"top_k", "truncate"})
 
 
+_OF_LABELS = ("function_to_apply", *accepted.LABELS)
+_LABELLING = ("classifier", "reranker")  # kinds of model that `/predict` takes
+
+
+class LabelsRefused(InvalidRequest):
+    """`POST /` was asked for labels of a text that its model does not give."""
+
+    status = 400  # huggingface_hub shows the message of this status
+
+
 class _BodyKind(BaseModel):
     """The fields of a body that show which kinds of model it is meant for."""
 
@@ -313,12 +325,20 @@ class _BodyKind(BaseModel):
     parameters: Any = None
 
     @property
+    def asks_labels(self) -> str | None:
+        """Return the field of `parameters` with which huggingface_hub asks for labels of a text, or None."""
+        parameters = self.parameters if isinstance(self.parameters, dict) else {}
+        return next((name for name in _OF_LABELS if not is_empty(parameters.get(name))), None)
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds of model that the body is valid for, the most likely first. Only decoders accept `stream` and generation
         parameters. huggingface_hub sends `parameters`, even if empty, with texts to continue or classify, never with texts to
         embed. A field that is null counts as absent.
         """
         parameters = self.parameters if isinstance(self.parameters, dict) else {}
+        if self.asks_labels:
+            return _LABELLING
         if self.stream is not None or any(parameters.get(name) is not None for name in _OF_TEXTS):
             return GENERATOR_KINDS
         if self.parameters is not None and not isinstance(self.inputs, dict):
@@ -341,7 +361,10 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     """
     glance = read(_BodyKind, content, call)
     await asyncio.sleep(0)  # let other tasks run before a large body is parsed again
-    traits = catalog.find(glance.model or catalog.first(glance.kinds), *contract.KINDS).manifest.traits
+    model = catalog.find(glance.model or catalog.first(glance.kinds), *contract.KINDS)
+    traits = model.manifest.traits
+    if glance.asks_labels:
+        _check_labels(f"parameters.{glance.asks_labels}", accepted.LABELS.get(glance.asks_labels), model)
     if traits.pool == "generator" or (not glance.model and glance.kinds == GENERATOR_KINDS):
         return await _continued(content, call, catalog)
     if traits.output == contract.EMBEDDING:
@@ -351,6 +374,15 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     if traits.ranks and glance.inputs is None:
         return await _ranked(read(TeiRerankRequest, content, call), call, catalog)
     return await predict(read(TeiPredictRequest, content, call), call, catalog)
+
+
+def _check_labels(param: str, unknown: Other | None, model: Served) -> None:
+    """Raise LabelsRefused if the parameter is `unknown` to every model here, or the model gives no labels of a text."""
+    if unknown:
+        raise LabelsRefused(f"`{param}` {unknown.refusal}", param=param)
+    if model.manifest.kind not in _LABELLING:
+        said = f"`{param}` asks for labels of a text, which POST /predict gives with a classifier; {model.name} is of kind"
+        raise LabelsRefused(f"{said} {model.manifest.kind}: name a classifier as `model`, or leave the parameter out", param=param)
 
 
 async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:

@@ -52,12 +52,13 @@ class TeiEmbedRequest(TeiEmbedAllRequest):
 
 
 class TeiRerankRequest(TeiRequest, TeiTruncation):
-    others = accepted.TEI_RERANK
+    others = accepted.TEI
 
     query: str
     texts: Many[str] = Field(min_length=1)
     raw_scores: RawScores = False
     return_text: bool = False
+    top_n: int | None = Field(None, ge=0, lt=2**31, description="Send only this many of the best. Default, and with 0: all.")
 
 
 class PipelineParameters(Body, strict=True):

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 from service.errors import InvalidRequest, NeverFits, Overloaded, RuntimeFailed
 from service.generation.request import Grammar
 from tests.service.dialects.asking import HI_PROMPT, N_HI_PROMPT, N_SAID, Route, route
-from tests.service.fakes import PATIENCE_S, client
+from tests.service.fakes import PATIENCE_S, client, serve_in_thread
 from tests.service.generation_fakes import SAID, TOOL_TEMPLATE, FakeGenerator, generator_app
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -51,6 +52,7 @@ async def test_the_answer_has_openais_form(service: Route) -> None:
         ([{"role": "developer", "content": "D"}, *HI], "<s><system>D\n<user>Hi\n<assistant>"),
         ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "é"}]}], "<s><user>a\né\n<assistant>"),
         ([*HI, {"role": "assistant", "content": "Yes?"}, *HI], "<s><user>Hi\n<assistant>Yes?\n<user>Hi\n<assistant>"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}], "<s><user>a\n<assistant>"),
         ([{"role": "user", "content": ""}], "<s><user>\n<assistant>"),
         ([{"role": "user", "name": "Ann", "content": "{{ 7 * 7 }}"}], "<s><user>{{ 7 * 7 }}\n<assistant>"),
         ([{"role": "tool", "tool_call_id": "1", "content": "42"}], "<s><tool>42\n<assistant>"),
@@ -122,6 +124,24 @@ async def test_a_call_that_is_demanded_comes_back_as_one(service: Route, tools: 
     assert [event["choices"][0]["finish_reason"] for event in events if event["choices"][0]["finish_reason"]] == ["tool_calls"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("chat/completions", {"messages": HI}), ("completions", {"prompt": "a"}), ("responses", {"input": "Hi"})]
+)
+async def test_events_are_padded_to_multiples_of_64_bytes_on_demand(service: Route, path: str, body: dict[str, Any]) -> None:
+    for asked in (True, False):
+        options = {"stream": True, "stream_options": {"include_obfuscation": asked}}
+        lines = (await service.http.post(f"/v1/{path}", json={**body, **options})).text.splitlines()
+        padded = [line.removeprefix("data: ").encode() for line in lines if '"obfuscation"' in line]
+        assert bool(padded) == asked
+        assert not any(len(line) % 64 for line in padded)
+
+
+async def test_the_template_gets_the_reasoning_of_earlier_answers() -> None:
+    model = FakeGenerator("thinker", template="{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }}{% endfor %}")
+    async with route("/v1/chat/completions", {}, model) as made:
+        assert await made.prompt(messages=[{"role": "assistant", "content": "a", "reasoning_content": "why"}]) == "why|a"
+
+
 async def test_a_call_that_is_demanded_begins_in_the_templates_form() -> None:
     """The answer's arguments follow; a call that is not demanded has no such beginning."""
     source = """{% if tools %}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}<call>
@@ -189,6 +209,10 @@ async def test_max_completion_tokens_supersedes_max_tokens(service: Route, field
             {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
             Grammar(kind="json_schema", source='{"type": "object", "properties": {"a": {"type": "integer"}}}'),
         ),
+        ({"type": "json_object", "value": {"a": 1}}, Grammar(kind="json_schema", source='{"a": 1}')),  # text-generation-inference's form
+        ({"type": "json", "value": '{"a": 1}'}, Grammar(kind="json_schema", source='{"a": 1}')),
+        ({"type": "json_schema", "value": {"name": "x", "schema": {"a": 1}}}, Grammar(kind="json_schema", source='{"a": 1}')),
+        ({"type": "regex", "value": "a+"}, Grammar(kind="regex", source="a+")),
     ],
 )
 async def test_a_response_format_is_a_grammar(service: Route, format_: dict[str, Any], grammar: Grammar | None) -> None:
@@ -206,7 +230,7 @@ async def test_what_clients_send_without_meaning_anything_is_taken(service: Rout
     ignored = {
         "user": "me",
         "metadata": {"a": "b"},
-        "store": False,
+        "store": True,
         "service_tier": "auto",
         "safety_identifier": "x",
         "prompt_cache_key": "y",
@@ -335,7 +359,6 @@ async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ({"n": 129}, "n", "less than or equal to 128"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
-        ({"store": True}, "store", "False"),
         ({"modalities": ["audio"]}, "modalities.0", "'text'"),
         ({"audio": {"voice": "a"}}, "audio", "is not supported"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
@@ -351,6 +374,8 @@ async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
             "response_format.json_schema",
             "takes no schema",
         ),
+        ({"response_format": {"type": "regex"}}, "response_format.value", "of type regex"),
+        ({"response_format": {"type": "text", "value": {}}}, "response_format.value", "of type text"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "cannot be combined"),
         ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
         ({"prompt": "x"}, "prompt", "is not a parameter"),
@@ -417,6 +442,16 @@ def test_openais_async_client_streams(served: tuple[str, FakeGenerator]) -> None
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     assert asyncio.run(read()) == SAID
+
+
+def test_huggingface_hubs_client_has_structured_output_and_no_model_name() -> None:
+    """It sends the model "dummy" for a URL, and a schema in text-generation-inference's form."""
+    model, schema = FakeGenerator("wordy"), {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    with serve_in_thread(generator_app(model, default_model=("wordy",))) as url, InferenceClient(base_url=url) as hub:
+        assert hub.chat_completion(HI, response_format=schema, max_tokens=64).model == "wordy"  # type: ignore[arg-type]
+        assert hub.chat_completion(HI, model="tgi").model == "wordy"
+    first, second = model.engine.requests
+    assert (first.grammar and json.loads(first.grammar.source), second.grammar) == (SCHEMA, None)
 
 
 class Sum(BaseModel):

@@ -501,7 +501,6 @@ async def test_a_request_is_admitted_whole_or_not_at_all(service: Route) -> None
         ({"stream": "yes"}, "stream", "valid boolean"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
         ({"stream": True, "stream_options": {"include": True}}, "stream_options.include", "is not a parameter"),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "False"),
         ({"user": "u" * 513}, "user", "at most 512"),
         ({"use_beam_search": True}, "use_beam_search", "`use_beam_search` is not supported"),
         ({"top-k": 5}, "top-k", "`top-k` is not a parameter of this request"),

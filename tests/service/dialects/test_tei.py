@@ -282,6 +282,7 @@ async def test_rerank_on_an_encoder_goes_by_the_cosine_and_says_so(http: httpx.A
     assert [(one["index"], one["score"]) for one in answer.json()] == [(one["index"], one["relevance_score"]) for one in cohere["results"]]
     assert {one["index"]: one["text"] for one in answer.json()} == dict(enumerate(body["texts"]))
     assert answer.headers["x-warnings"] == cohere["meta"]["warnings"][0]
+    assert (await http.post("/rerank", json={**body, "top_n": 1})).json() == answer.json()[:1]
     raw = (await http.post("/rerank", json={**body, "raw_scores": True})).json()
     assert [(1 + one["score"]) / 2 for one in raw] == [one["score"] for one in answer.json()]
     long = {**body, "texts": ["cat " * 50], "truncate": False}
@@ -572,6 +573,9 @@ async def test_the_root_answers_errors_in_this_dialect(http: httpx.AsyncClient) 
     assert_error(await http.post("/", content=b"{"), 400, "Validation")
     assert_error(await http.post("/", json={"inputs": "a", "model": "nobody"}), 404, "Validation", "nobody")
     assert_error(await http.post("/", json={"inputs": "a", "model": "token_classifier"}), 424, "Backend")
+    labels = {"inputs": "a", "model": "classifier", "parameters": {"candidate_labels": ["b"]}}
+    assert_error(await http.post("/", json=labels), 400, "Validation", "`parameters.candidate_labels` is not supported")
+    assert (await http.post("/", json={**labels, "parameters": {"function_to_apply": "softmax"}, "model": None})).status_code == 200
 
 
 # Errors ----------------------------------------------------------------------------------------------------------------------------------

@@ -61,8 +61,9 @@ async def test_parameters_mean_what_they_mean_there(service: Route) -> None:
     assert service.model.decode((await asked(service, truncate=2)).prompt) == "y:"
     grammar = (await asked(service, grammar={"type": "regex", "value": "a+"})).grammar
     assert (grammar.kind, grammar.source) == ("regex", "a+")
-    grammar = (await asked(service, grammar={"type": "json", "value": {"type": "object"}})).grammar
-    assert (grammar.kind, grammar.source) == ("json_schema", '{"type": "object"}')
+    for name in ("json", "json_object"):
+        grammar = (await asked(service, grammar={"type": name, "value": {"type": "object"}})).grammar
+        assert (grammar.kind, grammar.source) == ("json_schema", '{"type": "object"}')
 
 
 async def test_a_stream_is_an_event_a_token_and_its_last_has_the_text(service: Route) -> None:
@@ -114,6 +115,19 @@ async def test_what_is_wrong_is_named(service: Route, fields: dict[str, Any], na
     assert answer.status_code in (404, 422)
     assert answer.json()["error_type"] == "validation"
     assert named in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "route"),
+    [({"candidate_labels": ["a", "b"], "multi_label": False}, "/rerank"), ({"function_to_apply": "softmax", "top_k": 1}, "/predict")],
+)
+@pytest.mark.parametrize("model", [None, "wordy"])
+async def test_the_root_writes_no_prose_for_who_asks_for_labels(
+    service: Route, parameters: dict[str, Any], route: str, model: str | None
+) -> None:
+    answer = await service.http.post("/", json={"inputs": PROMPT, "parameters": parameters, "model": model})
+    assert (answer.status_code, set(answer.json())) == (400, {"error", "error_type"})
+    assert route in answer.json()["error"]
 
 
 async def test_the_root_is_for_what_the_model_is_for(service: Route) -> None:

@@ -117,7 +117,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
             "prompt_cache_key": "k",
         },
     ),
-    ChatMessage: (SAYS, {"name": "n", "refusal": "no", "tool_calls": [CALL], "tool_call_id": "1"}),
+    ChatMessage: (SAYS, {"name": "n", "refusal": "no", "reasoning_content": "r", "tool_calls": [CALL], "tool_call_id": "1"}),
     ContentPart: ({"type": "text", "text": "a"}, {}),
     FunctionCall: ({"name": "f", "arguments": "{}"}, {}),
     ToolCall: (CALL, {"type": "function"}),
@@ -129,7 +129,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     generation_schemas.StreamOptions: ({}, {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}),
     generation_schemas.JsonSchema: ({"name": "n", "schema": {"const": None}}, {"strict": False, "description": "d"}),
-    generation_schemas.ResponseFormat: ({"type": "text"}, {"json_schema": {"name": "n", "schema": {}}}),
+    generation_schemas.ResponseFormat: ({"type": "text"}, {"json_schema": {"name": "n", "schema": {}}, "value": "a"}),
     generation_schemas.TextFormat: ({"type": "text"}, {"name": "n", "schema": {"const": None}, "strict": False, "description": "d"}),
     responses.ResponseRequest: (
         {"input": "Hi"},
@@ -205,7 +205,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     tei_schemas.TeiRerankRequest: (
         {"query": "a", "texts": ["b"]},
-        {**TRUNCATION, "model": "reranker", "raw_scores": True, "return_text": True},
+        {**TRUNCATION, "model": "reranker", "raw_scores": True, "return_text": True, "top_n": 1},
     ),
     tei_schemas.TeiPredictRequest: (
         {"inputs": "a"},

@@ -37,10 +37,13 @@ def number_after(n: int, kind: int = 0) -> int:
 
 
 class Events(sse.Script[Answer]):
-    """Builds those events of one response whose numbers are greater than `after`. Each piece that it gets is the whole response so far."""
+    """Builds those events of one response whose numbers are greater than `after`. Each piece that it gets is the whole response so far.
 
-    def __init__(self, answer: Answer, after: int = NEVER) -> None:
-        self._answer = answer
+    `padded`: whether the sizes of events with new text are rounded up.
+    """
+
+    def __init__(self, answer: Answer, after: int = NEVER, *, padded: bool = False) -> None:
+        self._answer, self._padded = answer, padded
         self._after = after
         self._sent = min(tokens_before(after), answer.said.count)  # number of tokens that the client has
         self._call, self._reader = answer.building() if answer.required else None, answer.reader()
@@ -192,4 +195,5 @@ class Events(sse.Script[Answer]):
     def _event_pieces(self, number: int, kind: str, **content: Any) -> Iterator[bytes]:
         if number <= self._after:
             return iter(())
-        return sse.event_pieces({"type": f"response.{kind}", "sequence_number": number, **content}, f"response.{kind}")
+        content = {"type": f"response.{kind}", "sequence_number": number, **content}
+        return sse.event_pieces(sse.padded(content) if self._padded and kind.endswith(".delta") else content, f"response.{kind}")

@@ -7,7 +7,7 @@ Additions: the sampling fields of `SamplingFields`, and `state` and `store_state
 import math
 import time
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Path, Query, Response
@@ -15,7 +15,7 @@ from fastapi import APIRouter, Path, Query, Response
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects import generation
-from service.dialects.generation_schemas import STREAM
+from service.dialects.generation_schemas import PADDED, STREAM
 from service.dialects.openai.embeddings import OpenAIErrorResponse
 from service.dialects.openai.responses import conversations, stored
 from service.dialects.openai.responses.answer import Answer, head_of
@@ -103,7 +103,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
         new, quota = _new_row(body, head, prepared, work, before, call, catalog), quota_of(catalog.settings)
         made = await store_of(catalog).call(lambda engine: stored.create(engine, new, quota, key))
         if isinstance(made, str):
-            return await _again(made, tenant, body.stream, call, catalog)
+            return await _again(made, tenant, body, call, catalog)
         row = replace(new, version=made)
     if body.stream:
         call.begin_stream()
@@ -133,7 +133,7 @@ async def _begun(
     follower = Follower(catalog, live, owner=not body.background, streamed=body.stream)
     if not body.stream:
         return json_answer((await settled(follower)).response(), call.headers)
-    return await sse.stream(follower, Events(answer), call, catalog.settings)
+    return await sse.stream(follower, Events(answer, padded=body.padded), call, catalog.settings)
 
 
 def _new_row(
@@ -156,13 +156,13 @@ def _new_row(
     )
 
 
-async def _again(response: str, tenant: str, stream: bool, call: Call, catalog: Catalog) -> Response:
+async def _again(response: str, tenant: str, body: ResponseRequest, call: Call, catalog: Catalog) -> Response:
     """Answer a request whose idempotency key was used before. `response` is the id of the response to the earlier request."""
     call.headers["idempotent-replayed"] = "true"
     follower = await _follower(response, tenant, catalog, NEVER)
-    if stream:
+    if body.stream:
         call.begin_stream()
-        return await sse.stream(follower, Events(follower.answer), call, catalog.settings)
+        return await sse.stream(follower, Events(follower.answer, padded=body.padded), call, catalog.settings)
     if not follower.answer.head["background"]:
         await follower.whole()
     return json_answer(follower.answer.response(), call.headers)
@@ -185,7 +185,7 @@ async def response(
         int | None, Query(ge=0, lt=2**53, description="With `stream`: only the events after this `sequence_number`.")
     ] = None,
     include: Annotated[list[Include], Query(alias="include[]", description="Accepted and ignored.")] = [],  # noqa: B006
-    include_obfuscation: Annotated[Literal["false", "False", "0"] | None, Query(description="Nothing is padded here.")] = None,
+    include_obfuscation: Annotated[bool, Query(description=PADDED)] = False,
 ) -> Any:
     """Return a stored response in its current state. With `stream`, return its events, and follow it until it has ended."""
     if starting_after is not None and not stream:
@@ -195,7 +195,7 @@ async def response(
         after = NEVER if starting_after is None else starting_after
         follower = await _follower(response_id, tenant, catalog, after)
         call.begin_stream()
-        return await sse.stream(follower, Events(follower.answer, after), call, catalog.settings)
+        return await sse.stream(follower, Events(follower.answer, after, padded=include_obfuscation), call, catalog.settings)
     row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response_id))
     live = running_of(catalog).live(tenant, response_id)
     newer = live is not None and not live.lost and not row.ended  # whether this process has more of the response than the store

@@ -6,7 +6,16 @@ from fastapi import Query
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag, TypeAdapter
 
 from service.dialects import accepted
-from service.dialects.generation_schemas import EMPTY_IS_ABSENT, MAX_TOKENS, ChatLogprob, Ignored, KeptState, SamplingFields, TextFormat
+from service.dialects.generation_schemas import (
+    EMPTY_IS_ABSENT,
+    MAX_TOKENS,
+    PADDED,
+    ChatLogprob,
+    Ignored,
+    KeptState,
+    SamplingFields,
+    TextFormat,
+)
 from service.dialects.openai.tool_calls import Function, FunctionName, FunctionType
 from service.dialects.states.options import Metadata, StateFields
 from service.http.fields import Fields
@@ -111,7 +120,7 @@ class TextConfig(Fields):
 
 
 class ResponseStreamOptions(Fields):
-    include_obfuscation: Literal[False] = Field(False, description="Nothing is padded here.")
+    include_obfuscation: StrictBool = Field(False, description=PADDED)
 
 
 class ResponseRequest(SamplingFields, StateFields):
@@ -153,6 +162,10 @@ class ResponseRequest(SamplingFields, StateFields):
     @property
     def conversation_id(self) -> str | None:
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
+
+    @property
+    def padded(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_obfuscation
 
 
 class OutputText(BaseModel):
