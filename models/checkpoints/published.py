@@ -42,6 +42,7 @@ ScoreActivation = Literal["sigmoid", "identity", "softmax"]
 
 ATTENTION_OF_CHECKPOINTS = "softmax"
 SWAPPABLE = ("softmax", "linear")  # mechanisms whose projections have the shapes of softmax attention, so that its trained weights fit
+LANGUAGE_MODELS = ("ForMaskedLM", "ForPreTraining", "WithLMHead")  # ends of the names of architectures that predict tokens
 UNLIMITED = 1_000_000  # token limit that stands for "no limit", above the number of positions of every published model
 
 SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
@@ -174,13 +175,15 @@ def _of_reformer(folder: Path, settings: JsonSettings, pipeline: Pipeline, atten
         raise CheckpointError(f"{settings.file}: attention={attention!r} cannot replace the checkpoint's lsh; leave `attention` out")
     encoder = reformer.ReformerEncoder(reformer.load_reformer(pipeline.transformer, dtype=dtype, logits=False))
     _check_widths(encoder.config.d_model, pipeline)
-    pooling = pipeline.pooling or "mean"
+    architecture = settings.need("architectures")[0]
+    pooling = _pooling("encoder", architecture, pipeline)
+    assert pooling is not None, "an encoder has one"
     prompts, default_prompt = _prompts(read_settings(folder / "config_sentence_transformers.json", required=False))
     return Checkpoint(
         kind="encoder",
         model=SentenceEncoder(encoder, pooling=pooling, dense=pipeline.dense, normalized=pipeline.normalized).to(dtype).eval(),
         config=encoder.config,
-        architecture=settings.need("architectures")[0],
+        architecture=architecture,
         folder=folder,
         tokenizer_file=_tokenizer_file(pipeline),
         max_tokens=_max_tokens(encoder.config.n_positions, pipeline),
@@ -238,9 +241,18 @@ def _encoder_config(family: Family, settings: JsonSettings, attention: str) -> E
 
 def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
     """Return the pooling of an encoder: the one that its pipeline names, otherwise mean, as in sentence-transformers. Return None for a
-    classifier, whose head does the pooling. Raises CheckpointError if a classifier's pipeline has a pooling.
+    classifier, whose head does the pooling.
+
+    Raises CheckpointError if a classifier's pipeline has a pooling, or if a language model's has none: nothing says that its token vectors
+    were trained to be averaged.
     """
     if task == "encoder":
+        if pipeline.pooling is None and architecture.endswith(LANGUAGE_MODELS):
+            raise CheckpointError(
+                f"{pipeline.transformer}: {architecture} predicts tokens, as masked language models and SPLADE do, and such outputs are "
+                "not supported; choose a checkpoint for embeddings, or, if this is one, save it with sentence-transformers, which adds the "
+                "modules.json that names its pooling"
+            )
         return pipeline.pooling or "mean"
     if pipeline.pooling not in (None, "none"):
         raise CheckpointError(

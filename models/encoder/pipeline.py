@@ -89,6 +89,11 @@ def read_pipeline(folder: Path) -> Pipeline:
 
 def _kind(module: dict[str, Any], folder: Path) -> str:
     package, _, kind = module["type"].rpartition(".")
+    if package.startswith("sentence_transformers.sparse_encoder"):
+        raise CheckpointError(
+            f"{folder / 'modules.json'}: {kind} is a module of a sparse encoder, such as SPLADE, and sparse vectors are not supported; "
+            "choose a checkpoint with dense vectors (modules Transformer and Pooling)"
+        )
     if package.split(".")[0] != "sentence_transformers" or kind not in MODULES:
         raise CheckpointError(
             f"{folder / 'modules.json'}: module type {module['type']!r} is not supported "

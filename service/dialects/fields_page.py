@@ -46,6 +46,8 @@ def page() -> str:
     paths: dict[type[Body], list[str]] = {}
     for module in (*MODULES, tei_tokens):
         for route in module.router.routes:
+            if not getattr(route, "include_in_schema", True):
+                continue
             for body in _bodies(route):
                 paths.setdefault(body, []).append(getattr(route, "path", ""))
     return "\n\n".join([_HEAD, *(_section(body, found) for body, found in paths.items())]) + "\n"

@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     "BigBird": BIGBIRD,
 }
 
-# End of an architecture's name -> kind of model to build. If the checkpoint has a language-modelling head, only its encoder is read.
+# End of an architecture's name -> kind of model to build. A language model is read without its head, if its folder names a pooling.
 TASKS: dict[str, Literal["encoder", "classifier", "token_classifier"]] = {
     "Model": "encoder",
     "ForMaskedLM": "encoder",

@@ -138,9 +138,9 @@ async def embed_all(body: TeiEmbedAllRequest, call: CallDep, catalog: CatalogDep
     return settle(await model.answer(request, call), call, model, lambda row: row)
 
 
-@router.post("/embed_sparse", response_model=TeiError, status_code=424)
+@router.post("/embed_sparse", response_model=TeiError, status_code=424, include_in_schema=False)
 async def embed_sparse(body: TeiEmbedAllRequest, catalog: CatalogDep) -> Any:
-    """Always return 424, because no served model computes sparse vectors."""
+    """Always return 424, because no served model computes sparse vectors. The route is hidden until one does."""
     model = catalog.get(body.model)
     raise WrongKind(f"model {model.name} is of kind {model.manifest.kind} and gives no sparse vectors; /embed gives dense ones")
 

@@ -223,6 +223,22 @@ def test_a_pipeline_without_pooling_gives_token_vectors_only(bert: Path) -> None
     assert checkpoint.model(**INPUTS).embedding is None
 
 
+@pytest.mark.parametrize("model_class", ["BertForMaskedLM", "BertForPreTraining"])
+def test_a_language_model_without_a_pooling_is_refused(model_class: str, tmp_path: Path) -> None:
+    folder = tiny.save(tiny.build(model_class, tiny.BERT), tmp_path)
+    assert load_checkpoint(folder).pooling == "mean"
+    (folder / "modules.json").unlink()
+    refuse(folder, f"{model_class} predicts tokens, as masked language models and SPLADE do.* save it with sentence-transformers")
+
+
+def test_a_sparse_encoder_is_refused(bert: Path) -> None:
+    """In the forms of sentence-transformers 5 and 6."""
+    for kinds in (("models.MLMTransformer", "models.SpladePooling"), ("modules.splade_pooling.SpladePooling",)):
+        types = {kind: f"sentence_transformers.sparse_encoder.{kind}" for kind in kinds} | OLD_TYPES
+        write_modules(bert, *(("Transformer",) if len(kinds) == 1 else ()), *kinds, types=types)
+        refuse(bert, "is a module of a sparse encoder, such as SPLADE, and sparse vectors are not supported")
+
+
 def test_a_classifier_may_stand_in_modules_json_but_not_be_pooled(tmp_path: Path) -> None:
     """sentence-transformers would drop the classifier's head in silence."""
     folder = classifier(tmp_path, num_labels=1)

@@ -2,6 +2,7 @@
 them.
 """
 
+import json
 from pathlib import Path
 
 import torch
@@ -9,6 +10,8 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
+
+from models.checkpoints.published import LANGUAGE_MODELS
 
 V = 60  # vocabulary
 
@@ -55,9 +58,17 @@ def build(model_class: str, settings: dict, seed: int = 0) -> nn.Module:
 
 
 def save(model: nn.Module, folder: Path, **options) -> Path:
-    """`save_pretrained`, and a tokenizer beside it. Options as in `save_pretrained`."""
+    """`save_pretrained`, and a tokenizer beside it. Options as in `save_pretrained`. A language model gets a pooling, which makes it an
+    encoder.
+    """
     model.save_pretrained(folder, **options)
     save_tokenizer(folder)
+    if type(model).__name__.endswith(LANGUAGE_MODELS):
+        paths = {"Transformer": "", "Pooling": "Pooling"}
+        modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in paths.items()]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "Pooling").mkdir(exist_ok=True)
+        (folder / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
     return folder
 
 

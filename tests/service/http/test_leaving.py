@@ -55,7 +55,7 @@ async def test_what_a_client_asked_for_is_dropped_when_it_leaves(tmp_path: Path,
 
 def test_the_table_has_every_route_of_an_encoder(tmp_path: Path) -> None:
     """Those that continue texts are tested beside their engines; these compute nothing, or little."""
-    others = {"/embed_sparse", "/decode", "/tokenize", "/detokenize", "/v1/attention", "/v1/development/kill"}
+    others = {"/decode", "/tokenize", "/detokenize", "/v1/attention", "/v1/development/kill"}
     texts = {"/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/images/generations"}
     texts |= {"/v1/states", "/v1/states/{state}/fork", "/v1/states/{state}/rewind", "/v1/responses/{response_id}/cancel"}
     texts |= {"/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"}
