@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -310,9 +311,8 @@ def records(output: str, messages: str) -> Iterator[dict[str, Any]]:
 
 
 def wall(stamp: str) -> float:
-    """Convert the time of a log record (local time, with milliseconds after a comma) to seconds since 1970, like `time.time()`."""
-    seconds, milliseconds = stamp.split(",")
-    return time.mktime(time.strptime(seconds, "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000
+    """Convert the time of a log record (RFC 3339) to seconds since 1970, like `time.time()`."""
+    return datetime.fromisoformat(stamp).timestamp()
 
 
 def main(

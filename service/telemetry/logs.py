@@ -1,27 +1,82 @@
-"""Logs in JSON, one object per line. On one machine all replicas write to one file of bounded size, and the command prints its lines."""
+"""Logs in JSON, one object per line, with times in RFC 3339.
 
+On one machine all processes append their records to one file, and the command takes what is in it and prints it. Nobody rotates: the file
+has only the records that are not printed yet, and a lock keeps a record from being written between the command's read and its truncation.
+"""
+
+import fcntl
 import logging
-import logging.handlers
+import os
 import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
 from pythonjsonlogger.json import JsonFormatter
 
-_MAX_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024  # most bytes of records that are not printed yet
+_MOST_WAIT_S = 5.0  # longest time for which a process waits for room; then it drops records until there is room
+_LOOK_S = 0.2
 _MOST_TRACES = 8
 
 
+class _Formatter(JsonFormatter):
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+
+class _SharedFile(logging.Handler):
+    """Appends each record to a file from which a `Follower` takes it, even if several processes write to the file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("ab", buffering=0)
+        self._dropped = 0
+        self._full_since: float | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+            if self._dropped:
+                fields = {"levelname": "WARNING", "name": "attnserve", "msg": "log records were dropped", "records": self._dropped}
+                line = f"{self.format(logging.makeLogRecord(fields))}\n{line}"
+            self._dropped = 0 if self._append(f"{line}\n".encode()) else self._dropped + 1
+        except Exception:
+            self.handleError(record)
+
+    def _append(self, lines: bytes) -> bool:
+        """Append whole lines. If the file is full, wait until they are taken. Returns False if nobody takes them for too long."""
+        while not self._appended(lines):
+            self._full_since = self._full_since or time.monotonic()
+            if time.monotonic() - self._full_since >= _MOST_WAIT_S:
+                return False
+            time.sleep(_LOOK_S / 20)
+        self._full_since = None
+        return True
+
+    def _appended(self, lines: bytes) -> bool:
+        with _locked(self._file):
+            if os.fstat(self._file.fileno()).st_size + len(lines) > _MAX_BYTES:
+                return False
+            self._file.write(lines)
+            return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def to_file(path: Path | None, level: str) -> None:
-    """Write this process's own log records to `path`, rotated so that all files together stay under 32 MiB. None means stderr."""
+    """Write this process's own log records to `path`, which several processes may share. None means stderr."""
     # `sys.stderr` may not be used, because Ray Serve may have replaced it by a logger that drops these records.
-    handler: logging.Handler = logging.StreamHandler(sys.__stderr__)
-    if path is not None:
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
+    handler: logging.Handler = logging.StreamHandler(sys.__stderr__) if path is None else _SharedFile(path)
     handler.setFormatter(
-        JsonFormatter(
+        _Formatter(
             "{asctime}{levelname}{name}{message}", style="{", rename_fields={"asctime": "time", "levelname": "level", "name": "logger"}
         )
     )
@@ -41,7 +96,7 @@ def traces(traceparents: Iterable[str | None]) -> dict[str, list[str]]:
 
 
 class Follower:
-    """Copies new lines of a log file to a stream until it is stopped. The file may be created later, and may be rotated."""
+    """Takes the records from a log file and prints them on a stream, until it is stopped. The file may be created later."""
 
     def __init__(self, path: Path, stream: TextIO = sys.stderr) -> None:
         self._path = path
@@ -51,23 +106,35 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Copy the remaining lines, then stop."""
+        """Print the remaining records, then stop."""
         self._stopping.set()
         self._thread.join()
 
     def _follow(self) -> None:
-        position = 0
         while True:
-            last = self._stopping.wait(0.2)
-            try:
-                if self._path.stat().st_size < position:
-                    position = 0
-                with self._path.open(encoding="utf-8") as file:
-                    file.seek(position)
-                    self._stream.write(file.read())
-                    position = file.tell()
+            last = self._stopping.wait(_LOOK_S)
+            with suppress(OSError):  # the stream is a file on a full disk: what is in its buffer is written later
+                self._stream.write(self._take().decode("utf-8", "replace"))
                 self._stream.flush()
-            except FileNotFoundError:
-                pass
             if last:
                 return
+
+    def _take(self) -> bytes:
+        """Return the content of the file, and empty it."""
+        try:
+            with self._path.open("r+b", buffering=0) as file, _locked(file):
+                content = file.readall()
+                file.truncate(0)
+                return content
+        except FileNotFoundError:
+            return b""
+
+
+@contextmanager
+def _locked(file: FileIO) -> Iterator[None]:
+    """Keep other processes from using the open file. If this process ends, the kernel releases the lock."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

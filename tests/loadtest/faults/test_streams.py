@@ -16,17 +16,17 @@ from loadtest.faults.reading import Choice, Reading
 from loadtest.faults.streams import Campaign, Lost, campaign, losses, pauses, summary
 from loadtest.faults.striking import Service, What, pool_of, service
 
-DAY = "2026-11-23 01:18"
+DAY = "2026-11-23T01:18"
 
 
 def record(second: float, message: str, request_id: str = "stream-0-1") -> str:
-    stamp = f"{DAY}:{int(second):02},{round(second % 1 * 1000):03}"
+    stamp = f"{DAY}:{int(second):02}.{round(second % 1 * 1000):03}Z"
     return f'{{"time": "{stamp}", "level": "INFO", "message": "{message}", "request_id": "{request_id}"}}\n'
 
 
 def test_a_pause_is_split_by_the_gateways_log() -> None:
     """Killed at 10.0 s, noticed at 10.1 s, queued again at 10.3 s, next chunk at 10.7 s; the last one before was at 9.8 s."""
-    zero = wall(f"{DAY}:00,000")
+    zero = wall(f"{DAY}:00.000Z")
     output = record(10.1, "runs lost") + record(10.1, "runs lost", "unknown") + record(10.3, "runs opened again")
     asked = [(0, Reading("stream-0-1", times=[zero + second for second in (9.0, 9.8, 10.7, 10.8)]))]
     (lost,) = losses(output, asked, [zero + 2.0, zero + 10.0, zero + 20.0])
