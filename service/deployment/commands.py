@@ -38,6 +38,15 @@ def fetch(
     to: Annotated[Path, typer.Option(help="Folder; each bundle becomes a folder in it.", show_default=False)],
     max_gib: Annotated[float, typer.Option(min=0.001, help="Largest bundle.")] = 20,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds without a byte before a transfer is retried.")] = 30,
+    redirect_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SERVER",
+            envvar="BUNDLE_REDIRECT_TO",
+            help="Another server to which a web server may redirect, such as https://cdn.example. Repeat it for several.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Download bundles from an object store, a web server or a volume. A bundle appears in the folder once all its hashes are verified.
 
@@ -47,7 +56,8 @@ def fetch(
     from service.deployment import fetching
 
     with needing("fetch"), transfer_bar() as (show, say):
-        for each in fetching.fetch(urls, to, fetching.Bounds(int(max_gib * 2**30), timeout), show, say):
+        bounds = fetching.Bounds(int(max_gib * 2**30), timeout, redirect_to=tuple(redirect_to or ()))
+        for each in fetching.fetch(urls, to, bounds, show, say):
             megabytes = each.received_bytes / 1e6
             rate = f"{megabytes:,.1f} MB in {each.seconds:.1f} s, {megabytes / max(each.seconds, 1e-3):,.1f} MB/s"
             how = rate if each.received_bytes else "already there"

@@ -11,13 +11,15 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import IO, Any, Protocol
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from export import contract
 from export.contract import MANIFEST, BundleError, File, Manifest
@@ -64,6 +66,7 @@ class Bounds:
     most_bytes: int = 20 * 2**30  # limit on a bundle's size
     timeout_s: float = 30.0  # longest allowed time without a received byte
     least_bytes_per_s: int = 1024  # lowest allowed average rate, measured over every `timeout_s` seconds
+    redirect_to: tuple[str, ...] = ()  # other servers to which a web server may redirect, as https://HOST or http://HOST:PORT
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def parse(text: str) -> BundleRequest:
     name = given or unquote(urlsplit(url).path).rpartition("/")[2]
     local = scheme in ("", "file")
     for wrong, problem in (
-        (not local and scheme not in ("http", "https", *CLOUDS), f"{scheme} is not known; known are {', '.join(_SCHEMES)} and paths"),
+        (not local and scheme not in _SCHEMES, f"{scheme} is not known; known are {', '.join(_SCHEMES)} and paths"),
         (not local and not parts.hostname, f"the URL names no {'host' if scheme.startswith('http') else 'bucket'}"),
         (scheme in CLOUDS and port is not None, "the URL has a port: set AWS_ENDPOINT_URL to the address of your own object store"),
         ("#" in rest and not pinned, "after # comes sha256: and the 64 hex digits of the fingerprint (`attnserve inspect` shows them)"),
@@ -134,7 +137,8 @@ class _Download:
             raise FetchError(f"{final} exists and is not a bundle, so it is not replaced. Move it away, or choose another folder or NAME=")
         there = self._intact(pinned) if pinned else None
         if there is None:
-            source = Folder(url) if urlsplit(url).scheme in ("", "file") else ObjectStore(url, self._bounds)
+            scheme, bounds = urlsplit(url).scheme, self._bounds
+            source = WebServer(url, bounds) if scheme.startswith("http") else ObjectStore(url, bounds) if scheme in CLOUDS else Folder(url)
             manifest = self._manifest(source)
             if pinned and manifest.fingerprint != pinned:
                 shutil.rmtree(self._partial)
@@ -258,11 +262,9 @@ class _Download:
         """
         names = {file.name for file in manifest.files} | {MANIFEST}
         for stray in self._partial.iterdir():
-            if stray.name in names:
-                continue
             if stray.is_dir() and not stray.is_symlink():
                 shutil.rmtree(stray)
-            else:
+            elif stray.name not in names:
                 stray.unlink()
         folder = os.open(self._partial, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -286,15 +288,22 @@ def _lock(to: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
     """Let only one process at a time fetch the bundle `name`, because pods that start together may share the volume. The kernel releases
     the lock if this process ends.
     """
-    file = os.open(to / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
+    path = to / f".{name}.lock"
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"another process is fetching {to / name}: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):  # the process before may have removed the file for which this one waited
+            if os.path.samestat(os.fstat(file), path.lstat()):
+                break
+        os.close(file)
+    try:
         yield
     finally:
+        path.unlink(missing_ok=True)
         os.close(file)
 
 
@@ -324,10 +333,49 @@ class Folder:
             raise FetchError(f"{self._folder} cannot be fetched: {_reason(error)}") from None
 
 
-class ObjectStore:
-    """An object store or web server, read with obstore. Credentials come from the same environment variables as for the cloud providers'
-    own tools.
+class WebServer:
+    """A web server. A redirect is followed only to the same server or to one that the caller has named. Otherwise a server could make this
+    machine read addresses that only this machine reaches.
     """
+
+    def __init__(self, url: str, bounds: Bounds) -> None:
+        self._url, self._bounds = url, bounds
+        self._opener = build_opener(_Redirects((url, *bounds.redirect_to)))
+
+    def read(self, name: str, start: int) -> Iterator[bytes]:
+        file = f"{self._url}/{name}"
+        headers = {"user-agent": "attnserve"} | ({"range": f"bytes={start}-"} if start else {})
+        request = Request(quote(file, safe=":/%[]@!$&'()*+,;=~"), headers=headers)
+        try:
+            with self._opener.open(request, timeout=self._bounds.timeout_s) as answer:
+                if start and answer.status != 206:
+                    raise NoRanges
+                yield from _quick(iter(lambda: answer.read1(_CHUNK_BYTES), b""), file, self._bounds)
+                if answer.length:
+                    raise TransferBroken(f"the connection ended {answer.length} bytes too early")
+        except (OSError, HTTPException) as error:
+            if getattr(error, "code", None) == 404:
+                raise FetchError(f"{file} does not exist: give the URL of the bundle's folder") from None
+            raise TransferBroken(str(error) or type(error).__name__) from None
+
+
+class _Redirects(HTTPRedirectHandler):
+    def __init__(self, servers: Sequence[str]) -> None:
+        self._servers = set(map(_server, servers))
+
+    def redirect_request(self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str) -> Request | None:
+        if (to := _server(newurl)) not in self._servers:
+            fp.close()
+            raise FetchError(f"{req.full_url} redirects to {to}. If you trust that server, allow it with --redirect-to {to}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _server(url: str) -> str:
+    return "://".join(urlsplit(url)[:2]).lower()
+
+
+class ObjectStore:
+    """An object store, read with obstore. Credentials come from the same environment variables as for the providers' own tools."""
 
     def __init__(self, url: str, bounds: Bounds) -> None:
         from obstore import store
@@ -340,15 +388,15 @@ class ObjectStore:
         retry: dict[str, Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=4 * bounds.timeout_s)}
         options: Any = {"client_options": client, "retry_config": retry}
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-        if scheme == "http" or (CLOUDS.get(scheme) == "s3" and endpoint.startswith("http://")):
+        if CLOUDS[scheme] == "s3" and endpoint.startswith("http://"):
             client["allow_http"] = True
-        if CLOUDS.get(scheme) == "gs" and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
+        if CLOUDS[scheme] == "gs" and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
             client["allow_http"] = True
             options["config"] = {"base_url": emulator if "://" in emulator else f"http://{emulator}", "skip_signature": True}
         self._url = url
         self._bounds = bounds
         try:
-            self._store: Any = store.HTTPStore.from_url(url, **options) if scheme in ("http", "https") else store.from_url(url, **options)
+            self._store: Any = store.from_url(url, **options)
         except Exception as error:  # obstore raises many types, among them ValueError
             raise FetchError(f"{url} cannot be opened: {_sentence(error)}") from None
 
@@ -357,17 +405,10 @@ class ObjectStore:
         from obstore.exceptions import BaseError, NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
         options: Any = {"range": {"offset": start}} if start else None
-        since, came = time.monotonic(), 0
         try:
             # Take chunks of any size as they arrive. With chunks of a fixed size the rate could only be measured after each complete chunk.
-            for chunk in obstore.get(self._store, name, options=options).stream(min_chunk_size=1):
-                yield bytes(chunk)
-                came += len(chunk)
-                if (lasted_s := time.monotonic() - since) >= self._bounds.timeout_s:
-                    if came < self._bounds.least_bytes_per_s * lasted_s:
-                        slowly = f"{came} bytes in {lasted_s:.0f} s; the least is {self._bounds.least_bytes_per_s} bytes/s"
-                        raise FetchError(f"{self._url}/{name} arrives too slowly: {slowly}. {_CONTINUES}")
-                    since, came = time.monotonic(), 0
+            chunks = obstore.get(self._store, name, options=options).stream(min_chunk_size=1)
+            yield from _quick(map(bytes, chunks), f"{self._url}/{name}", self._bounds)
         except NotSupportedError as error:
             if not start:
                 raise FetchError(f"{self._url}/{name} cannot be read: {_sentence(error)}") from None
@@ -378,6 +419,19 @@ class ObjectStore:
             raise FetchError(f"{self._url}/{name}: the credentials of this environment give no access: {_sentence(error)}") from None
         except (BaseError, OSError) as error:
             raise TransferBroken(_sentence(error)) from None
+
+
+def _quick(chunks: Iterable[bytes], file: str, bounds: Bounds) -> Iterator[bytes]:
+    """Yield the chunks of a file. Raises FetchError if they arrive too slowly."""
+    since, came = time.monotonic(), 0
+    for chunk in chunks:
+        yield chunk
+        came += len(chunk)
+        if (lasted_s := time.monotonic() - since) >= bounds.timeout_s:
+            if came < bounds.least_bytes_per_s * lasted_s:
+                slowly = f"{came} bytes in {lasted_s:.0f} s; the least is {bounds.least_bytes_per_s} bytes/s"
+                raise FetchError(f"{file} arrives too slowly: {slowly}. {_CONTINUES}")
+            since, came = time.monotonic(), 0
 
 
 def _reason(error: BundleError) -> str:

@@ -41,6 +41,7 @@ class Server:
         self.drips = "no file"
         self.closed = Event()
         self.instead: dict[str, bytes] = {}
+        self.redirects: dict[str, str] = {}  # path -> Location
         self.asked: list[tuple[str, str]] = []
         self.url = ""
 
@@ -48,6 +49,12 @@ class Server:
         path, wanted = unquote(request.path).lstrip("/"), request.headers.get("range", "")
         self.asked.append((path, wanted))
         file = self.folder / path
+        if path in self.redirects:
+            request.send_response(302)
+            request.send_header("location", self.redirects[path])
+            request.send_header("content-length", "0")
+            request.end_headers()
+            return
         content = self.instead.get(path) or (file.read_bytes() if file.is_file() else None)
         if content is None:
             request.send_error(404)
@@ -123,8 +130,7 @@ def fingerprint(bundle: Path) -> str:
 
 
 def left(to: Path) -> set[str]:
-    """What is in the folder beside locks."""
-    return {path.name for path in to.iterdir() if not path.name.endswith(".lock")}
+    return {path.name for path in to.iterdir()}
 
 
 # HTTP -------------------------------------------------------------------------------------------------------------------------------------
@@ -320,6 +326,27 @@ def test_a_url_that_will_not_do_is_refused_with_a_reason(url: str, words: str) -
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("path", [contract.MANIFEST, LARGEST])
+def test_a_redirect_to_another_server_is_followed_only_if_the_command_allows_that_server(
+    server: Server, decoder_bundle: Path, tmp_path: Path, path: str
+) -> None:
+    """Such as the metadata service of a cloud, which only this machine reaches."""
+    other = server.url.replace("127.0.0.1", "localhost")
+    server.redirects[f"tiny/{path}"] = f"{other}/moved/{path}"
+    server.instead[f"moved/{path}"] = (decoder_bundle / path).read_bytes()
+    refused = command(f"{server.url}/tiny", "--to", str(tmp_path / "models"))
+    assert f"tiny/{path} redirects to {other}. If you trust that server, allow it with --redirect-to {other}" in str(refused.exception)
+    assert f"moved/{path}" not in [asked for asked, _ in server.asked]
+    allowed = command(f"{server.url}/tiny", "--to", str(tmp_path / "models"), "--redirect-to", other)
+    assert allowed.exit_code == 0, allowed.output
+    assert fingerprint(tmp_path / "models" / "tiny") == fingerprint(decoder_bundle)
+
+
+def test_a_redirect_to_the_same_server_is_followed(server: Server, decoder_bundle: Path, tmp_path: Path) -> None:
+    server.redirects = {f"old/{file.name}": f"/tiny/{file.name}" for file in decoder_bundle.iterdir()}
+    assert fingerprint(fetched(f"{server.url}/old", tmp_path / "models").folder) == fingerprint(decoder_bundle)
+
+
 def test_two_bundles_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="two URLs are for"):
         list(fetching.fetch(["s3://a/mini", "gs://b/mini"], tmp_path, Bounds(), lambda *_: None, lambda _: None))
@@ -342,11 +369,12 @@ def test_one_process_at_a_time(server: Server, tmp_path: Path) -> None:
         assert not results
     thread.join(PATIENCE_S)
     assert [each.received_bytes for each in results] == [0]
+    assert left(models) == {"tiny"}, "no lock stays"
 
 
 def test_without_obstore_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    ended = command("https://127.0.0.1:9/mini", "--to", str(tmp_path))
+    ended = command("s3://bucket/mini", "--to", str(tmp_path))
     assert "pip install 'attnserve[fetch]'" in str(ended.exception)
 
 
