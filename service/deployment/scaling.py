@@ -10,7 +10,9 @@ A gateway reports its CPU time as a share of its reservation, because it cannot 
 gateways are saturated, each decision adds gateways in proportion to their present number.
 """
 
+import itertools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 LOAD = "load"  # name of the metric "load since the previous report", which replicas report
@@ -18,25 +20,59 @@ LOAD = "load"  # name of the metric "load since the previous report", which repl
 # because their requests wait up to a second for a slot, and requests of encoders only milliseconds. In a gateway, tokenizers and event
 # loop share the reserved CPU, and above this utilisation the event loop answers late.
 ENCODER_TARGET, GENERATOR_TARGET, GATEWAY_TARGET = 0.8, 0.75, 0.6
-_SLACK = 0.05  # the number does not change if the needed number differs from it by less than this share
+_SLACK = 0.05  # replicas are added if this share more than there are is needed, so that the number does not oscillate
+_REPORT_S = 2  # seconds from one report of a replica to its next
+_WINDOW_S = 12.0  # the load is the mean of so many seconds: with fewer, the number would follow the chance of arrivals
 
 
 class ByLoad:
     """A Serve autoscaling policy that keeps the replicas' utilisation at `target`."""
 
-    def __init__(self, target: float) -> None:
-        self._target = target
+    def __init__(self, target: float, keep_s: float = 300.0) -> None:
+        """Replicas are removed when fewer have been needed for `keep_s` seconds."""
+        self._target, self._keep_s = target, keep_s
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Return (number of replicas, {}) for Serve's AutoscalingContext. The number does not change until a replica has reported its
-        load.
+        """Return (number of replicas, state for the next call) for Serve's AutoscalingContext. The number does not change until a replica
+        has reported its load.
+
+        The number never falls below the highest need of the last `keep_s` seconds. Serve's own `downscale_delay_s` would take the need of
+        one moment at its end, and a pause at that moment would remove replicas that are needed again after it.
         """
-        loads, there = (context.aggregated_metrics or {}).get(LOAD), context.target_num_replicas
-        if not loads:
+        there, now = context.target_num_replicas, context.current_time
+        load = fleet_load((context.raw_metrics or {}).get(LOAD, {}).values())
+        if load is None:
             return there, {}
-        wanted = sum(loads.values()) / self._target
-        slack = _SLACK * there  # prevents oscillation if the needed number is near an integer
-        return there if there - 1 + slack < wanted <= there + slack else math.ceil(wanted), {}
+        wanted = load / self._target
+        if wanted > (1 + _SLACK) * there:
+            return math.ceil(wanted), {"needs": [(now, there)]}
+        need = min(math.ceil(wanted), there)
+        # Only needs that no later one exceeds, so there are never more of them than replicas. Without any, as after a restart of Serve's
+        # controller, the present number counts as needed now.
+        past = context.policy_state.get("needs") or [(now, there)]
+        needs = [(at, most) for at, most in past if at > now - self._keep_s and most > need] + [(now, need)]
+        return min(needs[0][1], there), {"needs": needs}
+
+
+def fleet_load(reports: Iterable[list[Any]]) -> float | None:
+    """Return the mean, over the last seconds that all replicas have reported, of the sum of their loads, or None without a report.
+
+    `reports` has the samples of each replica, oldest first: `value` is the mean load from the sample before to `timestamp`. A replica that
+    has just started counts from its first sample on. Means of each replica alone would count work twice after new replicas have taken it
+    over from others, and lead to too many.
+    """
+    reports = [samples for samples in reports if samples]
+    if not reports:
+        return None
+    latest = max(samples[-1].timestamp for samples in reports)
+    # Until when all have reported. A replica that has been silent for longer than a window has no part in it.
+    until = min(last for samples in reports if (last := samples[-1].timestamp) > latest - _WINDOW_S)
+    since = until - _WINDOW_S
+    work_s = 0.0
+    for samples in reports:
+        for before, sample in itertools.pairwise(samples):
+            work_s += sample.value * max(min(sample.timestamp, until) - max(before.timestamp, since), 0.0)
+    return work_s / _WINDOW_S
 
 
 def autoscaling(least: int, most: int, target: float) -> dict[str, Any]:
@@ -45,7 +81,9 @@ def autoscaling(least: int, most: int, target: float) -> dict[str, Any]:
         "min_replicas": least,
         "max_replicas": most,
         "upscale_delay_s": 5,
-        "downscale_delay_s": 300,
-        "look_back_period_s": 20,  # covers two reports of each replica, which come every 10 s
+        "downscale_delay_s": 0,  # `ByLoad` has a delay of its own
+        # Deprecated, but the variable that should replace it has no effect in Ray 2.60. Its default is 10 s.
+        "metrics_interval_s": _REPORT_S,
+        "look_back_period_s": 20,  # what a report covers: a window, and what another replica's report may be older
         "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
     }

@@ -94,7 +94,8 @@ def test_a_pool_follows_the_work_that_it_is_asked_for(cluster: Cluster, load: Lo
     gives the second back: as `max_encoders` has it, but for the delays."""
 
     def deploy(least: int) -> None:
-        scaling = autoscaling(least, 2, ENCODER_TARGET) | {"upscale_delay_s": 0, "downscale_delay_s": 1}
+        scaling = autoscaling(least, 2, ENCODER_TARGET) | {"upscale_delay_s": 0}
+        scaling["policy"]["policy_kwargs"]["keep_s"] = 1
         cluster.deploy(encoder={"autoscaling_config": scaling})
 
     before = names(cluster)

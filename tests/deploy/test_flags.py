@@ -96,7 +96,7 @@ def test_settings_that_are_documented_are_there() -> None:
 
 
 def test_the_printed_configuration_warns_of_nothing() -> None:
-    """With everything scaled: Serve takes each option as it is meant."""
+    """With everything scaled. Only one warning is known: Ray's announcement that it will replace `metrics_interval_s` (scaling.py)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own, as it is imported
         from ray.serve.config import AutoscalingConfig
@@ -105,5 +105,6 @@ def test_the_printed_configuration_warns_of_nothing() -> None:
     asked = settings.Settings(max_encoders=4, max_generators=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "The `metrics_interval_s` field", DeprecationWarning)
         for role in ("encoder", "generator"):
             AutoscalingConfig(**split._options(asked, role, 0.5)["autoscaling_config"])
