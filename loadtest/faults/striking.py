@@ -26,7 +26,7 @@ from service.deployment.ports import free_port
 
 GENERATOR, GATEWAY, HAPROXY = "ServeReplica:attnserve:generator", "ServeReplica:attnserve:gateway", "haproxy"
 WHOLE_S = 90.0  # longest wait in seconds until the service is whole again
-_LEASE_S = 15.0  # a copy of LEASE_S in service/streams/lease.py, because a campaign treats the service as a black box
+_LEASE_S = 10.0  # a copy of LEASE_S in service/streams/lease.py, because a campaign treats the service as a black box
 _STOPPED_S = 10.0  # SIGSTOP lasts this long: twice the silence after which a gateway treats a generator as lost
 _LOOK_S = 0.1
 

@@ -27,7 +27,7 @@ from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("attnserve")
 
-LEASE_S = 15.0  # an owner that has not renewed its lease for so many seconds is considered lost
+LEASE_S = 10.0  # an owner that has not renewed its lease for so many seconds is considered lost
 KEPT_S = 3600.0  # seconds for which a run can be continued after its end, or after its owner was lost
 _RENEWALS = 3  # a lease is renewed so many times in `LEASE_S` seconds
 _TOKENS = 256  # the progress is written after so many new tokens, or after an eighth of the run's tokens if that is more

@@ -51,6 +51,7 @@ class Live:
         self.error: ServiceError | None = None
         self.row = row
         self.background: bool = answer.head["background"]
+        self.unattended = self.background or said is not None  # whether no client waits for this process to answer a POST
         self.call = call
         self._catalog = catalog
         self._prepared = prepared
@@ -65,6 +66,16 @@ class Live:
         self._task: asyncio.Task[None] | None = None
         self._begin_saying(said)
 
+    @property
+    def continuable(self) -> bool:
+        """Return whether another process can continue the response."""
+        return self.row is not None and self.row.work is not None
+
+    @property
+    def _unheard(self) -> bool:
+        """Return whether a client waits for the answer to its POST, and has no part of it yet."""
+        return not (self.unattended or self.heard or (self._streamed and self._saying.count))
+
     def start(self) -> asyncio.Task[None]:
         self._written = time.monotonic()
         self._task = asyncio.create_task(self._work())
@@ -72,7 +83,8 @@ class Live:
         return self._task
 
     def stop(self, why: Why = "cancelled") -> None:
-        """Stop the generation. A `released` response waits in the store for another owner. A cancelled response has ended."""
+        """Stop the generation. A cancelled response has ended. A released response waits in the store for another owner, or is cancelled if
+        it is not `continuable`."""
         if self._task is not None and not self.ended and self._why is None:
             self._why = why
             asyncio.get_running_loop().call_soon(self._task.cancel)  # later, since a task cancelled before its first step writes nothing
@@ -97,28 +109,28 @@ class Live:
             except asyncio.CancelledError:
                 if self.row is not None and self.row.ended:  # the ended response is stored, and clients may have read it
                     return
-                if self._why == "released":
+                if self._why == "released" and self.continuable:
                     await self._release(0.0)
                 else:
                     await self._end("cancelled")
             except (Overloaded, NotReady) as error:
-                if not self.background:
+                if self._unheard or not self.continuable:
                     raise
                 lost = isinstance(error, NotReady)  # the engine was lost, perhaps because of this response
                 await self._release(LEASE_S if lost else min(error.retry_after_s, _LONGEST_RETRY_S), to_blame=lost)
         except _Lost:
             await self._forget()
         except StoreFailed as error:
-            if not self.background:
+            if not self.unattended:
                 await self._fail(error)
-            self.lost = self.background  # when the lease has ended, some process continues the response from the stored row
+            self.lost = self.unattended  # when the lease has ended, some process continues the response from the stored row
         except Exception as error:
             await self._fail(error)
 
     def _over(self) -> None:
         self.ended = True
         self._tell()
-        if self.background and self.call.tenant is not None:
+        if self.unattended and self.call.tenant is not None:
             self.call.tenant.settle(self.call, 200)
 
     async def _generate(self) -> None:
@@ -133,7 +145,7 @@ class Live:
         )
 
     async def _run(self) -> None:
-        """Generate all tokens. A background response also writes its progress to the store."""
+        """Generate all tokens, and renew the lease meanwhile."""
         settings = self._catalog.settings
         known = tuple(self._saying.ids)
         # Clients may have received more tokens than the row in the store has. Only the same arithmetic samples these tokens again.
@@ -142,19 +154,19 @@ class Live:
         runs = await Runs.submit(self._prepared.model, [asked], self.call, n=1, prompt_field="input", stream=False)
         self._numerics = runs.runs[0].numerics
         turns.tell_exactness(self.call, self._prepared.begin, runs)
-        interval_s = settings.stream_interval_s if self._streamed or self.background else _UNHURRIED_S
+        interval_s = settings.stream_interval_s if self._streamed or self.unattended else _UNHURRIED_S
         try:
             while not runs.done:
-                taken = await runs.take(LEASE_S / 3 if self.background else None, interval_s)
-                if self.background and time.monotonic() - self._written > LEASE_S:
-                    await self._progress()  # after a pause, check that this process still owns the response before showing tokens
+                taken = await runs.take(LEASE_S / 3 if self.row is not None else None, interval_s)
+                if time.monotonic() - self._written > LEASE_S:
+                    await self._progress_if_due()  # after a pause, check that this process still owns the response before showing tokens
                 for _, delta in taken:
                     self._saying.add(delta)
                 self._cached = runs.cached_tokens
                 if taken:
                     self.answer.status = "in_progress"
                     self._tell()
-                if self.background and not runs.done:
+                if not runs.done:
                     await self._progress_if_due()
         finally:
             runs.close()
@@ -195,9 +207,8 @@ class Live:
             log.error("unexpected error", extra=self.call.identity, exc_info=error)
             self.error = ServiceError(INTERNAL_ERROR)
         told = error_of(self.error)
-        unheard = not self.background and not (self.heard or (self._streamed and self._saying.count))
         try:
-            if self.row is not None and unheard:
+            if self.row is not None and self._unheard:
                 await self._erase()
             else:
                 await self._end("failed", error=told)
@@ -236,8 +247,11 @@ class Live:
     # The row in the store ----------------------------------------------------------------------------------------------------------------
 
     async def _progress_if_due(self) -> None:
+        """Renew the lease of a stored response in time. While no client waits, also write new tokens, since they would be lost."""
+        if self.row is None:
+            return
         now = time.monotonic()
-        grown = self._saying.count > self._written_count
+        grown = self.unattended and self._saying.count > self._written_count
         if (grown and now >= self._next_write) or now - self._written >= LEASE_S / 3:
             try:
                 await self._progress()

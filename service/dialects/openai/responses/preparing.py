@@ -1,6 +1,6 @@
 """Converts the body of a request for a response to a request to the engine.
 
-For a background response the body is stored too, so that another process can generate the response.
+For a background response, or one with an Idempotency-Key, the body is stored too, so that another process can generate the response.
 """
 
 import secrets
@@ -25,6 +25,7 @@ from service.dialects.states.turns import Beginning
 from service.errors import EmptyInput, InvalidRequest, StateGone, StateNotFound
 from service.generation.model import DecoderModel
 from service.generation.request import GenerationRequest
+from service.runtime.lanes import Lane
 from service.states.record import IdempotencyKey
 
 
@@ -138,8 +139,10 @@ def work_of(body: ResponseRequest, begin: Beginning | None, prepared: Prepared, 
     """Return the data that another process needs to generate the response. They include the seed, so it draws the same tokens."""
     again = body.model_copy(update={"state": None if begin is None else begin.record.id, "max_output_tokens": prepared.request.max_tokens})
     again.previous_response_id = None
-    lane = None if call.lane is None else call.lane.name
-    return {"body": again.model_dump(mode="json", by_alias=True, exclude_none=True), "client": call.client, "lane": lane}
+    lane = (Lane.BULK if body.background else Lane.INTERACTIVE) if call.lane is None else call.lane
+    # Ignored fields may have integers of more than 64 bits, which orjson reads as floats and cannot write.
+    stored_body = orjson.loads(again.model_dump_json(by_alias=True, exclude_none=True))
+    return {"body": stored_body, "client": call.client, "lane": lane.name}
 
 
 def _tools(body: ResponseRequest) -> tuple[list[dict[str, Any]], Calling | None]:

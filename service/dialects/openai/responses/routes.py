@@ -4,7 +4,6 @@ Additions: the sampling fields of `SamplingFields`, and `state` and `store_state
 `response.completed`, `response.incomplete`, `response.failed` or `response.cancelled`. There is no `[DONE]`.
 """
 
-import math
 import time
 from dataclasses import replace
 from typing import Annotated, Any
@@ -47,8 +46,6 @@ from service.http.answers import json_answer
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute
 from service.streams.lease import LEASE_S
 
-_GRACE_S = 30.0  # seconds after a response's deadline: if it is still in progress then, its process is considered lost
-_MOST_S = 86_400.0
 _TRIES = 5  # attempts to write a cancellation, if other processes write the row at the same time
 
 ResponsePath = Annotated[str, Path(description="Id of a response.")]
@@ -99,7 +96,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     head = head_of(body, response_id, prepared.model.name, previous=body.previous_response_id or None)
     row = None
     if body.store:
-        work = work_of(asked_for, begin, prepared, call) if body.background else None
+        work = work_of(asked_for, begin, prepared, call) if body.background or key is not None else None
         new, quota = _new_row(body, head, prepared, work, before, call, catalog), quota_of(catalog.settings)
         made = await store_of(catalog).call(lambda engine: stored.create(engine, new, quota, key))
         if isinstance(made, str):
@@ -140,7 +137,6 @@ def _new_row(
     body: ResponseRequest, head: dict[str, Any], prepared: Prepared, work: dict[str, Any] | None, before: int, call: Call, catalog: Catalog
 ) -> Row:
     now = time.time()
-    left_s = call.deadline - time.monotonic()
     return Row(
         tenant=tenant_of(call),
         response=head,
@@ -151,7 +147,7 @@ def _new_row(
         conversation=body.conversation_id,
         before=before,
         owners=1,
-        due=now + (LEASE_S if body.background else _GRACE_S + (_MOST_S if math.isinf(left_s) else max(left_s, 0.0))),
+        due=now + LEASE_S,
         expires=now + catalog.settings.state_ttl_s,
     )
 
@@ -218,7 +214,7 @@ async def cancel(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) 
     """Cancel a background response, and return it. A response that has ended does not change."""
     tenant = tenant_of(call)
     live = running_of(catalog).live(tenant, response_id)
-    if live is not None:
+    if live is not None and live.background:
         live.stop()
         await live.over()
     quota = quota_of(catalog.settings)

@@ -32,7 +32,7 @@ _RETRY_S = 5.0
 
 
 class Running:
-    """The responses that this process generates. Only background responses can be found by id. Use it on the event loop."""
+    """The responses that this process generates. Stored responses can be found by id. Use it on the event loop."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.tenant_named: Callable[[str], CallTenant | None] = lambda name: None
@@ -44,8 +44,9 @@ class Running:
     def check_room(self, tenant: str) -> None:
         """Raise RateLimited if the tenant or this process has reached its limit on responses in the background."""
         most = self._catalog.settings.max_background
-        own = sum(key[0] == tenant for key in self._lives)
-        if own >= most or len(self._lives) >= _MOST:
+        tenants = [key[0] for key, live in self._lives.items() if live.unattended]
+        own = tenants.count(tenant)
+        if own >= most or len(tenants) >= _MOST:
             raise RateLimited(
                 f"{own} background responses are being generated for you here, and the most is {most} (max_background; {_MOST} for all "
                 "tenants together): send the request again when one has ended",
@@ -57,20 +58,21 @@ class Running:
         task = live.start()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if live.background and live.row is not None:
+        if live.row is not None:
             key = live.row.tenant, live.row.id
             self._lives[key] = live
             task.add_done_callback(lambda _: self._lives.pop(key, None))
 
     def live(self, tenant: str, response: str) -> Live | None:
-        """Return the background response with this id if this process generates it, else None."""
+        """Return the stored response with this id if this process generates it, else None."""
         return self._lives.get((tenant, response))
 
     async def close(self) -> None:
-        """Release the background responses, so that other processes continue them. Call this before the engines stop."""
+        """Release the responses that other processes can continue. Call this before the engines stop."""
         self._closed = True
         for live in list(self._lives.values()):
-            live.stop("released")
+            if live.continuable:
+                live.stop("released")
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LEASE_S)
 
@@ -131,9 +133,9 @@ class Running:
 
 
 def call_of(row: Row, tenant: CallTenant | None) -> Call:
-    """Return a call for a background response. The call has no deadline, since no client waits for it."""
+    """Return a call for a response without a waiting client. So the call has no deadline."""
     work = row.work or {}
-    lane = Lane.BULK if work.get("lane") is None else Lane[work["lane"]]
+    lane = Lane[work.get("lane") or Lane.BULK.name]
     client = work.get("client", "")
     call = Call(generation.new_id("background_"), time.monotonic(), math.inf, lane, client=client, host=client, tenant=tenant)
     call.bulk = lane == Lane.BULK

@@ -91,9 +91,9 @@ class Follower:
         return self.answer
 
     def close(self) -> None:
-        """Stop reading. The owner also stops the response."""
+        """Stop reading. The owner also stops the response, which another process continues if it can, for a request with the same key."""
         if self._owner and isinstance(self._view, Live):
-            self._view.stop()
+            self._view.stop("released")
 
     def _taken(self, view: Live | StoredView, not_before: float) -> list[Answer]:
         self._seen, self._not_before = view.answer.said.count, not_before

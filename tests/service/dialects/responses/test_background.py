@@ -1,9 +1,11 @@
 """Responses that are generated whatever their clients do: polled, followed, cancelled, and taken over by other processes."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 
@@ -12,6 +14,7 @@ from service.dialects.openai.responses.events import number_after
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.running import running_of
 from service.errors import Overloaded, RuntimeFailed, StoreFailed
+from service.streams.lease import LEASE_S
 from tests.service.dialects.responses.conftest import Responses, service, so
 from tests.service.fakes import PATIENCE_S
 from tests.service.generation_fakes import SAID, FakeGenerator, events
@@ -35,6 +38,15 @@ async def begun(responses: Responses, after: int = 4, **fields: Any) -> dict[str
     made = await responses.make(background=True, **fields)
     await responses.until(lambda _: responses.engine.runs and live_of(responses, made["id"]).answer.said.count == after, made["id"])
     return made
+
+
+async def asked(responses: Responses, after: int = 4, **options: Any) -> tuple[asyncio.Task[httpx.Response], Live]:
+    """A client that waits for a response, which has said so many tokens and is held."""
+    responses.engine.hold(after)
+    asking = asyncio.create_task(responses.ask("POST", **{"json": {"input": "Hi"}, **options}))
+    await so(lambda: any(live.answer.said.count == after for live in responses.running._lives.values()))
+    (live,) = responses.running._lives.values()
+    return asking, live
 
 
 def live_of(responses: Responses, response: str) -> Live:
@@ -317,6 +329,47 @@ async def test_a_response_whose_stream_died_with_its_process_has_failed(tmp_path
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         await responses.running.sweep()
         assert await responses.read(made["id"]) == failed
+
+
+@pytest.mark.parametrize("key", [{}, {"Idempotency-Key": "k"}], ids=["without a key", "with a key"])
+async def test_a_response_that_a_client_waits_for_has_a_lease(
+    responses: Responses, monkeypatch: pytest.MonkeyPatch, key: dict[str, str]
+) -> None:
+    monkeypatch.setattr("service.dialects.openai.responses.live.LEASE_S", 0.3)
+    asking, live = await asked(responses, headers=key)
+    row = await row_of(responses, live.answer.head["id"])
+    assert row.due is not None
+    assert row.due <= time.time() + LEASE_S
+    async with asyncio.timeout(PATIENCE_S):
+        while (await row_of(responses, row.id)).version == row.version:
+            await asyncio.sleep(0.01)
+    assert (await row_of(responses, row.id)).status == "in_progress"
+    responses.engine.release()
+    assert text_of((await asking).json()) == SAID
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["the client leaves", "the process is killed"])
+async def test_a_request_with_a_key_is_carried_out_whatever_happens_to_the_first(
+    tmp_path: Path, quick_polls: None, fault: str, stream: bool
+) -> None:
+    request: dict[str, Any] = {"json": {"input": "Hi", "stream": stream}, "headers": {"Idempotency-Key": "k"}}
+    async with service(states=str(tmp_path)) as responses:
+        asking, live = await asked(responses, **request)
+        made = live.answer.head["id"]
+        if fault == "the process is killed":
+            await paused(responses, live)
+            live.row = None  # as if its process were killed: it writes nothing
+        asking.cancel()
+        await so(lambda: live.ended)
+    async with service(states=str(tmp_path)) as responses:
+        again = asyncio.create_task(responses.ask("POST", **request))
+        await responses.running.sweep()
+        answer = await again
+        assert answer.headers["idempotent-replayed"] == "true"
+        response = events(answer.text)[-1]["response"] if stream else answer.json()
+        assert (response["id"], response["status"], text_of(response)) == (made, "completed", SAID)
+        assert len(responses.engine.requests) == 1
 
 
 async def test_a_response_that_ends_its_processes_is_given_up(responses: Responses) -> None:
