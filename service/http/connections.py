@@ -2,7 +2,7 @@
 
 The head of a request must arrive within `_HEAD_S` seconds, the client must not stop reading for `stream_stall_s` seconds, the number of
 connections is bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers malformed HTTP in
-plain text. Unlike uvicorn, this server accepts many waiting connections at once.
+plain text. Unlike uvicorn, this server accepts many waiting connections at once, and sends no chunks to clients of HTTP/1.0.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import orjson
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service.http.interrupts import WHOLE
 
@@ -104,6 +104,8 @@ class Connection(HttpToolsProtocol):
             self._held = bytearray()
         else:
             super().on_headers_complete()
+            if self.parser.get_http_version() == "1.0" and not self.parser.should_upgrade():
+                _send_without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         if self._held is None:
@@ -192,6 +194,23 @@ class Connection(HttpToolsProtocol):
             self._unread = unread, now
         elif now - since > self.stall_s:
             self.transport.abort()
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Let the end of the connection end an answer of unknown length. Clients of HTTP/1.0 would read the marks of chunks as its text."""
+    send, unsized = cycle.send, False
+
+    async def plain(message: Any) -> None:
+        nonlocal unsized
+        if message["type"] == "http.response.start":
+            unsized = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if unsized:
+                cycle.chunked_encoding = False
+        elif unsized:
+            cycle.expected_content_length += len(message.get("body", b""))  # uvicorn compares this with the bytes that it sends
+        await send(message)
+
+    cycle.send = plain  # type: ignore[method-assign]
 
 
 class Server(uvicorn.Server):

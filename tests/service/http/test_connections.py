@@ -51,6 +51,17 @@ def test_what_is_no_http_is_answered_in_json(port: int, content: bytes) -> None:
     assert "not valid HTTP" in json.loads(body)["error"]["message"]
 
 
+def test_an_answer_of_unknown_length_has_no_chunks_for_a_client_of_http_1_0(port: int) -> None:
+    body = json.dumps({"input": ["cat", "dog"]}).encode()
+    head = b"POST /v1/embeddings HTTP/%b\r\naccept: application/x-ndjson\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    status, headers, lines = said(port, head % (b"1.0", len(body)) + body)
+    assert (status, "transfer-encoding" in headers, headers["connection"]) == (200, False, "close")
+    assert [json.loads(line).get("index") for line in lines.splitlines()] == [0, 1, None]
+    assert said(port, head % (b"1.1", len(body)) + body)[1]["transfer-encoding"] == "chunked"
+    status, headers, content = said(port, b"GET /v1/models HTTP/1.0\r\n\r\n")
+    assert (status, int(headers["content-length"])) == (200, len(content))
+
+
 def test_half_a_head_is_not_waited_for(port: int) -> None:
     status, headers, body = said(port, b"POST /embed HTTP/1.1\r\nhost: me\r\n")
     assert (status, headers["content-type"]) == (408, "application/json")
