@@ -18,6 +18,7 @@ SESSION_HEADER = "x-session-id"
 RECEIVED_HEADER = "x-received-ms"  # time when the proxy on this machine received the request, in milliseconds since the epoch
 CONNECTION_HEADER = "x-connection"  # the client's `address:port`; the proxy in front replaces any value that a client sends
 MODEL_HEADER = "x-model"
+JSON_LENGTH_HEADER = "inference-header-content-length"  # bytes of the JSON at the beginning of a body that has binary tensors after it
 LAST_EVENT_HEADER = "last-event-id"
 RUN_HEADER = "x-run-id"
 ITEM_ERRORS_HEADER = "x-item-errors"

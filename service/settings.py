@@ -112,7 +112,9 @@ class Settings(BaseModel):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
     api_keys: Listed[Annotated[SecretStr, AfterValidator(_long_enough)]] = Field(
-        (), description="Keys accepted as `Authorization: Bearer KEY` (better in ATTNSERVE_API_KEYS). Without keys, all may call."
+        (),
+        description="Keys accepted as `Authorization: Bearer KEY`, `api-key` or `x-api-key` (better in ATTNSERVE_API_KEYS). Without "
+        "keys, all may call.",
     )
     # An empty value means that there is no such file.
     api_keys_file: Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_absolute)] = Field(

@@ -1,8 +1,8 @@
 """Answers plain requests without ASGI: no scope, no task, one write. Around a small model, these cost more than the model.
 
-A request is plain if its body arrives at once, is short and has only the fields that most clients send, and if its head has only
-usual headers. `Edge` handles all other requests, and those that are invalid, so errors in a request have one origin. Nothing is counted
-or reserved for a request that is passed on to it.
+A request is plain if its body arrives at once, is short and has only the fields that most clients send, if its head has only usual
+headers, and if its answer is not compressed. `Edge` handles all other requests, and those that are invalid, so errors in a request have
+one origin. Nothing is counted or reserved for a request that is passed on to it.
 """
 
 import logging
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from service.call import CONNECTION_HEADER, NDJSON, RECEIVED_HEADER, Call, waited_s
+from service.call import CONNECTION_HEADER, NDJSON, NUMBER_BYTES, RECEIVED_HEADER, Call, waited_s
 from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer
 from service.errors import ServiceError
 from service.http.answers import whole
+from service.http.content_encoding import LEAST_BYTES, coding_for
 from service.http.edge import CLIENT_GONE, INTERNAL_ERROR, Edge, refusal, request_id
+from service.http.keys import key_in
 from service.tokenization.texts import Input
 
 if TYPE_CHECKING:
@@ -82,7 +84,9 @@ class Direct:
         call.client, call.host = self.edge.connection(connection.client, _text(given, _CONNECTION))
         try:
             model = catalog.get(plain.model, "encoder")
-            tenant = keys.identify(_text(given, b"authorization"), call) if keys.needed else None
+            if len(plain.inputs) * model.manifest.width * NUMBER_BYTES >= LEAST_BYTES and coding_for(_text(given, b"accept-encoding")):
+                return None
+            tenant = keys.identify(key_in({"authorization": _text(given, b"authorization")}), call) if keys.needed else None
         except ServiceError:
             return None
         before = connection.cycle

@@ -5,6 +5,7 @@ import logging
 import random
 import re
 import time
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from starlette.responses import Response
 
-from service.call import CONNECTION_HEADER, Call, read_headers, waited_s
+from service.call import CONNECTION_HEADER, JSON_LENGTH_HEADER, Call, read_headers, waited_s
 from service.catalog import Catalog
 from service.errors import (
     BodyTooLarge,
@@ -25,10 +26,10 @@ from service.errors import (
     Unauthorized,
     UnsupportedEncoding,
 )
-from service.http.content_encoding import ACCEPTED, inflate
+from service.http.content_encoding import ACCEPTED, CompressingSend, inflate
 from service.http.dialect import Dialect, dialect_of
 from service.http.interrupts import WHOLE, ClientGone, EndedAt, Leaving
-from service.http.keys import Keys
+from service.http.keys import Keys, key_in
 from service.http.routing import CALL, CATALOG, JsonRoute, address
 from service.overload.refusals import ReadDelay, RefusalDelay
 from service.overload.uploads import Uploads
@@ -85,7 +86,7 @@ class Edge:
         if (tracer := self.catalog.tracer) is not None and not scope["path"].startswith(_OPEN):  # probes are not traced
             span = tracer.request(scope["method"], _shown_path(scope), headers, call.started)
             span.mark(call)
-        answer = _TrackedSend(send, call, span)
+        answer = _TrackedSend(CompressingSend(send, headers.get("accept-encoding", "")), call, span)
         self.catalog.active += 1
         try:
             # Read the URL first: this may change the path, and the path's dialect determines the format of errors about headers.
@@ -96,9 +97,7 @@ class Edge:
             self._admit(scope, headers, call)
             if scope["method"] in _WITH_BODY:
                 self.read_delay.check(call.started, waited_s(headers))
-            body = await self._body(scope, headers, receive, call) if scope["method"] in _WITH_BODY else b""
-            if headers.get("content-encoding", "identity") != "identity":
-                body = await self._inflated(headers["content-encoding"], body, call)
+            body = await self._content(scope, headers, receive, call) if scope["method"] in _WITH_BODY else b""
             if len(body) > _TURN_BYTES:
                 async with self._reading:  # one body per iteration of the event loop, so that several bodies together do not block it
                     await asyncio.sleep(0)
@@ -134,8 +133,8 @@ class Edge:
             raise NotReady("the service is shutting down: send the request to another replica")
         call.client, call.host = self.connection(scope.get("client"), headers.get(CONNECTION_HEADER, ""))
         # The page at / for browsers (`pages.root`) needs no key.
-        if self.keys.needed and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):
-            tenant = self.keys.identify(headers.get("authorization", ""), call)
+        if self.keys.needed and ((key := key_in(headers)) or scope["path"] != "/" or scope["method"] != "GET"):
+            tenant = self.keys.identify(key, call)
             if scope["path"] != USAGE_PATH:  # a tenant over its limits may still read its usage
                 tenant.admit()
 
@@ -148,6 +147,13 @@ class Edge:
             address, port = client or ("", 0)
             return f"{address}:{port}", address
         return named, named.rpartition(":")[0]
+
+    async def _content(self, scope: Scope, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
+        """Read and return the whole body, decompressed and without a byte order mark, which parsers of JSON refuse."""
+        body = await self._body(scope, headers, receive, call)
+        if headers.get("content-encoding", "identity") != "identity":
+            body = await self._inflated(headers["content-encoding"], body, call)
+        return body[len(BOM_UTF8) :] if body.startswith(BOM_UTF8) and JSON_LENGTH_HEADER not in headers else body
 
     async def _body(self, scope: Scope, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
         """Read and return the whole body, within the limits on bytes and time."""

@@ -16,7 +16,7 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,6 +122,15 @@ def _sentence(error: ValidationError) -> str:
     return f"{where}{''.join(f', `{part}`' for part in first['loc'][1:])}: {first['msg']}"
 
 
+def key_in(headers: Mapping[str, str]) -> str:
+    """Return the API key in the headers of a request, or "" if there is none.
+
+    Clients of Azure send `api-key`, those of Anthropic `x-api-key`. `Authorization: Bearer KEY` has precedence.
+    """
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return (key.strip() if scheme.lower() == "bearer" else "") or headers.get("api-key") or headers.get("x-api-key", "")
+
+
 class Keys:
     """The API keys of one process. Use it on the event loop only."""
 
@@ -144,13 +153,14 @@ class Keys:
         self._mark: object = None
         self._install(self._read() or [])
 
-    def identify(self, authorization: str, call: Call) -> Tenant:
-        """Set the key and tenant of `call`, and return the tenant. Raises Unauthorized if the key is missing or unknown."""
-        scheme, _, key = authorization.partition(" ")
-        given = key.strip().encode("latin-1")
-        found = self._found.get(hashlib.sha256(given).digest()) if scheme.lower() == "bearer" else None
+    def identify(self, key: str, call: Call) -> Tenant:
+        """Set the key and tenant of `call`, and return the tenant. `key`: the result of `key_in`, "" if there is none.
+
+        Raises Unauthorized if the key is missing or unknown.
+        """
+        found = self._found.get(hashlib.sha256(key.encode("latin-1")).digest()) if key else None
         if found is None:
-            raise Unauthorized("an API key is needed: send it as `Authorization: Bearer KEY`" if not given else "the API key is not known")
+            raise Unauthorized("the API key is not known" if key else "an API key is needed: send it as `Authorization: Bearer KEY`")
         call.tenant, call.key = found
         call.client = call.host = found[0].client
         return found[0]

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from export import contract
-from service.call import NUMBER_BYTES, Call
+from service.call import JSON_LENGTH_HEADER, NUMBER_BYTES, Call
 from service.catalog import Catalog, Served
 from service.dialects.oip.schemas import (
     InferRequest,
@@ -30,7 +30,7 @@ from service.dialects.oip.schemas import (
     ServerMetadata,
     WantedOutput,
 )
-from service.dialects.oip.tensors import INPUTS, JSON_LENGTH_HEADER, inputs_of, split, stacked, ways_of
+from service.dialects.oip.tensors import INPUTS, inputs_of, split, stacked, ways_of
 from service.dialects.openai.embeddings import as_cut
 from service.encoding.model import Model
 from service.encoding.request import EncodeRequest

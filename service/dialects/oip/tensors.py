@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
+from service.call import JSON_LENGTH_HEADER
 from service.catalog import Served
 from service.dialects.oip.schemas import InferRequest, InputTensor
 from service.encoding.model import Model
@@ -29,7 +30,6 @@ from service.runtime.onnx import Array
 from service.tokenization.texts import Encoded, Input
 
 TEXT, TEXT_PAIR = "text", "text_pair"
-JSON_LENGTH_HEADER = "inference-header-content-length"
 
 INPUTS: dict[str, dict[str, Any]] = {
     TEXT: {"name": TEXT, "datatype": "BYTES", "shape": [-1]},

@@ -48,7 +48,7 @@ def test_a_file_of_keys_is_read_by_gateways_alone(encoder_bundle: Path, tmp_path
         app.build_app(GatewayCatalog(gateway, encoders=None, generators=None))
     file.write_text(json.dumps([{"name": "ci", "sha256": sha256(KEY.encode()).hexdigest(), "tenant": "acme"}]))
     call = Call("id", 0.0)
-    app.build_app(GatewayCatalog(gateway, encoders=None, generators=None)).keys.identify(f"Bearer {KEY}", call)
+    app.build_app(GatewayCatalog(gateway, encoders=None, generators=None)).keys.identify(KEY, call)
     assert (call.client, call.key) == ("tenant:acme", "ci")
 
 

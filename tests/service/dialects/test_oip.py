@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 
 from export import contract
+from service.call import JSON_LENGTH_HEADER
 from service.dialects.oip.schemas import InferResponse
-from service.dialects.oip.tensors import JSON_LENGTH_HEADER
 from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app
 

@@ -85,6 +85,14 @@ def test_a_plain_request_is_answered_as_any_other(serve: Serve, taken: list[bool
     assert taken == [plain, False]
 
 
+def test_an_answer_that_may_be_compressed_is_not_plain(serve: Serve, taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.http.direct.LEAST_BYTES", 4096)  # the vectors of this bundle are short
+    _, http = serve()
+    for coding, count in (("gzip", 8), ("gzip", 25), ("", 25)):
+        http.post("/v1/embeddings", json={"input": ["cat"] * count}, headers={"accept-encoding": coding})
+    assert taken == [True, False, True]
+
+
 def test_a_long_body_is_not_held(serve: Serve, taken: list[bool]) -> None:
     _, http = serve()
     assert http.post("/v1/embeddings", json={"input": "cat " * MOST_BYTES}).status_code == 200

@@ -1,9 +1,11 @@
 """What every request meets before its route: identity, key, size, time; and what it is told when something is wrong."""
 
 import asyncio
+import gzip
 import json
 import logging
 import time
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -110,10 +112,24 @@ async def test_without_a_known_key_the_answer_is_401(bundle: Path, header: str |
         assert refused.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("header", [f"Bearer {KEY}", f"bearer {OTHER}", f"Bearer  {KEY} "])
-async def test_each_key_opens(bundle: Path, header: str) -> None:
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {KEY}"},
+        {"authorization": f"bearer {OTHER}"},
+        {"authorization": f"Bearer  {KEY} "},
+        {"api-key": KEY},  # of Azure's clients
+        {"x-api-key": KEY},  # of Anthropic's
+        {"authorization": "Basic YTpi", "x-api-key": KEY},
+        {"authorization": f"Bearer {KEY}", "api-key": "wrong-key-0123"},
+    ],
+    ids=str,
+)
+async def test_each_key_opens(bundle: Path, headers: dict[str, str]) -> None:
     async with client(fake_app(bundle, api_keys=(KEY, OTHER))) as http:
-        assert (await embeddings(http, headers={"authorization": header})).status_code == 200
+        assert (await embeddings(http, headers=headers)).status_code == 200
+        refused = await embeddings(http, headers={name: value.replace("key", "kex") for name, value in headers.items()})
+        assert refused.status_code == 401
 
 
 async def test_probes_and_metrics_need_no_key_and_everything_else_does(bundle: Path) -> None:
@@ -295,6 +311,15 @@ async def test_a_body_in_many_pieces_is_whole_again(bundle: Path) -> None:
         caller.body(b"")
         await caller.done()
         assert caller.status == 200
+
+
+async def test_a_byte_order_mark_before_json_is_not_part_of_it(bundle: Path) -> None:
+    async with client(fake_app(bundle)) as http:
+        for path in ("/v1/embeddings", "/embed"):
+            body = BOM_UTF8 + b'{"input": "cat", "inputs": "cat"}'
+            assert (await http.post(path, content=body)).status_code == 200
+            gzipped = await http.post(path, content=gzip.compress(body), headers={"content-encoding": "gzip"})
+            assert gzipped.status_code == 200
 
 
 # Time ------------------------------------------------------------------------------------------------------------------------------------

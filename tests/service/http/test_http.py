@@ -4,21 +4,25 @@ import gzip
 import json
 import random
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
+import zstandard
 from fastapi import Query
 
 from service.dialects.routers import ROUTERS
-from service.http import content_encoding
+from service.http import content_encoding, edge
 from service.http.cors import EXPOSED
 from tests.service.fakes import client, fake_app, fake_bundle
+from tests.service.generation_fakes import FakeGenerator, generator_app
 from tests.service.http.test_edge import KEY, Caller, said
 
 CONTENT = json.dumps({"input": "the cat"}).encode()
 ORIGIN = "https://app.example"
+_WIDE = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(window_log=24)).compressobj()
+WIDE = _WIDE.compress(CONTENT) + _WIDE.flush()  # asks for a window of 16 MiB
 
 
 def test_an_application_has_the_routes_themselves(bundle: Path) -> None:
@@ -53,6 +57,8 @@ async def post(http: httpx.AsyncClient, content: bytes, coding: str) -> httpx.Re
         ("gzip", gzip.compress(CONTENT[:5], mtime=0) + gzip.compress(b"", mtime=0) + gzip.compress(CONTENT[5:], mtime=0)),
         ("deflate", zlib.compress(CONTENT)),
         ("deflate", raw_deflate(CONTENT)),
+        ("zstd", zstandard.compress(CONTENT)),
+        ("zstd", zstandard.compress(CONTENT[:5]) + zstandard.compress(b"") + zstandard.compress(CONTENT[5:])),
         ("identity", CONTENT),
         (" identity ", CONTENT),
         ("", CONTENT),
@@ -78,7 +84,8 @@ async def test_a_compressed_body_reaches_routes_with_parameters_too(bundle: Path
 async def test_what_is_inflated_in_pieces_is_whole(body_bytes: int) -> None:
     """By the length of what is sent; random bytes do not shrink, so several pieces come out of the longest."""
     content = random.Random(0).randbytes(body_bytes)
-    for coding, compressed in (("gzip", gzip.compress(content, mtime=0)), ("deflate", raw_deflate(content))):
+    codings = {"gzip": gzip.compress(content, mtime=0), "deflate": raw_deflate(content), "zstd": zstandard.compress(content)}
+    for coding, compressed in codings.items():
         pieces = [piece async for piece in content_encoding.inflate(coding, compressed)]
         assert b"".join(pieces) == content
         assert max(map(len, pieces)) <= content_encoding._PIECE_BYTES
@@ -86,17 +93,20 @@ async def test_what_is_inflated_in_pieces_is_whole(body_bytes: int) -> None:
 
 async def test_a_bomb_is_413_and_is_inflated_no_further_than_the_limit(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inflated: list[int] = []
-    take = content_encoding._Inflater.take
+    inflate = content_encoding.inflate
 
-    def counted(self: Any, most: int) -> bytes:
-        inflated.append(len(piece := take(self, most)))
-        return piece
+    async def counted(coding: str, body: bytes) -> AsyncIterator[bytes]:
+        async for piece in inflate(coding, body):
+            inflated.append(len(piece))
+            yield piece
 
-    monkeypatch.setattr(content_encoding._Inflater, "take", counted)
+    monkeypatch.setattr(edge, "inflate", counted)
     limit = 2 * 1024 * 1024
     app = fake_app(bundle, max_body_bytes=limit)
     async with client(app) as http:
-        for bomb, coding in ((gzip.compress(bytes(30_000_000), 1), "gzip"), (zlib.compress(bytes(30_000_000), 1), "deflate")):
+        content = bytes(30_000_000)
+        bombs = {"gzip": gzip.compress(content, 1), "deflate": zlib.compress(content, 1), "zstd": zstandard.compress(content)}
+        for coding, bomb in bombs.items():
             assert len(bomb) < limit
             inflated.clear()
             refused = await post(http, bomb, coding)
@@ -114,13 +124,13 @@ async def test_what_is_inflated_counts_among_the_bodies_of_all_requests(bundle: 
         assert app.state.catalog.body_shares.used == 0
 
 
-@pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "nonsense" * 100])
+@pytest.mark.parametrize("coding", ["br", "compress", "gzip, gzip", "nonsense" * 100])
 async def test_another_coding_is_415_that_names_those_that_are_taken(bundle: Path, coding: str) -> None:
     async with client(fake_app(bundle)) as http:
         refused = await post(http, CONTENT, coding)
         assert said(refused) == (415, "invalid_request_error", "unsupported_content_encoding")
-        assert "gzip, deflate" in refused.json()["error"]["message"]
-        assert refused.headers["accept-encoding"] == "gzip, deflate"
+        assert "gzip, deflate, zstd" in refused.json()["error"]["message"]
+        assert refused.headers["accept-encoding"] == "gzip, deflate, zstd"
         assert len(refused.content) < 500
 
 
@@ -137,11 +147,67 @@ async def test_another_coding_is_415_that_names_those_that_are_taken(bundle: Pat
         ("deflate", zlib.compress(CONTENT) + b"more"),
         ("deflate", raw_deflate(CONTENT)[:-1]),
         ("gzip", gzip.compress(b"", mtime=0) * 100_000),
+        ("zstd", CONTENT),
+        ("zstd", zstandard.compress(CONTENT)[:-1]),
+        ("zstd", zstandard.compress(CONTENT) + b"more"),
+        ("zstd", WIDE),
     ],
 )
 async def test_a_body_that_is_not_what_its_coding_says_is_400(bundle: Path, coding: str, content: bytes) -> None:
     async with client(fake_app(bundle)) as http:
         assert said(await post(http, content, coding)) == (400, "invalid_request_error", "malformed_body")
+
+
+# Compressed answers ----------------------------------------------------------------------------------------------------------------------
+
+MANY = json.dumps({"input": ["cat"] * 100}).encode()
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        ("gzip", "gzip"),
+        ("gzip, deflate", "gzip"),
+        ("gzip, deflate, br, zstd", "zstd"),
+        ("gzip, zstd;q=0.5", "gzip"),
+        ("GZIP;q=0.5, zstd;q=0", "gzip"),
+        ("*", "zstd"),
+        ("zstd;q=0, *;q=0.1", "gzip"),
+        ("identity", None),
+        ("br, deflate", None),
+        ("gzip;q=0", None),
+        ("", None),
+    ],
+)
+async def test_a_large_answer_has_the_best_coding_that_the_client_takes(bundle: Path, accepted: str, coding: str | None) -> None:
+    async with client(fake_app(bundle)) as http:
+        plain = await http.post("/v1/embeddings", content=MANY, headers={"accept-encoding": ""})
+        answer = await http.post("/v1/embeddings", content=MANY, headers={"accept-encoding": accepted})
+        assert answer.headers.get("content-encoding") == coding
+        assert answer.json() == plain.json()  # httpx decompresses
+        assert {plain.headers["vary"], answer.headers["vary"]} == {"accept-encoding"}
+        received = answer.num_bytes_downloaded
+        assert received < len(plain.content) / 2 if coding else received == len(plain.content) == int(answer.headers["content-length"])
+
+
+async def test_an_answer_that_is_sent_in_pieces_is_compressed_in_pieces(bundle: Path) -> None:
+    body = {"input": ["cat " + str(number) for number in range(2000)]}
+    async with client(fake_app(bundle)) as http:
+        for coding in ("gzip", "zstd"):
+            answer = await http.post("/v1/embeddings", json=body, headers={"accept-encoding": coding})
+            assert (answer.headers["content-encoding"], len(answer.json()["data"])) == (coding, 2000)
+
+
+async def test_short_answers_and_streams_are_not_compressed(bundle: Path) -> None:
+    """A compressor holds events back until it has enough of them."""
+    async with client(fake_app(bundle)) as http:
+        assert "content-encoding" not in (await http.post("/v1/embeddings", content=CONTENT)).headers
+        streamed = await http.post("/v1/embeddings", content=MANY, headers={"accept": "application/x-ndjson"})
+        assert ("content-encoding" in streamed.headers, len(streamed.content) > 16_384) == (False, True)
+    async with client(generator_app(FakeGenerator("wordy"))) as http:
+        events = await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True})
+        assert events.headers["content-type"].startswith("text/event-stream")
+        assert "content-encoding" not in events.headers
 
 
 # Methods and paths -----------------------------------------------------------------------------------------------------------------------
