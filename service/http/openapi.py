@@ -29,6 +29,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": _CONVERSATION, "max_tokens": 32},
     "/v1/completions": {"prompt": _CODE, "max_tokens": 32, "temperature": 0.5},
     "/v1/responses": {"input": "Write a function that adds two numbers.", "max_output_tokens": 32},
+    "/v1/responses/input_tokens": {"input": "Write a function that adds two numbers."},
     "/v1/images/generations": {"prompt": "7"},
     "/v1/conversations": {"items": [{"role": "system", "content": "Answer in one word."}], "metadata": {"topic": "statistics"}},
     "/v1/conversations/{conversation_id}": {"metadata": {"topic": "means"}},

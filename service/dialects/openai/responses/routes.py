@@ -28,6 +28,7 @@ from service.dialects.openai.responses.schemas import (
     AfterItem,
     Include,
     Included,
+    InputTokenCount,
     ItemLimit,
     ItemList,
     ItemOrder,
@@ -40,6 +41,7 @@ from service.dialects.openai.responses.stream_source import Follower, StoredView
 from service.dialects.states.finding import key_of, store_of, tenant_of
 from service.dialects.states.keeping import quota_of
 from service.dialects.states.schemas import ERRORS
+from service.dialects.states.turns import Beginning
 from service.errors import DocumentMoved, InvalidRequest, MalformedBody
 from service.http import sse
 from service.http.answers import json_answer
@@ -80,14 +82,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     if call.idempotency_key is not None:
         _check_json(content)
         key = key_of(call.idempotency_key, "/v1/responses", orjson.loads(body.model_dump_json(by_alias=True)))
-    previous = None
-    if asked := body.previous_response_id:
-        previous = await store_of(catalog).call(lambda engine: stored.previous(engine, tenant, asked))
-    asked_for, before = body, 0
-    if body.conversation is None:
-        begin = await beginning(body, previous, catalog, call)
-    else:
-        asked_for, begin, before = await conversations.continued(body, catalog, call)
+    asked_for, begin, before = await _continued(body, call, catalog)
     prepared = await prepare(asked_for, begin, catalog, call)
     if body.background:
         running.check_room(tenant)
@@ -105,6 +100,28 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     if body.stream:
         call.begin_stream()
     return await _begun(running, prepared, head, row, body, call, catalog)
+
+
+@router.post("/v1/responses/input_tokens", response_model=InputTokenCount)
+async def input_tokens(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """Return the `usage.input_tokens` that a response to this body would have. Nothing is generated or stored."""
+    check(body)
+    asked_for, begin, _ = await _continued(body, call, catalog)
+    prepared = await prepare(asked_for, begin, catalog, call)
+    return {"object": "response.input_tokens", "input_tokens": generation.sequence_tokens(prepared.request, 0)}
+
+
+async def _continued(body: ResponseRequest, call: Call, catalog: Catalog) -> tuple[ResponseRequest, Beginning | None, int]:
+    """Return the request, the state at which the response begins or None, and the version of its conversation or 0.
+
+    The input of a request in a conversation begins with the conversation's items that the state has not seen.
+    """
+    if body.conversation is not None:
+        return await conversations.continued(body, catalog, call)
+    previous, tenant = None, tenant_of(call)
+    if asked := body.previous_response_id:
+        previous = await store_of(catalog).call(lambda engine: stored.previous(engine, tenant, asked))
+    return body, await beginning(body, previous, catalog, call), 0
 
 
 def _check_json(content: bytes) -> None:

@@ -282,6 +282,11 @@ class ItemList(BaseModel):
     has_more: bool
 
 
+class InputTokenCount(BaseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseDeleted(BaseModel):
     id: str
     object: Literal["response"]

@@ -1,6 +1,7 @@
 """OpenAI's own client, unmodified: chains, background responses, and streams that break."""
 
 import time
+from typing import Any
 
 import openai
 import pytest
@@ -25,6 +26,27 @@ def test_a_chain_of_responses(official: openai.OpenAI, served: tuple[str, FakeGe
     with pytest.raises(openai.NotFoundError, match="Previous response with id"):
         official.responses.create(model="wordy", input="More", previous_response_id=first.id)
     assert official.responses.retrieve(second.id) == second
+
+
+def test_input_tokens_are_counted_before_a_response_is_made(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    """The number is that of the response's usage, and nothing is generated for it."""
+    first = official.responses.create(model="wordy", input="Hi")
+    conversation = official.conversations.create(items=[{"type": "message", "role": "user", "content": "Before"}])
+    asked: list[dict[str, Any]] = [
+        {"input": "Hi"},
+        {"input": [{"role": "user", "content": "Hi"}], "instructions": "Be brief."},
+        {"input": "More", "previous_response_id": first.id},
+        {"input": "More", "conversation": conversation.id},
+    ]
+    for body in asked:
+        served[1].engine.forget()
+        counted = official.responses.input_tokens.count(model="wordy", **body)
+        assert not served[1].engine.requests
+        made = official.responses.create(model="wordy", **body)
+        assert made.usage is not None
+        assert counted.input_tokens == made.usage.input_tokens
+    with pytest.raises(openai.NotFoundError, match="Previous response"):
+        official.responses.input_tokens.count(model="wordy", input="Hi", previous_response_id="resp_" + "0" * 32)
 
 
 def test_a_background_response_is_polled_and_cancelled(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
