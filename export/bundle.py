@@ -83,7 +83,7 @@ def _export(
     if (gguf := gguf_file(checkpoint)) is not None:
         checkpoint, options = scratch / "gguf" / gguf.stem, replace(options, gguf=gguf)
         unpack(gguf, checkpoint)
-    exporter = load(checkpoint, options)
+    exporter = load(checkpoint, replace(options, scratch=scratch))
     if exporter.chat_template is not None:
         check_template(exporter.chat_template)
     model = exporter.map_model() if options.maps else None

@@ -55,7 +55,9 @@ def export(
     ] = None,
 ) -> None:
     """Write a checkpoint as a bundle: ONNX graph, tokenizer, manifest, golden vectors, all checked against torch."""
-    if (source := checkpoint or config) is None or (checkpoint and config):
+    if (source := checkpoint or config) is None:
+        raise typer.BadParameter("give the model: --checkpoint FOLDER (weights), or --config FILE (a description, for random weights)")
+    if checkpoint and config:
         raise typer.BadParameter("give either --checkpoint FOLDER (weights) or --config FILE (a description), not both")
     with needing("export"):
         from export.bundle import export_bundle, export_file

@@ -53,7 +53,7 @@ class EncoderExporter(Exporter):
             )
         if options.precision not in BARS:
             raise ExportError(f"precision={options.precision!r} is for decoders; an encoder has {', '.join(BARS)}")
-        self.source = load_checkpoint(checkpoint, attention=options.attention, settings=settings)
+        self.source = load_checkpoint(checkpoint, attention=options.attention, settings=settings, scratch=options.scratch)
         self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
         self.traits = contract.KINDS[self.kind]
         self.packed = isinstance(self.source.model.encoder, Encoder)

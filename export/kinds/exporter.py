@@ -34,6 +34,7 @@ class Options:
     gpu: bool = False
     gguf: Path | None = None  # the file from which the checkpoint was unpacked
     window: int | None = None
+    scratch: Path | None = None  # a temporary folder for files that are made while the checkpoint is loaded
 
 
 @dataclass(frozen=True)

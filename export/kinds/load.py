@@ -1,5 +1,6 @@
 """Loads a checkpoint folder with the exporter of its kind, which is chosen by the architecture in config.json."""
 
+import re
 from pathlib import Path
 
 from export.kinds.decoder import DecoderExporter
@@ -7,17 +8,34 @@ from export.kinds.encoder import EncoderExporter
 from export.kinds.encoder_decoder import EncoderDecoderExporter
 from export.kinds.exporter import Exporter, Options
 from models.checkpoints.own import CONFIG
-from models.folders.folder import present, read_settings
+from models.folders.folder import CheckpointError, present, read_settings
 
 KINDS: tuple[type[Exporter], ...] = (EncoderDecoderExporter, DecoderExporter)
+GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of the names of architectures that generate text
 
 
 def load(checkpoint: Path, options: Options) -> Exporter:
     """Load a checkpoint. Raises CheckpointError for an invalid folder, and ExportError for options that its kind does not support.
 
-    A checkpoint with an architecture that no other exporter lists is loaded as an encoder, whose config.json may be in a subfolder.
+    A checkpoint with an architecture that no other exporter lists is loaded as an encoder, whose config.json may be in a subfolder. One
+    that generates text goes to the exporter of decoders, whose error lists those that are supported.
     """
+    _check_folder(checkpoint)
     settings = read_settings(checkpoint / CONFIG) if present(checkpoint / CONFIG) else None
     named = [] if settings is None else settings.get("architectures", [])
-    kind = next((kind for kind in KINDS if named and named[0] in kind.architectures), EncoderExporter)
+    other = DecoderExporter if named and named[0].endswith(GENERATIVE) else EncoderExporter
+    kind = next((kind for kind in KINDS if named and named[0] in kind.architectures), other)
     return kind(checkpoint, settings, options)
+
+
+def _check_folder(checkpoint: Path) -> None:
+    if checkpoint.is_dir():
+        return
+    if present(checkpoint):
+        raise CheckpointError(f"{checkpoint} is not a folder; give the folder that has it, with config.json and tokenizer.json, or a .gguf")
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(checkpoint)) and not present(checkpoint.parent):
+        raise CheckpointError(
+            f"there is no folder {checkpoint}; if it is an id of the Hugging Face hub, download it (pip install huggingface_hub; "
+            f"hf download {checkpoint} --local-dir {checkpoint.name}), then give the folder {checkpoint.name}"
+        )
+    raise CheckpointError(f"there is no folder {checkpoint} in {checkpoint.absolute().parent}; check the path")

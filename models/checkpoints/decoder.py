@@ -128,7 +128,7 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: 
 def _read_model(architecture: str, settings: JsonSettings, dtype: torch.dtype) -> Decoder:
     if architecture not in (ARCHITECTURE, *DECODERS):
         supported = ", ".join((ARCHITECTURE, *DECODERS))
-        raise CheckpointError(f"{settings.file}: architecture {architecture!r} is not supported; supported: {supported}")
+        raise CheckpointError(f"{settings.file}: architecture {architecture!r} is not supported; supported decoders: {supported}")
     family = DECODERS.get(architecture)
     with errors_of(settings.file):
         own = "attnserve_decoder"

@@ -20,6 +20,7 @@ from models.checkpoints.own_encoder import ARCHITECTURE, OwnEncoderConfig, read_
 from models.checkpoints.static import ARCHITECTURE as ARCHITECTURE_OF_STATIC
 from models.checkpoints.static import StaticFiles, find_static, load_static
 from models.checkpoints.weights import fill
+from models.checkpoints.wordpiece import VOCABULARY, wordpiece_tokenizer
 from models.encoder.heads import Dense, Headed, SentenceEncoder, SequenceClassifier, TokenClassifier
 from models.encoder.model import Encoder, EncoderConfig
 from models.encoder.pipeline import Pipeline, read_pipeline
@@ -90,11 +91,16 @@ class Checkpoint:
 
 @rehearsed
 def load_checkpoint(
-    folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32, settings: JsonSettings | None = None
+    folder: Path,
+    *,
+    attention: str = "softmax",
+    dtype: torch.dtype = torch.float32,
+    settings: JsonSettings | None = None,
+    scratch: Path | None = None,
 ) -> Checkpoint:
     """Load the model in `folder`. If `attention` is not "softmax", layers of that mechanism replace the checkpoint's softmax attention and
     get its trained projections of q, k, v and the output. `settings` is the config.json of `folder`, if the caller has already read it.
-    `settings` is ignored if the model is in a subfolder.
+    `settings` is ignored if the model is in a subfolder. If the tokenizer is only a vocab.txt, its tokenizer.json is written to `scratch`.
 
     Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """
@@ -134,7 +140,8 @@ def load_checkpoint(
         config=config,
         architecture=architecture,
         folder=folder,
-        tokenizer_file=_tokenizer_file(pipeline),
+        tokenizer_file=_tokenizer_file(pipeline, scratch),
+        weights_folder=pipeline.transformer,
         max_tokens=_max_tokens(config.n_positions, pipeline),
         pooling=pipeline.pooling,
         normalized=task == "encoder" and pipeline.normalized,
@@ -306,8 +313,11 @@ def _prompts(prompting: JsonSettings) -> tuple[dict[str, str], str | None]:
 # The tokenizer
 
 
-def _tokenizer_file(pipeline: Pipeline) -> Path:
+def _tokenizer_file(pipeline: Pipeline, scratch: Path | None = None) -> Path:
     file = pipeline.transformer / "tokenizer.json"
+    if not present(file) and scratch is not None and present(pipeline.transformer / VOCABULARY):
+        file = scratch / "tokenizer.json"
+        wordpiece_tokenizer(pipeline.transformer).save(str(file))
     if not present(file):
         raise CheckpointError(
             f"{file} is missing; write it with AutoTokenizer.from_pretrained(...).save_pretrained(...)",

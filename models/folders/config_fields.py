@@ -43,11 +43,12 @@ _KINDS: dict[Any, str] = {
     Flag: "bias mlp_bias norm_bias attention_bias classifier_bias is_decoder do_lower_case tie_word_embeddings axial_pos_embds normalized "
     "untrained pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_mean_sqrt_len_tokens "
     "pooling_mode_weightedmean_tokens pooling_mode_lasttoken normalize relative_attention share_att_key position_biased_input "
-    "use_sliding_window truncate",
+    "use_sliding_window truncate strip_accents tokenize_chinese_chars",
     Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling type rope_type "
     "classifier_activation pooler_hidden_act norm_rel_ebd pooling problem_type default_prompt_name sbert_ce_default_activation_function",
     Text | Texts: "pooling_mode pos_att_type",
-    Text | Object: "eos_token bos_token",
+    Text | Object: "eos_token bos_token unk_token sep_token pad_token cls_token mask_token",
+    Annotated[list[Text | Object], Field(max_length=2**16)]: "additional_special_tokens",
     Template | Annotated[list[dict[str, Template]], Field(max_length=100)]: "chat_template",
     Annotated[list[Text], Field(min_length=1, max_length=100)]: "architectures",
     Annotated[list[Text], Field(min_length=1, max_length=1024)]: "layer_types attn_layers",
@@ -55,7 +56,7 @@ _KINDS: dict[Any, str] = {
     Size | Sizes: "attention_window num_buckets",
     Sizes: "axial_pos_shape axial_pos_embds_dim",
     Object: "attnserve_encoder attnserve_decoder attnserve_encoder_decoder text_config rope_parameters rope_scaling full_attention "
-    "sliding_attention sentence_transformers image",
+    "sliding_attention sentence_transformers image added_tokens_decoder",
     dict[Text, Text | None]: "prompts",
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,5}$")], Text]: "id2label",
     dict[Text, Text]: "weight_map",

@@ -21,11 +21,12 @@ from service.errors import AttnserveError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+PICKLES = "pytorch_model*.bin"
 HOW_TO_CONVERT = """\
-convert it yourself, where you trust its source:
-    import torch, safetensors.torch as s
-    s.save_file({k: v.clone() for k, v in torch.load("pytorch_model.bin").items()}, "model.safetensors")"""
+convert it yourself, in that folder, where you trust its source:
+    import glob, torch, safetensors.torch as s
+    t = {k: v for f in glob.glob("pytorch_model*.bin") for k, v in torch.load(f, map_location="cpu", weights_only=True).items()}
+    s.save_file({k: v.contiguous().clone() for k, v in t.items()}, "model.safetensors")"""
 
 # Maximum sizes of files and tables, far above those of published models.
 MOST_JSON_BYTES = 16 * 2**20
@@ -256,12 +257,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     index = folder / WEIGHTS_INDEX
     if present(index):
         return _read_shards(index)
-    for name in PICKLES:
-        if (folder / name).is_file():
-            raise CheckpointError(
-                f"{folder} has only {name}, a pickle, which can run any code when read; {HOW_TO_CONVERT}",
-            )
-    raise CheckpointError(f"{folder / WEIGHTS} is missing; save the model again with save_pretrained")
+    if pickle := min(folder.glob(PICKLES), default=None):
+        raise CheckpointError(f"{folder} has only {pickle.name}, a pickle, which can run any code when read; {HOW_TO_CONVERT}")
+    raise CheckpointError(f"{folder} has no weights: {WEIGHTS} is missing; copy it too, or save the model again with save_pretrained")
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:

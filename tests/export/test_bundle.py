@@ -9,6 +9,7 @@ import onnx
 import pytest
 import transformers
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from export import contract
 from export.bundle import export_bundle
@@ -16,6 +17,7 @@ from export.checks.parity import Feed, open_graph
 from export.errors import ExportError
 from export.graphs.onnx_file import save, weight_file
 from tests import checkpoints
+from tests.checkpoints import VOCABULARY, tiny_tokenizer
 from tests.models.checkpoints import tiny
 
 # transformers computes the same sums in another order; logits and token vectors here reach about 20.
@@ -181,6 +183,19 @@ def test_a_checkpoint_without_pooling_is_refused(encoder_checkpoint: Path, tmp_p
     (checkpoint / "modules.json").write_text(json.dumps(modules[:1]))
     with pytest.raises(ExportError, match="has no pooling"):
         export_bundle(checkpoint, tmp_path / "bundle")
+
+
+def test_the_tokenizer_of_a_bundle_is_made_from_vocab_txt(encoder_checkpoint: Path, tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(encoder_checkpoint, tmp_path / "checkpoint")
+    (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"strip_accents": False}))
+    before = {file.name for file in checkpoint.iterdir()}
+    export_bundle(checkpoint, tmp_path / "bundle")
+    made = Tokenizer.from_file(str(tmp_path / "bundle" / contract.TOKENIZER))
+    for text in ("The cat is in Paris!", "größe 日本 unknown-word", ""):
+        assert made.encode(text).ids == tiny_tokenizer().encode(text).ids
+    assert {file.name for file in checkpoint.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", ["", "ein Name", "../up", "ü"])

@@ -1,5 +1,6 @@
 """One read of config.json decides the kind of a checkpoint."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,28 @@ def test_the_kind_is_decided_by_one_read(kind: type[Exporter], tmp_path: Path, m
     assert read.count(checkpoint / "config.json") == 1
 
 
-def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (".", r"config\.json is missing"),
+        ("nowhere", r"there is no folder nowhere in .*; check the path"),
+        ("there/model", r"there is no folder there/model in .*there; check the path"),
+        ("BAAI/bge-small-en", r"hf download BAAI/bge-small-en --local-dir bge-small-en\), then give the folder bge-small-en"),
+        ("there/model.safetensors", r"there/model\.safetensors is not a folder; give the folder that has it"),
+    ],
+)
+def test_a_path_that_is_no_checkpoint_is_refused(path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "model.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        load(Path(path), Options())
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "FalconForCausalLM", "T5ForConditionalGeneration"])
+def test_a_model_that_generates_text_is_refused_with_the_decoders(architecture: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    with pytest.raises(CheckpointError, match=f"'{architecture}' is not supported; supported decoders: AttnserveDecoder, LlamaForCausalLM"):
         load(tmp_path, Options())
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from models.checkpoints.published import Checkpoint, CheckpointError, load_checkpoint
 from models.encoder.heads import SentenceEncoder, SequenceClassifier, TokenClassifier
+from models.folders.folder import WEIGHTS
 from tests.models.checkpoints import tiny
 
 ROUNDED = 1e-6  # float32: the same sums over two layers
@@ -429,15 +430,21 @@ def test_a_pickle_is_refused_with_the_way_out(bert: Path) -> None:
     refuse(bert, r"has only pytorch_model.bin, a pickle(.|\n)*convert it yourself(.|\n)*save_file")
 
 
-def test_the_way_out_works(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two lines of the message, run by the user, make a folder that loads."""
+@pytest.mark.parametrize("names", [["pytorch_model.bin"], ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]])
+def test_the_way_out_works(names: list[str], bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the message, run by the user, make a folder that loads: from tensors that a GPU had, shared and transposed ones too."""
     expected = outputs(load_checkpoint(bert))
-    torch.save(load_file(bert / "model.safetensors"), bert / "pytorch_model.bin")
-    (bert / "model.safetensors").unlink()
+    tensors = {name: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor for name, tensor in load_file(bert / WEIGHTS).items()}
+    tensors["cls.predictions.decoder.weight"] = tensors["embeddings.word_embeddings.weight"]
+    with monkeypatch.context() as on_a_gpu:
+        on_a_gpu.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        for i, name in enumerate(names):
+            torch.save(dict(list(tensors.items())[i :: len(names)]), bert / name)
+    (bert / WEIGHTS).unlink()
     with pytest.raises(CheckpointError) as refusal:
         load_checkpoint(bert)
     monkeypatch.chdir(bert)
-    exec("\n".join(line.strip() for line in str(refusal.value).splitlines()[-2:]), {})
+    exec("\n".join(line.strip() for line in str(refusal.value).splitlines()[-3:]), {})
     assert torch.equal(outputs(load_checkpoint(bert)), expected)
 
 

@@ -117,7 +117,7 @@ def edit_tensors(folder: Path, edit: Callable) -> None:
     [
         (
             lambda v: v.update(architectures=["GPT2LMHeadModel"]),
-            "architecture 'GPT2LMHeadModel' is not supported; supported: AttnserveDecoder",
+            "architecture 'GPT2LMHeadModel' is not supported; supported decoders: AttnserveDecoder",
         ),
         (lambda v: v.pop("architectures"), "has no 'architectures'"),
         (lambda v: v.pop("attnserve_decoder"), "has no 'attnserve_decoder'"),
