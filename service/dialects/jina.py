@@ -1,16 +1,20 @@
 """The Jina dialect: `/v1/rerank`, and `POST /rerank` for a body with `documents`. Version 1 of Cohere's API has a similar route.
 
-Source: the Jina API reference. vLLM and infinity have similar routes too. As in Jina, and unlike infinity, a document's text is
-returned as {"text"} unless `return_documents` is false. As in vLLM, `top_n=0` means all documents. Additions: `raw_scores`,
+Source: the Jina API reference. vLLM and infinity have similar routes too. As in Jina, a document's text is returned as {"text"} unless
+`return_documents` is false. infinity returns the text alone, so `POST /rerank` does so for bodies with `raw_scores`, which infinity's
+clients send and those of Jina and vLLM do not. As in vLLM, `top_n=0` means all documents. Additions: `raw_scores`,
 `truncated`, `warnings`, and for Cohere's clients `id`, `meta` and the `message` of an error. Jina's `/v1/embeddings` is in the
 OpenAI dialect.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from service.call import Call
+from service.catalog import Catalog
 from service.dialects import accepted
 from service.dialects.cohere import ApiVersion, search_units
 from service.dialects.openai.embeddings import OpenAIUsage
@@ -30,7 +34,9 @@ class JinaRerankRequest(RerankRequest):
 class JinaRerankResult(BaseModel):
     index: int
     relevance_score: float
-    document: DocumentText | None = Field(None, description="Missing where `return_documents` is false.")
+    document: DocumentText | str | None = Field(
+        None, description="Missing where `return_documents` is false. The text alone at /rerank for a body with `raw_scores`."
+    )
 
 
 class JinaBilledUnits(BaseModel):
@@ -70,7 +76,11 @@ router = APIRouter(route_class=JsonRoute, tags=["Jina"], responses=ERRORS)
 @router.post("/v1/rerank", response_model=JinaRerankResponse)
 async def rerank(body: JinaRerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the documents ordered by relevance, best first. The answer has Jina's fields and those of Cohere's version 1."""
-    texts = body.texts
+    return await answer(body, call, catalog, [{"text": text} for text in body.texts])
+
+
+async def answer(body: JinaRerankRequest, call: Call, catalog: Catalog, shown: Sequence[Any]) -> dict[str, Any]:
+    """Return the answer. `shown`: the documents in the form in which it has them."""
     ranking = await body.rank(catalog, call)
     return {
         "model": ranking.model.name,
@@ -80,7 +90,7 @@ async def rerank(body: JinaRerankRequest, call: CallDep, catalog: CatalogDep) ->
             {
                 "index": one.index,
                 "relevance_score": one.score,
-                **({"document": {"text": texts[one.index]}} if body.return_documents else {}),
+                **({"document": shown[one.index]} if body.return_documents else {}),
             }
             for one in ranking.results
         ],

@@ -182,26 +182,25 @@ async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     logit itself.
 
     An encoder's scores are (1 + cosine) / 2, with a warning in the header `x-warnings`. A body with `documents` has Jina's
-    format, and so has its answer.
+    format, and so has its answer; with `raw_scores` too, infinity's.
     """
-    if b'"documents"' in content and _is_jina(content):
+    if b'"documents"' in content and (kind := read(_RerankKind, content)).documents is not None and not kind.texts:
         try:
-            return await jina.rerank(read(jina.JinaRerankRequest, content, call), call, catalog)
+            body = read(jina.JinaRerankRequest, content, call)
+            if kind.raw_scores is not None:
+                return await jina.answer(body, call, catalog, body.texts)
+            return await jina.rerank(body, call, catalog)
         except ServiceError as error:
             return refused(error, jina.DIALECT)
     return await _ranked(read(TeiRerankRequest, content, call), call, catalog)
 
 
 class _RerankKind(BaseModel):
-    """The fields that show whether the body of `/rerank` has TEI's format or Jina's."""
+    """The fields that show whether the body of `/rerank` has the format of TEI, Jina or infinity."""
 
     texts: Any = None
     documents: Any = None
-
-
-def _is_jina(content: bytes) -> bool:
-    glance = read(_RerankKind, content)
-    return glance.documents is not None and not glance.texts
+    raw_scores: Any = None
 
 
 async def _ranked(body: TeiRerankRequest, call: Call, catalog: Catalog) -> list[dict[str, Any]]:

@@ -295,6 +295,9 @@ async def test_rerank_with_documents_is_jinas(http: httpx.AsyncClient) -> None:
     body = {"query": "the cat", "documents": ["a dog", "the cat"], "model": "reranker", "top_n": 1}
     here, there = [(await http.post(path, json=body)).json() for path in ("/rerank", "/v1/rerank")]
     assert {**here, "id": ""} == {**there, "id": ""}
+    for raw, document in ((False, "the cat"), (None, {"text": "the cat"})):  # infinity's clients send `raw_scores`, and expect a string
+        infinity = (await http.post("/rerank", json={**body, "documents": ["the cat"], "raw_scores": raw})).json()
+        assert infinity["results"][0]["document"] == document
     refused = await http.post("/rerank", json={**body, "model": "nobody"})
     assert (refused.status_code, list(refused.json())) == (404, ["detail", "message"])
 
