@@ -33,6 +33,8 @@ Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
 # A list in a request body. Validation stops at the first invalid element, since the list of all errors could be far larger than the body.
 Many = Annotated[list[Element], Field(fail_fast=True)]
 
+# Query parameters that every route takes: `model` names the model (`address`), and clients of Azure's OpenAI service send `api-version`.
+_EVERYWHERE = ("model", "api-version")
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # keys of the call and the catalog in the ASGI scope
 METHOD = "attnserve.method"  # scope key: "HEAD" for a request that is handled as GET
 # Parsing JSON blocks the event loop. The time is estimated from the characters outside strings. The constants are the nanoseconds that a
@@ -85,7 +87,7 @@ class JsonRoute(APIRoute):
         parameters = inspect.signature(endpoint).parameters
         body = next((p for p in parameters.values() if inspect.isclass(p.annotation) and issubclass(p.annotation, BaseModel)), None)
         if set(parameters) - {"call", "catalog", "content"} - ({body.name} if body else set()):
-            return super().get_route_handler()
+            return self._with_query(super().get_route_handler())
 
         async def answer(content: bytes, call: Call, catalog: Catalog) -> Response:
             arguments: dict[str, Any] = {}
@@ -108,6 +110,24 @@ class JsonRoute(APIRoute):
 
         self.answer = answer
         return handle
+
+    def _with_query(self, handle: Callable[[Request], Coroutine[Any, Any, Response]]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return `handle`, preceded by a check of the query's names if the route takes a query."""
+        described = (self.openapi_extra or {}).get("parameters", ())
+        objects = [parameter["name"] for parameter in described if parameter["in"] == "query"]  # sent as NAME[key]=value
+        names = sorted({*(parameter.alias for parameter in self.dependant.query_params), *objects})
+        if not names:
+            return handle
+
+        async def checked(request: Request) -> Response:
+            for name in request.query_params:
+                known = name in (*names, *_EVERYWHERE) or f"{name}[]" in names or name.partition("[")[0] in objects
+                if not known:
+                    shown = SHORT.repr(name).strip("'")
+                    raise InvalidRequest(f"unknown query parameter `{shown}`: this route takes {', '.join(names)}", param=shown)
+            return await handle(request)
+
+        return checked
 
 
 def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:

@@ -13,6 +13,7 @@ response. So a number means the same in every process, and a client can continue
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from service.dialects.openai.responses.answer import Answer
@@ -39,12 +40,13 @@ def number_after(n: int, kind: int = 0) -> int:
 class Events(sse.Script[Answer]):
     """Builds those events of one response whose numbers are greater than `after`. Each piece that it gets is the whole response so far.
 
-    `padded`: whether the sizes of events with new text are rounded up.
+    `padded`: whether the sizes of events with new text are rounded up. `ids`: whether each event has its number as id, which browsers send
+    as `Last-Event-ID` when they connect again.
     """
 
-    def __init__(self, answer: Answer, after: int = NEVER, *, padded: bool = False) -> None:
+    def __init__(self, answer: Answer, after: int = NEVER, *, padded: bool = False, ids: bool = False) -> None:
         self._answer, self._padded = answer, padded
-        self._after = after
+        self._after, self._ids = after, ids
         self._sent = min(tokens_before(after), answer.said.count)  # number of tokens that the client has
         self._call, self._reader = answer.building() if answer.required else None, answer.reader()
         if self._call is not None:
@@ -182,7 +184,10 @@ class Events(sse.Script[Answer]):
         """Return the last event of a stream that fails. The response itself may still be generated to its end."""
         content = {"code": error.code, "message": error.message, "param": error.param}
         number = number_after(self._sent, _ERROR)
-        return sse.event({"type": "error", "sequence_number": number, **content}, "error")
+        return self._id(number) + sse.event({"type": "error", "sequence_number": number, **content}, "error")
+
+    def _id(self, number: int) -> bytes:
+        return b"id: %d\n" % number if self._ids else b""
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -196,4 +201,5 @@ class Events(sse.Script[Answer]):
         if number <= self._after:
             return iter(())
         content = {"type": f"response.{kind}", "sequence_number": number, **content}
-        return sse.event_pieces(sse.padded(content) if self._padded and kind.endswith(".delta") else content, f"response.{kind}")
+        content = sse.padded(content) if self._padded and kind.endswith(".delta") else content
+        return chain((self._id(number),), sse.event_pieces(content, f"response.{kind}"))

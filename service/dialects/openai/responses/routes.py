@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Path, Query, Response
 
-from service.call import Call
+from service.call import LAST_EVENT_HEADER, Call
 from service.catalog import Catalog
 from service.dialects import generation
 from service.dialects.generation_schemas import PADDED, STREAM
@@ -48,6 +48,7 @@ from service.http.answers import json_answer
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute
 from service.streams.lease import LEASE_S
 
+_MOST_DIGITS = 16  # of the id of an event
 _TRIES = 5  # attempts to write a cancellation, if other processes write the row at the same time
 
 ResponsePath = Annotated[str, Path(description="Id of a response.")]
@@ -200,19 +201,29 @@ async def response(
     include: Annotated[list[Include], Query(alias="include[]", description="Accepted and ignored.")] = [],  # noqa: B006
     include_obfuscation: Annotated[bool, Query(description=PADDED)] = False,
 ) -> Any:
-    """Return a stored response in its current state. With `stream`, return its events, and follow it until it has ended."""
+    """Return a stored response in its current state. With `stream`, return its events, and follow it until it has ended. The events begin
+    after the one in the header `Last-Event-ID`, or else after `starting_after`."""
     if starting_after is not None and not stream:
         raise InvalidRequest("starting_after needs stream=true", param="starting_after")
     tenant = tenant_of(call)
     if stream:
         after = NEVER if starting_after is None else starting_after
+        if call.last_event_id is not None:
+            after = _number(call.last_event_id)
         follower = await _follower(response_id, tenant, catalog, after)
         call.begin_stream()
-        return await sse.stream(follower, Events(follower.answer, after, padded=include_obfuscation), call, catalog.settings)
+        script = Events(follower.answer, after, padded=include_obfuscation, ids=True)
+        return await sse.stream(follower, script, call, catalog.settings)
     row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response_id))
     live = running_of(catalog).live(tenant, response_id)
     newer = live is not None and not live.lost and not row.ended  # whether this process has more of the response than the store
     return json_answer(live.answer.response() if live is not None and newer else row.response, call.headers)
+
+
+def _number(event_id: str) -> int:
+    if len(event_id) > _MOST_DIGITS or not event_id.isdecimal():
+        raise InvalidRequest(f"{LAST_EVENT_HEADER}={event_id[:80]!r} is not the id of an event of this stream", param=LAST_EVENT_HEADER)
+    return int(event_id)
 
 
 @router.delete("/v1/responses/{response_id}", response_model=ResponseDeleted)

@@ -161,6 +161,10 @@ async def test_a_tenant_has_a_bounded_number_of_background_responses() -> None:
 # Streams ---------------------------------------------------------------------------------------------------------------------------------
 
 
+def ids_of(stream: str) -> list[int]:
+    return [int(line.removeprefix("id: ")) for line in stream.splitlines() if line.startswith("id: ")]
+
+
 def texts(told: list[Any]) -> str:
     return "".join(event["delta"] for event in told if event["type"].endswith(".delta"))
 
@@ -185,6 +189,8 @@ async def test_a_stream_goes_on_after_any_of_its_events(responses: Responses, fo
         rest = await responses.streamed(made["id"], starting_after=number)
         assert all(event["sequence_number"] > number for event in rest)
         assert rest[-1:] == ([told[-1]] if number < numbers[-1] else [])
+        by_header = await responses.ask("GET", f"/{made['id']}?stream=true&starting_after=1", headers={"last-event-id": str(number)})
+        assert ids_of(by_header.text) == [event["sequence_number"] for event in rest]
         if number in numbers:
             before = [event for event in told if event["sequence_number"] <= number]
             assert texts(before) + texts(rest) == text_of(made)

@@ -217,11 +217,18 @@ async def test_any_other_id_is_a_missing_response(responses: Responses, id_: str
         ({"stream": "true", "starting_after": "null"}, "starting_after"),
         ({"stream": "maybe"}, "stream"),
         ({"include[]": "x"}, "include"),
+        ({"starting-after": 3, "stream": "true"}, "starting-after"),
     ],
 )
 async def test_what_is_wrong_in_a_query_is_named(responses: Responses, query: dict[str, Any], param: str) -> None:
     made = await responses.make()
     assert param in (await responses.refused(400, "GET", f"/{made['id']}", params=query))["param"]
+
+
+async def test_an_id_of_another_stream_is_refused(responses: Responses) -> None:
+    made = await responses.make()
+    refused = await responses.refused(400, "GET", f"/{made['id']}?stream=true", headers={"last-event-id": "run_a:1"})
+    assert (refused["param"], "run_a:1" in refused["message"]) == ("last-event-id", True)
 
 
 async def test_nulls_are_absent_fields(responses: Responses) -> None:

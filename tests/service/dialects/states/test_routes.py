@@ -68,6 +68,16 @@ async def test_states_are_listed_in_pages_newest_first(states: States) -> None:
         assert (error["param"], error["message"].endswith(f". Given: '{limit}'")) == ("limit", True)
 
 
+async def test_an_unknown_query_parameter_is_refused_with_the_known_ones(states: States) -> None:
+    error = await states.refused(400, "GET", "?nmae=x")
+    assert (error["param"], error["message"]) == (
+        "nmae",
+        "unknown query parameter `nmae`: this route takes after, limit, metadata, model, name, origin",
+    )
+    assert (await states.refused(400, "GET", "?limit[]=1"))["param"] == "limit[]"
+    assert (await states.done("GET", "?api-version=2025-01-01&metadata[a]=b"))["data"] == []
+
+
 async def test_states_are_filtered(states: States) -> None:
     a = (await states.make(metadata={"topic": "a", "x[y]": 'z"'}, name="first"))["id"]
     await states.make(metadata={"topic": "b"})
