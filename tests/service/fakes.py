@@ -7,10 +7,12 @@ every wait is for an event, and bounded.
 
 import asyncio
 import threading
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,6 +26,7 @@ from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
 from service.encoding.engine import EncoderEngine
+from service.generation import step_engine
 from service.http.connections import Connection
 from service.runtime.onnx import Array
 from service.settings import Settings
@@ -183,6 +186,18 @@ def put_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Awaitable[
         await asyncio.sleep(0.001)
 
     return forward
+
+
+def set_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that sets the clock of decoders' engines to so many seconds after the real time, by which requests are made."""
+    forward_s = 0.0
+
+    def to(seconds: float) -> None:
+        nonlocal forward_s
+        forward_s = seconds
+
+    monkeypatch.setattr(step_engine, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + forward_s))
+    return to
 
 
 async def until(condition: Callable[[], object]) -> None:

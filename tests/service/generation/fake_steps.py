@@ -4,10 +4,12 @@
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export import contract
@@ -17,6 +19,32 @@ from tests.service.fakes import PATIENCE_S
 
 VOCAB_SIZE = 300
 EOS = 0
+
+
+class Clock:
+    """Stands for `time.perf_counter`: only the calls of fake sessions take time. So an engine that chooses by the time of its calls, as the
+    size of a piece of a prompt, makes the same choices on every machine.
+    """
+
+    call_s, token_s = 50e-6, 5e-6
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+clock = Clock()
+
+
+@contextmanager
+def timed_by_calls(session: object) -> Iterator[None]:
+    """Measure durations by `clock` if the session is a fake one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if isinstance(session, GatedSteps):
+            patch.setattr("time.perf_counter", clock)
+        yield
 
 
 class GatedSteps:
@@ -54,6 +82,7 @@ class GatedSteps:
 
     def _enter(self, tokens: Ids, lengths: Ids) -> None:
         """Begin a call: wait at the gate, and fail if this call is to fail."""
+        clock.now += clock.call_s + clock.token_s * tokens.size
         with self._changed:
             number = len(self.calls)
             self.calls.append([row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)])

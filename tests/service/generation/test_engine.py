@@ -31,8 +31,8 @@ from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
 from service.runtime.priority import NICER
 from service.telemetry.metrics import GeneratorMetrics, Metrics
-from tests.service.fakes import PATIENCE_S, until
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, InTurn
+from tests.service.fakes import PATIENCE_S, set_forward, until
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, InTurn, clock, timed_by_calls
 
 GREEDY = Sampling(seed=0, temperature=0)
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, frequency_penalty=0.3)
@@ -49,12 +49,13 @@ async def running(steps: FakeSteps, tokenizer: Path, **limits: Any) -> AsyncIter
         limits=GeneratorLimits(**{"max_wait_s": PATIENCE_S, "max_bulk_wait_s": PATIENCE_S, **limits}),  # else a slow machine would refuse
         metrics=GeneratorMetrics(Metrics(), "fake"),
     )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        steps.open()
-        await engine.stop()
+    with timed_by_calls(steps):
+        engine.start()
+        try:
+            yield engine
+        finally:
+            steps.open()
+            await engine.stop()
 
 
 def ask(*prompt: int, **options: Any) -> GenerationRequest:
@@ -197,11 +198,24 @@ async def test_a_grammar_is_kept_to_and_ends_the_run(steps: FakeSteps, tokenizer
 
 
 class SlowMasks:
-    """In place of the library's: every mask allows each third token after the last one, and waits to be let through."""
+    """In place of the library's: every mask allows each third token after the last one, and is held if so many tokens were drawn."""
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
+        self._changed = threading.Condition()
+        self._held_at: float = math.inf  # number of drawn tokens
         self.asked = 0
+
+    def hold(self, at: float) -> None:
+        with self._changed:
+            self._held_at = at
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        self.hold(math.inf)
+
+    def wait(self, drawn: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: drawn < self._held_at, PATIENCE_S)
 
     def matcher(self, grammar: Grammar) -> "SlowMatcher":
         return SlowMatcher(self)
@@ -221,7 +235,7 @@ class SlowMatcher:
     def mask(self, out: Words) -> None:
         self._masks.asked += 1
         drawn = len(self._completion)
-        assert self._masks.gate.wait(PATIENCE_S)
+        self._masks.wait(drawn)
         assert drawn == len(self._completion), "nothing is drawn while a mask is computed"
         if len(self._completion) == 20:
             self.failure = "it has come to where no token fits"
@@ -241,24 +255,21 @@ async def test_slow_masks_hold_up_their_own_runs_alone_and_change_no_token(
     ]
     async with running(steps, tokenizer, slots=5) as engine:
         monkeypatch.setattr(engine._intake, "_grammars", masks)
-        masks.gate.set()
         alone = [await tokens_of(engine.submit(request)) for request in asked]
-        masks.gate.clear()
+        masks.hold(0)
         slow = [engine.submit(request) for request in asked]
         other = ask(9, sampling=RANDOM, max_tokens=60)
         first = await tokens_of(engine.submit(other))  # comes to its end although no mask is there
         assert not any(run.usage.completion_tokens for run in slow)
-        masks.gate.set()
+        masks.hold(4)  # in the midst of them
         beside = engine.submit(dataclasses.replace(other, max_tokens=100_000))
         await anext(beside)
         read = [anext(run) for run in slow]
         begun_with = [list(delta.token_ids) for delta in await asyncio.gather(*read)]
-        masks.gate.clear()
-        moved = asyncio.create_task(engine.take(slow[0]))
-        snapshot = await moved  # wherever it is: with a mask or waiting for one
+        snapshot = await engine.take(slow[0])  # wherever it is: with a mask or waiting for one
         seen = beside.usage.completion_tokens
         await until(lambda: beside.usage.completion_tokens > seen + 50)
-        masks.gate.set()
+        masks.open()
         begun_with[0] += [token for delta in [delta async for delta in slow[0]] for token in delta.token_ids]
         rest = await asyncio.gather(*map(tokens_of, [await engine.resume(snapshot), *slow[1:]]))
         beside.cancel()
@@ -272,7 +283,6 @@ async def test_a_run_whose_grammar_leaves_no_token_is_told_why_and_ends_alone(
     steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masks = SlowMasks()
-    masks.gate.set()
     async with running(steps, tokenizer) as engine:
         monkeypatch.setattr(engine._intake, "_grammars", masks)
         run = engine.submit(ask(1, max_tokens=40, grammar=Grammar(kind="regex", source="a")))
@@ -343,15 +353,15 @@ async def test_a_run_that_is_cancelled_while_it_waits_never_runs(steps: FakeStep
     assert [250] not in [row for call in steps.calls for row in call]
 
 
-async def test_a_deadline_ends_a_run_wherever_it_is(steps: FakeSteps, tokenizer: Path) -> None:
+async def test_a_deadline_ends_a_run_wherever_it_is(steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(steps, tokenizer, slots=1) as engine:
         with pytest.raises(DeadlineExceeded):
             engine.submit(ask(1, deadline=time.monotonic() - 1))
         steps.hold()
-        soon = time.monotonic() + 0.05
-        runs = [engine.submit(ask(at, deadline=soon, max_tokens=10_000)) for at in (1, 2)]
+        deadline = time.monotonic() + PATIENCE_S
+        runs = [engine.submit(ask(at, deadline=deadline, max_tokens=10_000)) for at in (1, 2)]
         await begun(steps, 1)
-        await asyncio.sleep(max(soon - time.monotonic(), 0))
+        set_forward(monkeypatch)(PATIENCE_S)
         steps.open()
         for run in runs:
             with pytest.raises(DeadlineExceeded):
@@ -359,12 +369,15 @@ async def test_a_deadline_ends_a_run_wherever_it_is(steps: FakeSteps, tokenizer:
         assert await tokens_of(engine.submit(ask(3, max_tokens=1))) == steps.expected((3,), 1), "the slot is free again"
 
 
-async def test_a_run_whose_text_nobody_takes_is_ended(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=1, unread_s=0.05) as engine:
+async def test_a_run_whose_text_nobody_takes_is_ended(steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = set_forward(monkeypatch)
+    async with running(steps, tokenizer, slots=1, unread_s=PATIENCE_S) as engine:
         forgotten = engine.submit(ask(1, max_tokens=1_000_000))
-        async with asyncio.timeout(PATIENCE_S):
-            assert await tokens_of(engine.submit(ask(2, max_tokens=2))) == steps.expected((2,), 2)
-        await until(lambda: forgotten.usage.finished is not None)  # which shared its slot, and may have had time left
+        await until(lambda: forgotten.unread_since is not None)
+        forward(PATIENCE_S + 1)
+        await until(lambda: forgotten.usage.finished is not None)
+        forward(0.0)
+        assert await tokens_of(engine.submit(ask(2, max_tokens=2))) == steps.expected((2,), 2)
         with pytest.raises(DeadlineExceeded, match="was not read"):
             await tokens_of(forgotten)
 
@@ -551,9 +564,11 @@ async def test_of_two_calls_at_the_same_time_each_fails_its_own_runs_alone(token
     steps.fail_after(3)
     prompt = (2,) * 3000
     async with running(steps, tokenizer) as engine:
+        steps.hold(after=3)
         streaming = engine.submit(ask(1, max_tokens=400))
         first = list((await anext(streaming)).token_ids)
         runs = tokens_of(streaming), tokens_of(engine.submit(ask(*prompt, max_tokens=1)))
+        steps.open()
         stream, answer = await asyncio.gather(*runs, return_exceptions=True)
         assert engine.healthy
     if what == "step":
@@ -603,10 +618,12 @@ async def test_logits_that_are_no_numbers_end_their_own_run_alone(steps: FakeSte
 
 async def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(steps: FakeSteps, tokenizer: Path) -> None:
     async with running(steps, tokenizer) as engine:
+        steps.hold(after=3)
         streaming = engine.submit(ask(1, max_tokens=400))
-        await anext(streaming)
+        await begun(steps, 4)
         before = len(steps.calls)
         long = engine.submit(ask(*[2] * 3000, max_tokens=1))
+        steps.open()
         await asyncio.gather(tokens_of(streaming), tokens_of(long))
     pieces = [at for at, call in enumerate(steps.calls[before:]) if len(call) == 1 and len(call[0]) > 1 and set(call[0]) == {2}]
     between = [call for call in steps.calls[before:][pieces[0] : pieces[-1]] if set(call[0]) != {2}]
@@ -618,7 +635,7 @@ async def test_pieces_of_a_prompt_with_log_probabilities_are_smaller_beside_stre
     steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(logits: Logits, token_ids: list[int], n_top: int) -> PromptLogprobs:
-        time.sleep(0.002 * len(token_ids))  # a hundred times what the fake graph takes
+        clock.now += 0.002 * len(token_ids)  # hundreds of times what the fake graph takes
         return logprobs_of(logits, token_ids, n_top)
 
     monkeypatch.setattr(prefill, "logprobs_of", slow)

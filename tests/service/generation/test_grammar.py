@@ -15,6 +15,7 @@ from service.generation.sampling import grammar as grammar_module
 from service.generation.sampling.grammar import MAX_SOURCE_BYTES, Grammars, Matcher, Words
 from service.generation.sampling.sampler import Sampler
 from service.generation.text import Vocabulary
+from tests.service.fakes import PATIENCE_S
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, byte_tokenizer
 
 WORDS = -(-VOCAB_SIZE // 32)
@@ -238,7 +239,7 @@ def test_compiling_that_takes_too_long_is_given_up_and_the_next_waits_for_its_tu
         grammar_from_regex = staticmethod(real.grammar_from_regex)
 
         def __new__(cls, *arguments: object, **options: object) -> object:
-            gate.wait(30)
+            gate.wait(PATIENCE_S)
             return real(*arguments, **options)
 
     monkeypatch.setattr(grammar_module, "COMPILE_S", 0.05)
@@ -248,7 +249,7 @@ def test_compiling_that_takes_too_long_is_given_up_and_the_next_waits_for_its_tu
     with pytest.raises(grammar_module.Overloaded, match="still being compiled"):
         grammars.matcher(Grammar(kind="regex", source="b"))
     gate.set()
-    monkeypatch.setattr(grammar_module, "COMPILE_S", 30.0)
+    monkeypatch.setattr(grammar_module, "COMPILE_S", PATIENCE_S)
     assert allowed(grammars.matcher(Grammar(kind="regex", source="b")))
 
 

@@ -29,7 +29,7 @@ from service.states.sqlite import SqliteEngine
 from service.states.store import Store
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
 from tests.service.generation.test_engine import all_of, ask, begun, tokens_of
 
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.3)
@@ -94,13 +94,14 @@ async def keeping(
         limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S, prefix_cache_bytes=cache_bytes, hand_over_s=hand_over_s),
         metrics=GeneratorMetrics(Metrics(), "fake"),
     )
-    engine.start()
-    try:
-        yield Kept(engine, own, keeper)
-    finally:
-        await engine.stop()
-        if store is None:
-            own.close()
+    with timed_by_calls(steps):
+        engine.start()
+        try:
+            yield Kept(engine, own, keeper)
+        finally:
+            await engine.stop()
+            if store is None:
+                own.close()
 
 
 def fed(steps: FakeSteps, since: int = 0) -> int:

@@ -26,7 +26,7 @@ from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
 from tests.service.generation.test_engine import all_of, ask
 from tests.service.generation.test_keeping import fed
 
@@ -82,11 +82,12 @@ async def process(
         limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S, prefix_cache_bytes=2**20),
         metrics=GeneratorMetrics(metrics, "fake"),
     )
-    engine.start()
-    try:
-        yield Engine(engine, steps, metrics)
-    finally:
-        await engine.stop()
+    with timed_by_calls(steps):
+        engine.start()
+        try:
+            yield Engine(engine, steps, metrics)
+        finally:
+            await engine.stop()
 
 
 def packing(fingerprint: str = "fake", numerics: str = "ab") -> Packing:

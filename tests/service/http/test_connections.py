@@ -14,12 +14,14 @@ import uvloop
 from service.http.connections import Connection, Server
 from tests.service.fakes import PATIENCE_S, fake_app, fake_bundle, serve_in_thread
 
+SOON_S = 0.05  # what a test waits for
+
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr("service.http.connections._SWEEP_S", 0.05)
-    monkeypatch.setattr(Connection, "head_s", 0.2)
-    monkeypatch.setattr(Connection, "stall_s", 0.5)
+    monkeypatch.setattr("service.http.connections._SWEEP_S", SOON_S)
+    monkeypatch.setattr(Connection, "head_s", PATIENCE_S)
+    monkeypatch.setattr(Connection, "stall_s", PATIENCE_S)
     with serve_in_thread(fake_app(fake_bundle(tmp_path / "mini"))) as url:
         yield int(url.rpartition(":")[2])
 
@@ -62,13 +64,21 @@ def test_an_answer_of_unknown_length_has_no_chunks_for_a_client_of_http_1_0(port
     assert (status, int(headers["content-length"])) == (200, len(content))
 
 
-def test_half_a_head_is_not_waited_for(port: int) -> None:
+def test_half_a_head_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Connection.on_message_begin
+
+    def begin_hastily(self: Connection) -> None:  # once a part of the head has come
+        begin(self)
+        self.head_s = SOON_S  # type: ignore[misc]
+
+    monkeypatch.setattr(Connection, "on_message_begin", begin_hastily)
     status, headers, body = said(port, b"POST /embed HTTP/1.1\r\nhost: me\r\n")
     assert (status, headers["content-type"]) == (408, "application/json")
     assert "head did not come" in json.loads(body)["message"]
 
 
-def test_a_connection_without_a_request_is_closed(port: int) -> None:
+def test_a_connection_without_a_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "head_s", SOON_S)
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
         assert connection.recv(1) == b""
 
@@ -78,17 +88,20 @@ def test_a_head_that_does_not_end_is_refused(port: int) -> None:
     assert status == 431
 
 
-def test_an_idle_connection_after_an_answer_stays(port: int) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+def test_an_idle_connection_after_an_answer_stays(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http:
         for _ in range(2):
+            monkeypatch.setattr(Connection, "head_s", PATIENCE_S)
             assert http.get("/health/live").status_code == 200
+            monkeypatch.setattr(Connection, "head_s", SOON_S)
             with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as other:  # for as long as a head may take
                 assert other.recv(1) == b""
         assert len(http._transport._pool.connections) == 1  # type: ignore[attr-defined]
 
 
-def test_an_answer_that_is_not_taken_is_dropped(port: int) -> None:
+def test_an_answer_that_is_not_taken_is_dropped(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is reset while megabytes of its answers wait."""
+    monkeypatch.setattr(Connection, "stall_s", SOON_S)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(PATIENCE_S)

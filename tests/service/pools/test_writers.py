@@ -21,7 +21,7 @@ from service.pools.replicas import ReplicaLost, Replicas
 from service.seq2seq.engine import WritingEngine
 from service.settings import Settings
 from tests.encoder_decoders import random_encoder_decoder
-from tests.service.fakes import PATIENCE_S, until
+from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.pools.test_client import Mortal
 from tests.service.seq2seq.test_engine import asked, cut, tensors, written
 from tests.service.seq2seq.torch_session import TorchSession
@@ -107,12 +107,12 @@ async def test_who_leaves_all_runs_of_a_request_gives_its_rows_back(writing: Wri
 async def test_a_deadline_ends_what_is_written_and_what_waits(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     async with writing(slots=1) as (engine, _, replica):
         replica.session.hold()
-        deadline = time.monotonic() + 0.2
+        deadline = time.monotonic() + PATIENCE_S
         # Seconds that remain are sent, so a slow way there makes the replica's deadline later. Here both have one clock.
         monkeypatch.setattr(wire, "deadline_in", lambda left_s: deadline)
         runs = [(await engine.open([asked(deadline=deadline)], "key"))[0] for _ in range(2)]
         await stepping(replica)
-        await until(lambda: time.monotonic() > deadline)
+        set_forward(monkeypatch)(PATIENCE_S)
         replica.session.open()
         for run in runs:
             with pytest.raises(DeadlineExceeded):

@@ -21,7 +21,7 @@ from service.seq2seq.engine import WritingEngine
 from service.seq2seq.request import WritingRequest
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.encoder_decoders import END, KINDS, random_encoder_decoder
-from tests.service.fakes import PATIENCE_S, until
+from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.generation.fake_steps import byte_tokenizer
 from tests.service.seq2seq.torch_session import TorchSession
 
@@ -201,15 +201,16 @@ async def test_a_beam_counts_with_all_its_rows(vocabulary: Vocabulary) -> None:
         assert engine.pending == 0
 
 
-async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary) -> None:
+async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     session = TorchSession(random_encoder_decoder())
     async with running(session, vocabulary, slots=1) as engine:
         with pytest.raises(DeadlineExceeded):
             await engine.open([asked(deadline=time.monotonic())])
         session.hold()
-        deadline = time.monotonic() + 0.05
+        deadline = time.monotonic() + PATIENCE_S
         runs = [(await engine.open([asked(deadline=deadline)]))[0] for _ in range(2)]
-        await until(lambda: time.monotonic() > deadline)
+        assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
+        set_forward(monkeypatch)(PATIENCE_S)
         session.open()
         for run in runs:
             with pytest.raises(DeadlineExceeded):

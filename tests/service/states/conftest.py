@@ -16,6 +16,7 @@ from service.deployment.ports import free_port
 from service.states.redis import RedisEngine
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
+from tests.service.fakes import PATIENCE_S
 
 PASSWORD = "secret-of-redis"
 
@@ -53,8 +54,8 @@ class RedisServer:
         self._wait_for(self.client.ping)
 
     def _wait_for(self, ready: Callable[[], object]) -> None:
-        """AssertionError if Redis ends or is not ready within seconds."""
-        for _ in range(400):
+        """AssertionError if Redis ends or is never ready."""
+        for _ in range(int(PATIENCE_S / 0.025)):
             assert self.process.poll() is None, f"Redis ended with {self.process.returncode}: {self._command}"
             with suppress(redis.ConnectionError):  # also while it loads its file
                 if ready():

@@ -3,7 +3,6 @@
 import hashlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,19 +37,20 @@ def only(server: RedisServer, pattern: str) -> bytes:
     return bytes(found)
 
 
-def test_a_redis_that_is_back_has_all_and_is_used_again(tmp_path: Path) -> None:
+def test_a_redis_that_is_back_has_all_and_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("redis.retry.sleep", waits.append)
     with redis_server_in(tmp_path) as server:
         engine = RedisEngine(server.url, password=PASSWORD)
         kept = engine.put(record(), b"tensors", quota=AMPLE, name=NameChange("doc"))
         server.kill()
-        begun = time.monotonic()
         with pytest.raises(StoreFailed, match=r"Connection (refused|closed|reset)") as failed:
             engine.get("acme", kept.id)
         with pytest.raises(StoreFailed):
             engine.usage("acme")
         with pytest.raises(StoreFailed):
             engine.due("run", 0.0, 5)
-        assert time.monotonic() - begun < 5
+        assert sum(waits) < 5
         assert PASSWORD not in str(failed.value)
         server.start()
         assert engine.blob("acme", kept.id) == b"tensors"  # the script is loaded again

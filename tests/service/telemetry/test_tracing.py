@@ -166,7 +166,7 @@ async def test_what_expires_in_the_queue_says_so(tmp_path: Path) -> None:
         session.hold()
         held = asyncio.create_task(embed(http, "one"))
         await session.entered(1)
-        assert (await embed(http, "two", x_request_timeout_ms="20")).status_code == 504
+        assert (await embed(http, "two", x_request_timeout_ms="1000")).status_code == 504
         session.open()
         await held
         await until(lambda: len(spans.named("queue")) == 2)
@@ -341,7 +341,7 @@ async def test_every_choice_is_a_run_of_its_own(decoder_settings: Settings) -> N
 async def test_a_run_that_is_late_ends_as_an_error(decoder_settings: Settings) -> None:
     async with traced_decoder(decoder_settings) as (http, spans):
         asked = {**ASKED, "max_tokens": 100_000}
-        answer = await http.post("/v1/completions", json=asked, headers={"x-request-timeout-ms": "300"})
+        answer = await http.post("/v1/completions", json=asked, headers={"x-request-timeout-ms": "1000"})
         assert answer.status_code == 504
         await until(lambda: spans.named("generate"))
     generate = spans.one("generate")

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
-from tests.service.fakes import PATIENCE_S
+from tests.service.fakes import PATIENCE_S, until
 
 
 async def test_short_texts_do_not_wait_for_long_ones() -> None:
@@ -29,10 +29,17 @@ async def test_short_texts_do_not_wait_for_long_ones() -> None:
     threads.close()
 
 
+async def all_busy(threads: Tokenizers, gate: threading.Event) -> "list[asyncio.Task[bool]]":
+    """Work that occupies both threads until the gate opens."""
+    begun: list[int] = []
+    held = [asyncio.create_task(threads.run(lambda: begun.append(1) or gate.wait(PATIENCE_S), size=1)) for _ in range(2)]  # type: ignore[func-returns-value]
+    await until(lambda: len(begun) == 2)
+    return held
+
+
 async def test_clients_take_turns() -> None:
     threads, gate, done = Tokenizers(1), threading.Event(), []
-    held = [asyncio.create_task(threads.run(lambda: gate.wait(PATIENCE_S), size=1)) for _ in range(2)]
-    await asyncio.sleep(0.01)
+    held = await all_busy(threads, gate)
 
     async def one(client: str) -> None:
         await threads.run(lambda: done.append(client), size=LONG_CHARACTERS, client=client)
@@ -49,8 +56,7 @@ async def test_an_error_is_its_callers_and_what_was_cancelled_does_not_run() -> 
     threads, gate, ran = Tokenizers(1), threading.Event(), []
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 / 0, size=1)
-    held = [asyncio.create_task(threads.run(lambda: gate.wait(PATIENCE_S), size=1)) for _ in range(2)]
-    await asyncio.sleep(0.01)
+    held = await all_busy(threads, gate)
     left = asyncio.create_task(threads.run(lambda: ran.append(1), size=1))
     await asyncio.sleep(0)
     left.cancel()
