@@ -29,6 +29,7 @@ COMMANDS = {
     "serve": "service.cli",
     "config": "service.cli",
     "key": "service.deployment.commands",
+    "upgrade": "service.deployment.commands",
     "states": "service.states.commands",
     "attention": "export.commands",
     "compare": "export.commands",

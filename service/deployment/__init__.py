@@ -5,5 +5,6 @@ port, `haproxy.py` configures HAProxy, `watch.py` watches the processes, `replic
 replica's socket to the command, `ports.py` finds free ports, and `ray_private.py` contains all uses of Ray's undocumented parts. Profiles:
 `single.py` has one deployment, which accepts requests and computes them; `split.py` has gateways in front of pools of replicas, with
 `gpus.py` and `ray_metrics.py`. Both use `ingress.py`. `scaling.py` computes the number of replicas, `config.py` writes Serve's
-configuration for a cluster. `fetching.py` downloads bundles; `commands.py` has the commands `fetch` and `key`.
+configuration for a cluster. `fetching.py` downloads bundles, `upgrading.py` replaces the Ray cluster of a RayService; `commands.py` has the
+commands `fetch`, `key` and `upgrade`.
 """

@@ -1,4 +1,4 @@
-"""Commands for operators: `fetch` downloads bundles, `key` makes API keys."""
+"""Commands for operators: `fetch` downloads bundles, `key` makes API keys, `upgrade` replaces the Ray cluster of a RayService."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -86,6 +86,25 @@ def key(
     if file is None:
         print(keys.entry_json(entry))
         console.print("The first line is the key: it is not shown again. The second goes into the list in the file of keys.")
+
+
+@app.command()
+def upgrade(
+    kustomize: Annotated[Path | None, typer.Option("--kustomize", "-k", help="Kustomize overlay.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Manifests, as of `helm template`.", show_default=False)] = None,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the RayService.")] = "attnserve",
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until the new cluster must be ready.")] = 1800,
+) -> None:
+    """Apply manifests with a RayService, so that its new Ray cluster starts as large as the running one. Needs `kubectl`.
+
+    Without this command the new cluster has the smallest size, and gets all traffic at once. To roll back, give the old manifests.
+    """
+    from service.deployment import upgrading
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    upgrading.upgrade(upgrading.rendered(kustomize, file), namespace, timeout, say)
 
 
 @contextmanager

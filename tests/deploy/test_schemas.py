@@ -93,7 +93,7 @@ def test_monitors(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-@pytest.mark.parametrize("component", COMPONENTS)
+@pytest.mark.parametrize("component", [*COMPONENTS, "incremental-upgrade"])
 def test_components(overlay: str, component: str, tmp_path: Path, ray_service_schema: jsonschema.Draft202012Validator) -> None:
     """What a component makes of an overlay is as good."""
     for each in with_component(tmp_path, overlay, component):
