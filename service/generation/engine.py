@@ -267,12 +267,17 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._places.put(sequence)
 
     def _feed_some(self) -> None:
-        """Feed pieces of prompts until the token budget before the next decode step is used up."""
-        budget = self._prefill.budget(self._step_s if len(self._running) else None)
+        """Feed pieces of prompts until the token budget before the next decode step is used up. If no run is decoding, stop earlier: after
+        a piece of a long prompt, because a new request may wait, and before one, because a first token may wait.
+        """
+        alone = not len(self._running)
+        budget = self._prefill.budget(None if alone else self._step_s)
         while budget > 0 and len(self._prefill):
-            prompts, size = self._prefill.next(budget)
+            prompts, size = self._prefill.next(budget, alone=alone)
             self._guarded(partial(self._feed, prompts, size), sequences_of(prompts))
             budget -= self._prefill.cost(prompts, size)
+            if alone and (prompts[0].left or self._prefill.all_long):
+                break
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
         """Feed a piece of each prompt, and record it."""

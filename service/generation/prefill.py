@@ -1,8 +1,9 @@
 """Prefill: feeds prompts to the model in pieces. Short prompts share a call, and equal prompts of a client are fed once.
 
-A piece takes about as long as one decode step, so streams are hardly delayed. Pieces alternate between the client with the fewest
-tokens fed (its oldest prompt first) and the prompt with the fewest tokens left. So a long prompt neither blocks short prompts nor
-starves, and many prompts of one client do not delay those of others.
+A piece takes about as long as one decode step, so streams are hardly delayed. If no run is decoding, pieces of long prompts are short, so
+that a new request is hardly delayed. Pieces alternate between the client with the fewest tokens fed (its oldest prompt first) and the
+prompt with the fewest tokens left. So a long prompt neither blocks short prompts nor starves, and many prompts of one client do not delay
+those of others.
 """
 
 import time
@@ -21,9 +22,13 @@ from service.generation.sequence import Sequence
 from service.generation.session import Ids, Logits, Step, StepSession, Tensor, beginning
 from service.generation.slots import Row, Slots
 from service.generation.snapshot import State
+from service.runtime.onnx import CPU
 from service.runtime.price import Price
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # least and most prompt tokens in one call
+# Most tokens of a piece of a long prompt if no run is decoding: while other clients have prompts too, and while none has, on a CPU. There,
+# longer pieces take little less time per token, and a new request waits for the running piece.
+_SHORT_PIECE, _MOST_ALONE = 64, 256
 _PIECE_STEPS = 1.0  # how long a piece may take while other runs are decoding, as a multiple of a decode step
 _LEAST_WITH_LOGPROBS, _WITH_LOGPROBS = 4, 64  # least and most tokens of a piece with logits (V,) at every position
 
@@ -110,6 +115,7 @@ class Prefill:
     def __init__(self, session: StepSession[Any]) -> None:
         self._session = session
         self._most_piece = min(_MOST_PIECE, session.decoder.max_call_tokens or _MOST_PIECE)
+        self._alone_on = _MOST_ALONE if session.provider == CPU else _MOST_PIECE
         self._prompts: list[Prompt] = []
         self._resting: list[Prompt] = []
         self._fed: dict[str, int] = {}  # client -> tokens fed, for each client with a prompt in prefill
@@ -126,6 +132,16 @@ class Prefill:
     def sequences(self) -> list[Sequence]:
         """Return the runs that have a slot."""
         return [sequence for prompt in self._prompts for sequence in prompt.sequences if not sequence.aside]
+
+    @property
+    def all_long(self) -> bool:
+        """Return whether each prompt takes more than one piece, if no run is decoding."""
+        return all(prompt.left > self._most_alone for prompt in self._prompts)
+
+    @property
+    def _most_alone(self) -> int:
+        """Return the most tokens of a piece of a long prompt if no run is decoding."""
+        return min(_SHORT_PIECE if len(self._fed) > 1 else self._alone_on, self._most_piece)
 
     def __contains__(self, sequence: Sequence) -> bool:
         return any(sequence in prompt.sequences for prompt in (*self._prompts, *self._resting))
@@ -214,14 +230,15 @@ class Prefill:
         tokens = (_PIECE_STEPS * step_s - price.call_s) / price.token_s
         return max(LEAST_PIECE, min(_MOST_PIECE, int(tokens)))
 
-    def next(self, budget: int) -> tuple[list[Prompt], int]:
+    def next(self, budget: int, *, alone: bool = False) -> tuple[list[Prompt], int]:
         """Choose the prompts for the next call of the model: one long prompt, of which a piece is fed, or short prompts that are fed to
-        their ends. Returns the chosen prompts and the largest number of tokens to feed from each of them.
+        their ends. Returns the chosen prompts and the largest number of tokens to feed from each of them. `alone`: no run is decoding.
         """
         self._turn += 1
         by_age = self._turn % 2
         first = min(self._prompts, key=lambda prompt: (self._fed[prompt.client], prompt.order) if by_age else (prompt.left, 0))
-        size = min(first.left, self._most_piece, budget if first.n_top is None else self._told_size(budget))
+        most = self._most_alone if alone else self._most_piece
+        size = min(first.left, most, budget if first.n_top is None else self._told_size(budget))
         if not _short(first, size):
             return [first], size
         width = max(size, min(LEAST_PIECE, self._most_piece))

@@ -272,6 +272,29 @@ async def test_a_clients_prompt_is_not_held_up_by_many_long_ones_of_another(step
             run.cancel()
 
 
+async def test_a_short_request_waits_for_few_tokens_of_another_clients_long_prompt(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer) as engine, asyncio.timeout(3 * PATIENCE_S):
+
+        async def next_call() -> int:
+            calls = len(steps.calls) + 1
+            steps.release()
+            await begun(steps, calls)
+            return calls
+
+        steps.hold()
+        long = engine.submit(ask(*[7] * 20_000, max_tokens=1, client="a"))
+        await begun(steps, 1)
+        for number in range(4):
+            at = await next_call() - 1
+            short = engine.submit(ask(5, max_tokens=1, client=f"b{number}"))
+            while short.usage.finished is None:
+                await next_call()
+            waited = [len(row) for call in steps.calls[at:-1] for row in call if row != [5]]
+            assert sum(waited) <= 256 + 64, "the piece that is running, and perhaps a shorter one before the short prompt"
+        steps.open()
+        long.cancel()
+
+
 # Refusals --------------------------------------------------------------------------------------------------------------------------------
 
 
