@@ -1,6 +1,7 @@
 """Small random encoder-decoders, as a training run writes them, and bundles of them."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +14,8 @@ from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
 from models.folders.byte_tokenizer import byte_tokenizer
 
-KINDS = ("additive", "dot", "transformer")
+KINDS = ("additive", "dot", "transformer", "paper")
+PAPERS = {"positions": "sinusoidal", "norm": "post", "activation": "relu"}  # Vaswani et al. 2017
 EXAMPLES = ("one", "forty-two", "a thousand and one")
 END = 10
 _TEXTS = {"vocab_size": 256, "begin_token_id": 0, "end_token_id": END, "max_source": 40, "max_output": 7}
@@ -22,8 +24,9 @@ _TEXTS = {"vocab_size": 256, "begin_token_id": 0, "end_token_id": END, "max_sour
 def random_encoder_decoder(kind: str = "additive", **changes: int) -> EncoderDecoder:
     """Over bytes, with weights so large that every part of it shows in the logits."""
     torch.manual_seed(0)
-    if kind == "transformer":
-        shape = {"d_model": 16, "n_heads": 2, "d_feedforward": 24, "n_encoder_layers": 1, "n_decoder_layers": 2}
+    if kind in ("transformer", "paper"):
+        shape: dict[str, Any] = {"d_model": 16, "n_heads": 2, "d_feedforward": 24, "n_encoder_layers": 1, "n_decoder_layers": 2}
+        shape |= PAPERS if kind == "paper" else {}
         model: EncoderDecoder = TransformerEncoderDecoder(TransformerConfig(**(_TEXTS | shape | changes)))
     else:
         shape = {"d_embedding": 12, "d_encoder": 8, "d_state": 16, "d_hidden": 8}

@@ -43,6 +43,7 @@ class EncoderConfig:
     windows: tuple[int | None, ...] = ()  # per layer: largest distance of tokens that attend to each other; None or (): no limit
     n_relative_buckets: int = 0  # 0: no relative position bias
     n_token_types: int = 0
+    embedding_scale: float = 1.0  # the tokens' embeddings are multiplied by this
     embedding_norm: bool = True
     norm: Literal["post", "pre"] = "post"
     norm_eps: float = 1e-12
@@ -155,7 +156,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         c = config
-        self.padding_id = c.position_padding_id
+        self.padding_id, self.scale = c.position_padding_id, c.embedding_scale
         width = c.d_embedding or c.d_model
         self.tokens = nn.Embedding(c.vocab_size, width)
         self.positions = nn.Embedding(c.n_position_rows, width) if c.positions == "learned" else None
@@ -169,6 +170,8 @@ class Embeddings(nn.Module):
     def forward(self, input_ids: Tensor, t: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """Compute the input vectors: ids (B, N), positions (N,), token types (B, N) or None for all 0 -> (B, N, D)."""
         x = self.tokens(input_ids)
+        if self.scale != 1.0:
+            x = x * self.scale
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_type_ids is None else self.token_types(token_type_ids))
         if self.positions is not None:

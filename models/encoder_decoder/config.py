@@ -49,8 +49,9 @@ class RecurrentConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """The config of a Transformer with rotary positions. norm="post", activation="relu" and attention_bias=True give the blocks
-    of Vaswani et al. 2017.
+    """The config of a Transformer. norm="post", activation="relu" and positions="sinusoidal" give the model of Vaswani et al. 2017.
+
+    Sinusoidal and learned positions are added to the embeddings, which are then multiplied by sqrt(d_model) first, as in that paper.
     """
 
     d_model: int
@@ -58,15 +59,23 @@ class TransformerConfig(Config):
     d_feedforward: int
     n_encoder_layers: int
     n_decoder_layers: int
+    positions: Literal["rotary", "sinusoidal", "learned"] = "rotary"
     norm: Literal["pre", "post"] = "pre"
     activation: str = "gelu"  # a name in ACTIVATIONS
     attention_bias: bool = False  # whether the decoder's projections have a bias; the encoder's always have one
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.positions not in ("rotary", "sinusoidal", "learned"):
+            raise ValueError(f"positions={self.positions!r} is not one of rotary, sinusoidal, learned")
         if self.norm not in ("pre", "post"):
             raise ValueError(f"norm={self.norm!r} is not one of pre, post")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.d_model % self.n_heads or self.d_model // self.n_heads % 2:
             raise ValueError(f"d_model={self.d_model} must divide into n_heads={self.n_heads} heads of an even width; change one of them")
+
+    @property
+    def embedding_scale(self) -> float:
+        """The factor of the embeddings: sqrt(d_model) if positions are added to them, otherwise 1."""
+        return 1.0 if self.positions == "rotary" else self.d_model**0.5

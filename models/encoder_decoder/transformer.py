@@ -4,7 +4,8 @@ cross-attention.
 encoder block:  x = x + self(norm(x));  x = x + feedforward(norm(x))
 decoder block:  y = y + causal(norm(y));  y = y + cross(norm(y), memory);  y = y + feedforward(norm(y))
 norm="post":  x = norm(x + self(x)), and so on, without a norm after the last block
-Vaswani et al. 2017, arXiv:1706.03762, section 3.1, with rotary positions (Su et al. 2021, arXiv:2104.09864) instead of sinusoids.
+Vaswani et al. 2017, arXiv:1706.03762, section 3. Positions are rotary (Su et al. 2021, arXiv:2104.09864), or sinusoids or learned
+vectors that are added to the embeddings: x_t = sqrt(D) embedding + position_t, on both sides (sections 3.4 and 3.5).
 The memory contains each block's keys and values of the source, computed once. The state has a constant size, as it has space for
 the keys and values of the longest output.
 """
@@ -21,7 +22,7 @@ from models.encoder_decoder.config import TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder, Tensors
 from models.parts.feedforward import FeedForward
 from models.parts.modules import Modules
-from models.parts.positions import Rotation, RotationTable, rotate
+from models.parts.positions import Rotation, RotationTable, rotate, sinusoids
 
 
 class TransformerEncoderDecoder(EncoderDecoder):
@@ -37,7 +38,13 @@ class TransformerEncoderDecoder(EncoderDecoder):
         self.blocks: Modules[CrossAttentionBlock] = Modules(CrossAttentionBlock(c) for _ in range(c.n_decoder_layers))
         self.final_norm = nn.LayerNorm(c.d_model) if c.norm == "pre" else nn.Identity()
         self.to_logits = nn.Linear(c.d_model, c.vocab_size)
-        self.rotations = RotationTable(c.max_output, c.d_model // c.n_heads, base=10_000.0)
+        self.positions: Tensor | None
+        self.rotations = RotationTable(c.max_output, c.d_model // c.n_heads, base=10_000.0) if c.positions == "rotary" else None
+        if c.positions == "learned":
+            self.positions = nn.Parameter(torch.randn(c.max_output, c.d_model) * c.d_model**-0.5)  # (T, D)
+        else:
+            waves = sinusoids(c.max_output, c.d_model).float() if c.positions == "sinusoidal" else None
+            self.register_buffer("positions", waves, persistent=False)
         self.apply(_draw_weights)
 
     def read(self, source: Tensor, mask: Tensor) -> tuple[Tensors, Tensors]:
@@ -53,10 +60,8 @@ class TransformerEncoderDecoder(EncoderDecoder):
     def step(self, previous: Tensor, state: Tensors, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensors, Tensor]:
         place = state["place"]
         known = place.flip(1).cumsum(1).flip(1) != 0  # (B, T): True at positions up to the current one
-        # The rotation of each row's current position, (B, 1, 1, D_k/2).
-        cos, sin = ((place @ table)[:, None, None] for table in (self.rotations.cos, self.rotations.sin))
-        rotation = Rotation(cos, sin)
-        y, new, weights = self.embedding(previous)[:, None], {"place": place.roll(1, dims=1)}, mask.to(place.dtype)
+        y, rotation = self._placed(previous[:, None], place[:, None])
+        new, weights = {"place": place.roll(1, dims=1)}, mask.to(place.dtype)
         for i, block in enumerate(self.blocks):
             past, source = (state[f"keys_{i}"], state[f"values_{i}"]), (memory[f"keys_{i}"], memory[f"values_{i}"])
             y, (new[f"keys_{i}"], new[f"values_{i}"]), weights = block.step(y, past, place, known, rotation, source, mask)
@@ -64,11 +69,21 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
     def forward(self, source: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
         h = self.encoder(source, mask.long())
-        rotation = self.rotations(torch.arange(previous.shape[1], device=previous.device))
-        y = self.embedding(previous)
+        place = torch.eye(self.config.max_output, dtype=h.dtype, device=h.device)[None, : previous.shape[1]]
+        y, rotation = self._placed(previous, place)
         for block in self.blocks:
             y = block(y, rotation, h, mask)
         return self.to_logits(self.final_norm(y))
+
+    def _placed(self, tokens: Tensor, place: Tensor) -> tuple[Tensor, Rotation | None]:
+        """Return the input vectors (B, N, D) of the tokens (B, N) and their rotation, (B, 1, N, D_k/2), if positions are rotary.
+        place (B, N, T) or (1, N, T): one-hot vectors of their positions. A product with a table reads its rows."""
+        y = self.embedding(tokens)
+        if self.rotations is not None:
+            cos, sin = ((place @ table)[:, None] for table in (self.rotations.cos, self.rotations.sin))
+            return y, Rotation(cos, sin)
+        assert self.positions is not None
+        return y * self.config.embedding_scale + place @ self.positions, None
 
 
 class CrossAttentionBlock(nn.Module):
@@ -83,9 +98,9 @@ class CrossAttentionBlock(nn.Module):
         self.cross = CrossAttention(c.d_model, c.n_heads, d_memory=c.d_model, bias=c.attention_bias)
         self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=False, bias=True)
 
-    def forward(self, y: Tensor, rotation: Rotation, h: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, y: Tensor, rotation: Rotation | None, h: Tensor, mask: Tensor) -> Tensor:
         """Run the block on all T target positions at once. y (B, T, D): the target's hidden states; `rotation`: the rotary embedding of the
-        T positions; h (B, N, D): the encoder's output; mask (B, N): True at source tokens. Returns (B, T, D)."""
+        T positions, if any; h (B, N, D): the encoder's output; mask (B, N): True at source tokens. Returns (B, T, D)."""
         y = self._joined(self.own_norm, y, self.own(self._seen(self.own_norm, y), rotation=rotation)[0])
         y = self._joined(self.cross_norm, y, self.cross(self._seen(self.cross_norm, y), h, mask))
         return self._fed_forward(y)
@@ -96,7 +111,7 @@ class CrossAttentionBlock(nn.Module):
         past: tuple[Tensor, Tensor],
         place: Tensor,
         known: Tensor,
-        rotation: Rotation,
+        rotation: Rotation | None,
         source: tuple[Tensor, Tensor],
         mask: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
@@ -104,14 +119,16 @@ class CrossAttentionBlock(nn.Module):
         attention weights on the source (B, N), averaged over the heads.
 
         past: keys and values of the earlier target positions, (B, H, T, D_k) each. place (B, T): one-hot vector of the current position.
-        known (B, T) bool: True at positions up to the current one. rotation: that of the current position. source: the source's keys and
-        values, (B, N, D) each. mask (B, N): nonzero at source tokens.
+        known (B, T) bool: True at positions up to the current one. rotation: that of the current position, if any. source: the source's
+        keys and values, (B, N, D) each. mask (B, N): nonzero at source tokens.
         """
         own, cross, x = self.own, self.cross, self._seen(self.own_norm, y)
         q, k, v = (split_heads(project(x), own.n_heads) for project in (own.to_q, own.to_k, own.to_v))  # (B, H, 1, D_k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         here = place[:, None, :, None]
-        keys, values = (old + here * new for old, new in zip(past, (rotate(k, rotation), v), strict=True))
-        o = attend(rotate(q, rotation), keys, values, scale=own.d_head**-0.5, mask=known[:, None, None])
+        keys, values = (old + here * new for old, new in zip(past, (k, v), strict=True))
+        o = attend(q, keys, values, scale=own.d_head**-0.5, mask=known[:, None, None])
         y = self._joined(self.own_norm, y, own.to_out(merge_heads(o)))
         q = split_heads(cross.to_q(self._seen(self.cross_norm, y)), cross.n_heads)
         k, v = (split_heads(each, cross.n_heads) for each in source)  # (B, H, N, D_k)
@@ -151,7 +168,8 @@ def _encoder_config(c: TransformerConfig) -> EncoderConfig:
         n_heads=c.n_heads,
         d_feedforward=c.d_feedforward,
         n_positions=c.max_source,
-        positions="rotary",
+        positions=c.positions,
+        embedding_scale=c.embedding_scale,
         embedding_norm=False,
         norm=c.norm,
         norm_eps=1e-5,

@@ -1,15 +1,15 @@
 """Writes the model card of an encoder-decoder for number words."""
 
+from dataclasses import fields
 from typing import Any
 
+from models.encoder_decoder.config import TransformerConfig
 from models.training.cards import front_matter, training_section
 from models.training.number_words.pictures import ATTENTION, CURVE
 from models.training.number_words.words import LANGUAGES
 
-WHAT = {
-    "recurrent": "a GRU that reads in both directions, attention, and a modified GRU that writes (Bahdanau et al. 2014, arXiv:1409.0473)",
-    "transformer": "a Transformer on both sides (Vaswani et al. 2017, arXiv:1706.03762), pre-norm with rotary positions",
-}
+GRU = "a GRU that reads in both directions, attention, and a modified GRU that writes (Bahdanau et al. 2014, arXiv:1409.0473)"
+TRANSFORMER = "a Transformer on both sides (Vaswani et al. 2017, arXiv:1706.03762)"
 
 
 def card(report: dict[str, Any]) -> str:
@@ -21,11 +21,15 @@ def card(report: dict[str, Any]) -> str:
 def _head(report: dict[str, Any]) -> str:
     config, name = report["config"], report["name"]
     languages = config["languages"]
+    what = GRU
+    if config["kind"] == "transformer":
+        shape = {field.name: field.default for field in fields(TransformerConfig)} | config["model"]
+        what = f"{TRANSFORMER}, {shape['norm']}-norm, {shape['activation']}, {shape['positions']} positions"
     return f"""{front_matter(language=languages, tags=["attnserve", "translation"])}
 
 # {name}
 
-{report["parameters"] / 1e6:.2f} million parameters that read a number in words and write its digits: {WHAT[config["kind"]]}.
+{report["parameters"] / 1e6:.2f} million parameters that read a number in words and write its digits: {what}.
 Characters are tokens. Numbers from 0 to {10 ** config["max_digits"] - 1:,} in {len(languages)} languages:
 {", ".join(LANGUAGES[language] for language in languages)}.
 

@@ -7,7 +7,6 @@ import torch
 
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder, reversal_indices
-from models.parts.positions import Rotation
 from tests.models.encoder_decoder.tiny import KINDS, RECURRENT, TRANSFORMER, VOCABULARY, sources, tiny
 
 TOLERANCE = 1e-10  # float64
@@ -134,35 +133,44 @@ def test_a_shape_that_cannot_be_is_named(changes: dict, words: str) -> None:
 
 
 @torch.no_grad()
-def test_the_papers_decoder_block_is_torchs() -> None:
-    """Post-norm, ReLU and biases, beside torch's own layer, where no position turns anything."""
-    block = tiny("transformer of the paper").blocks[0]
-    for parameter in block.parameters():
+def test_the_papers_model_is_torchs() -> None:
+    """Embeddings times sqrt(D) plus sinusoids, then `torch.nn.Transformer`: post-norm, ReLU, biases."""
+    model, (source, mask), previous = tiny("transformer of the paper"), sources(7, 4), torch.tensor([[1, 5, 6, 3], [1, 7, 8, 3]])
+    for parameter in model.parameters():
         parameter += 0.3 * torch.randn_like(parameter)
-    theirs = torch.nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=False, dtype=torch.float64)
-    state = {}
-    for name, ours in (("self_attn", block.own), ("multihead_attn", block.cross)):
-        for part in ("weight", "bias"):
-            state[f"{name}.in_proj_{part}"] = torch.cat([ours.get_parameter(f"{to}.{part}") for to in ("to_q", "to_k", "to_v")])
-            state[f"{name}.out_proj.{part}"] = ours.get_parameter(f"to_out.{part}")
-    pairs = {
-        "norm1": "own_norm",
-        "norm2": "cross_norm",
-        "norm3": "feedforward_norm",
-        "linear1": "feedforward.up",
-        "linear2": "feedforward.down",
-    }
-    state |= {f"{their}.{part}": block.get_parameter(f"{our}.{part}") for their, our in pairs.items() for part in ("weight", "bias")}
-    theirs.load_state_dict(state)
-    y, h = torch.randn(2, 4, 8, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
-    still = Rotation(torch.ones(1, 1, 4, 2, dtype=torch.float64), torch.zeros(1, 1, 4, 2, dtype=torch.float64))
-    future = torch.ones(4, 4, dtype=torch.bool).triu(1)
-    torch.testing.assert_close(
-        block(y, still, h, torch.ones(2, 5, dtype=torch.bool)), theirs(y, h, tgt_mask=future), atol=TOLERANCE, rtol=0
+    theirs = torch.nn.Transformer(8, 2, 2, 2, 12, dropout=0.0, batch_first=True, dtype=torch.float64)
+    theirs.encoder.norm = theirs.decoder.norm = None  # the paper has no norm after the last block
+    theirs.load_state_dict(
+        _as_torchs("encoder", model.encoder.blocks, {"self_attn": "attention"}, ("attention_norm", "feedforward_norm"))
+        | _as_torchs(
+            "decoder", model.blocks, {"self_attn": "own", "multihead_attn": "cross"}, ("own_norm", "cross_norm", "feedforward_norm")
+        )
     )
+    waves = torch.tensor([[wave(t / 10_000 ** (2 * i / 8)) for i in range(4) for wave in (math.sin, math.cos)] for t in range(7)])
+    x, y = (
+        math.sqrt(8) * torch.nn.functional.embedding(ids, table.weight) + waves[: ids.shape[1]].double()
+        for ids, table in ((source, model.encoder.embeddings.tokens), (previous, model.embedding))
+    )
+    future = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    h = theirs(x, y, tgt_mask=future, src_key_padding_mask=~mask, memory_key_padding_mask=~mask)
+    torch.testing.assert_close(model(source, mask, previous), model.to_logits(h), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("changes", [{"norm": "both"}, {"activation": "sine"}])
+def _as_torchs(part: str, blocks: torch.nn.ModuleList, attentions: dict[str, str], norms: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Return the tensors of our blocks under the names of torch's layers."""
+    state = {}
+    pairs = {f"norm{i + 1}": norm for i, norm in enumerate(norms)} | {"linear1": "feedforward.up", "linear2": "feedforward.down"}
+    pairs |= {f"{theirs}.out_proj": f"{ours}.to_out" for theirs, ours in attentions.items()}
+    for i, block in enumerate(blocks):
+        for kind in ("weight", "bias"):
+            for theirs, ours in attentions.items():
+                projections = [block.get_parameter(f"{ours}.{to}.{kind}") for to in ("to_q", "to_k", "to_v")]
+                state[f"{part}.layers.{i}.{theirs}.in_proj_{kind}"] = torch.cat(projections)
+            state |= {f"{part}.layers.{i}.{theirs}.{kind}": block.get_parameter(f"{ours}.{kind}") for theirs, ours in pairs.items()}
+    return state
+
+
+@pytest.mark.parametrize("changes", [{"norm": "both"}, {"activation": "sine"}, {"positions": "nowhere"}])
 def test_a_block_that_there_is_not_is_named(changes: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(changes.values()))):
         tiny("transformer", **changes)

@@ -13,15 +13,17 @@ from models.encoder_decoder.transformer import TransformerEncoderDecoder
 VOCABULARY = {"vocab_size": 11, "begin_token_id": 1, "end_token_id": 2, "max_source": 20, "max_output": 6}
 RECURRENT = {"d_embedding": 5, "d_encoder": 4, "d_state": 8, "d_hidden": 3}
 TRANSFORMER = {"d_model": 8, "n_heads": 2, "d_feedforward": 12, "n_encoder_layers": 2, "n_decoder_layers": 2}
-PAPERS_BLOCK = {"norm": "post", "activation": "relu", "attention_bias": True}  # Vaswani et al. 2017
-KINDS = ("additive", "dot", "transformer", "transformer of the paper")
+PAPERS = {"positions": "sinusoidal", "norm": "post", "activation": "relu", "attention_bias": True}  # Vaswani et al. 2017
+KINDS = ("additive", "dot", "transformer", "transformer of the paper", "transformer with learned positions")
 
 
 def tiny(kind: str, **changes: Any) -> EncoderDecoder:
     """In float64, from a fixed seed."""
     torch.manual_seed(0)
     if kind == "transformer of the paper":
-        changes = PAPERS_BLOCK | changes
+        changes = PAPERS | changes
+    if kind == "transformer with learned positions":
+        changes = {"positions": "learned"} | changes
     if kind.startswith("transformer"):
         return TransformerEncoderDecoder(TransformerConfig(**(VOCABULARY | TRANSFORMER | changes))).double().eval()
     return RecurrentEncoderDecoder(RecurrentConfig(score=kind, **(VOCABULARY | RECURRENT | changes))).double().eval()
