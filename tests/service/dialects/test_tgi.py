@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from huggingface_hub import InferenceClient
-from huggingface_hub.errors import GenerationError, ValidationError
+from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
+from huggingface_hub.errors import BadRequestError, GenerationError, ValidationError
 
 from service.errors import InvalidRequest, NotReady, Overloaded, RuntimeFailed
 from tests.service.dialects.asking import N_SAID, Route, route
@@ -169,8 +169,11 @@ def official(where: str) -> Iterator[tuple[InferenceClient, FakeGenerator]]:
 
 
 def test_huggingface_hub_continues_texts(official: tuple[InferenceClient, FakeGenerator]) -> None:
-    hub, _ = official
+    hub, model = official
     assert hub.text_generation(PROMPT) == SAID
+    hub.text_generation(PROMPT, grammar=TextGenerationInputGrammarType(type="json", value={"type": "object"}))
+    grammar = model.engine.requests[-1].grammar
+    assert (grammar and grammar.source) == '{"type": "object"}'
     whole = hub.text_generation(PROMPT, details=True, decoder_input_details=True, max_new_tokens=5)
     assert (whole.generated_text, whole.details.finish_reason, len(whole.details.prefill)) == (SAID[:5], "length", len(PROMPT) + 1)
     assert "".join(hub.text_generation(PROMPT, stream=True, max_new_tokens=9)) == SAID[:9]
@@ -178,6 +181,14 @@ def test_huggingface_hub_continues_texts(official: tuple[InferenceClient, FakeGe
     assert (last.generated_text, last.details.finish_reason, last.details.input_length) == ("Once upon", "stop_sequence", len(PROMPT) + 1)
     with pytest.raises(ValidationError, match="watermark"):
         hub.text_generation(PROMPT, watermark=True)
+
+
+def test_huggingface_hub_is_told_where_labels_are_given(official: tuple[InferenceClient, FakeGenerator]) -> None:
+    hub, _ = official
+    with pytest.raises(BadRequestError, match="/rerank"):
+        hub.zero_shot_classification("a", ["b", "c"])
+    with pytest.raises(BadRequestError, match="/predict"):
+        hub.text_classification("a", function_to_apply="softmax")
 
 
 def test_huggingface_hub_hears_what_broke(official: tuple[InferenceClient, FakeGenerator]) -> None:

@@ -58,7 +58,12 @@ def test_the_table_has_every_route_of_an_encoder(tmp_path: Path) -> None:
     others = {"/decode", "/tokenize", "/detokenize", "/v1/attention", "/v1/development/kill"}
     texts = {"/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/images/generations"}
     texts |= {"/v1/states", "/v1/states/{state}/fork", "/v1/states/{state}/rewind", "/v1/responses/{response_id}/cancel"}
-    texts |= {"/v1/conversations", "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"}
+    texts |= {
+        "/v1/responses/input_tokens",
+        "/v1/conversations",
+        "/v1/conversations/{conversation_id}",
+        "/v1/conversations/{conversation_id}/items",
+    }
     document = fake_app(fake_bundle(tmp_path / "encoder")).openapi()
     paths = {path.replace("{model}", "encoder") for path, methods in document["paths"].items() if "post" in methods}
     assert paths - others - texts == set(BODIES)
