@@ -33,9 +33,10 @@ def _check_folder(checkpoint: Path) -> None:
         return
     if present(checkpoint):
         raise CheckpointError(f"{checkpoint} is not a folder; give the folder that has it, with config.json and tokenizer.json, or a .gguf")
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(checkpoint)) and not present(checkpoint.parent):
-        raise CheckpointError(
-            f"there is no folder {checkpoint}; if it is an id of the Hugging Face hub, download it (pip install huggingface_hub; "
-            f"hf download {checkpoint} --local-dir {checkpoint.name}), then give the folder {checkpoint.name}"
+    problem = f"there is no folder {checkpoint.name} in {checkpoint.absolute().parent}; check the path"
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(checkpoint)) and (checkpoint.name == str(checkpoint) or not present(checkpoint.parent)):
+        problem += (
+            f". If {checkpoint} is an id of the Hugging Face hub, download it (pip install huggingface_hub; "
+            f"hf download {checkpoint} --local-dir {checkpoint.name}), then give that folder"
         )
-    raise CheckpointError(f"there is no folder {checkpoint} in {checkpoint.absolute().parent}; check the path")
+    raise CheckpointError(problem)

@@ -45,9 +45,10 @@ def test_the_kind_is_decided_by_one_read(kind: type[Exporter], tmp_path: Path, m
     ("path", "words"),
     [
         (".", r"config\.json is missing"),
-        ("nowhere", r"there is no folder nowhere in .*; check the path"),
-        ("there/model", r"there is no folder there/model in .*there; check the path"),
-        ("BAAI/bge-small-en", r"hf download BAAI/bge-small-en --local-dir bge-small-en\), then give the folder bge-small-en"),
+        ("there/model", r"there is no folder model in .*there; check the path$"),
+        ("/nowhere/model", r"there is no folder model in /nowhere; check the path$"),
+        ("bert-base-uncased", r"check the path. If bert-base-uncased is an id of the Hugging Face hub, download it"),
+        ("BAAI/bge-small-en", r"hf download BAAI/bge-small-en --local-dir bge-small-en\), then give that folder"),
         ("there/model.safetensors", r"there/model\.safetensors is not a folder; give the folder that has it"),
     ],
 )
