@@ -33,8 +33,8 @@ async def inflate(coding: str, body: bytes) -> AsyncIterator[bytes]:
     """Yield the decompressed content in pieces of up to 1 MiB. If the body has at most 64 KiB, the event loop decompresses the first 64 KiB
     of the content. Another thread decompresses all other pieces.
 
-    Raises UnsupportedEncoding for another coding, MalformedBody for a body that is invalid in its coding or ends early. zstd does not tell
-    an early end: the content is then incomplete.
+    Raises UnsupportedEncoding for another coding, MalformedBody for a body that is invalid in its coding or ends early. An early end of
+    a zstd body whose head does not tell the size is not noticed: the content is then incomplete.
     """
     name = coding.strip().lower()
     if name in ("", "identity") or not body:
@@ -106,12 +106,16 @@ class _ZstdInflater:
 
     def __init__(self, body: bytes) -> None:
         self.done = False
+        self._missing = zstandard.frame_content_size(body)  # bytes that the first frame still has; -1 if its head does not tell
         self._stream = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).stream_reader(body, read_across_frames=True)
 
     def take(self, most: int) -> bytes:
         """Return the next `most` bytes of the content, or fewer at its end. Raises ZstdError if the body is invalid."""
         piece = self._stream.read(most)
         self.done = len(piece) < most
+        self._missing -= len(piece)
+        if self.done and self._missing > 0:
+            raise zstandard.ZstdError("it ends too early")
         return piece
 
 

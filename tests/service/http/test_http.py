@@ -13,6 +13,7 @@ import zstandard
 from fastapi import Query
 
 from service.dialects.routers import ROUTERS
+from service.errors import MalformedBody
 from service.http import content_encoding, edge
 from service.http.cors import EXPOSED
 from tests.service.fakes import client, fake_app, fake_bundle
@@ -156,6 +157,11 @@ async def test_another_coding_is_415_that_names_those_that_are_taken(bundle: Pat
 async def test_a_body_that_is_not_what_its_coding_says_is_400(bundle: Path, coding: str, content: bytes) -> None:
     async with client(fake_app(bundle)) as http:
         assert said(await post(http, content, coding)) == (400, "invalid_request_error", "malformed_body")
+
+
+async def test_a_zstd_body_that_ends_before_its_size_is_refused() -> None:
+    with pytest.raises(MalformedBody, match="ends too early"):
+        [piece async for piece in content_encoding.inflate("zstd", zstandard.compress(random.Random(0).randbytes(500_000))[:-1])]
 
 
 # Compressed answers ----------------------------------------------------------------------------------------------------------------------
