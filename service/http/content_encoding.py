@@ -44,8 +44,8 @@ async def inflate(coding: str, body: bytes) -> AsyncIterator[bytes]:
         raise UnsupportedEncoding(
             f"content-encoding {coding[:80]!r} is not accepted: send the body as it is, or with one of {ACCEPTED}", param="content-encoding"
         )
-    inflater = _ZstdInflater(body) if name == "zstd" else _Inflater(name, body)
     try:
+        inflater = _ZstdInflater(body) if name == "zstd" else _Inflater(name, body)
         if len(body) <= _INLINE_BYTES:
             yield inflater.take(_INLINE_BYTES)
         while not inflater.done:
@@ -102,7 +102,7 @@ class _Inflater:
 
 
 class _ZstdInflater:
-    """The same for zstd. Empty frames need no limit, because they are decompressed fast."""
+    """The same for zstd. Empty frames need no limit, because they are decompressed fast. Raises ZstdError if the body's head is invalid."""
 
     def __init__(self, body: bytes) -> None:
         self.done = False
