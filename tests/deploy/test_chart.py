@@ -127,6 +127,8 @@ def alike(found: Any) -> Any:
 
 
 def by_name(found: list[Manifest]) -> dict[tuple[str, str], Any]:
+    """The objects of the service itself: rules and dashboards have folders of their own."""
+    found = [each for each in found if each["kind"] != "PrometheusRule" and "-dashboard-" not in each["metadata"]["name"]]
     return {(each["kind"], each["metadata"]["name"]): each for each in map(alike, found)}
 
 
@@ -152,6 +154,27 @@ def test_defaults_are_the_overlay(helm: str, values: dict[str, Any], overlay: st
     assert by_name(rendered(helm, values)) == by_name(manifests(overlay))
 
 
+def test_rules_and_dashboards_are_those_of_their_folders(helm: str) -> None:
+    """For the release's namespace, with the labels by which kube-prometheus-stack selects; none without the Prometheus operator."""
+    stack = {"release": "kube-prometheus-stack"}
+    found = rendered(helm, {"monitorLabels": stack})
+    for each in of_kind(found, "PrometheusRule") + of_kind(found, "ServiceMonitor"):
+        assert stack.items() <= each["metadata"]["labels"].items()
+    rules = {each["metadata"]["name"]: each["spec"] for each in of_kind(found, "PrometheusRule")}
+    texts = [
+        (DEPLOY / "prometheus" / f"{name}.yaml").read_text().replace('namespace=~"attnserve"', 'namespace=~"mine"')
+        for name in ("rules", "alerts")
+    ]
+    assert rules == {each["metadata"]["name"]: each["spec"] for each in map(yaml.safe_load, texts)}
+    maps = [each for each in of_kind(found, "ConfigMap") if each["metadata"]["labels"].get("grafana_dashboard") == "1"]
+    assert {name: text for each in maps for name, text in each["data"].items()} == {
+        file.name: file.read_text() for file in (DEPLOY / "dashboards").glob("*.json")
+    }
+    for without in (rendered(helm, {}, options=()), rendered(helm, {"rules": False, "dashboards": False})):
+        assert not of_kind(without, "PrometheusRule")
+        assert not [each for each in of_kind(without, "ConfigMap") if "grafana_dashboard" in each["metadata"]["labels"]]
+
+
 @pytest.mark.parametrize("component", COMPONENTS)
 @pytest.mark.parametrize(("kind", "overlay"), [({}, "overlays/plain"), (RAY, "overlays/cpu")], ids=["plain", "cpu"])
 def test_values_are_the_components(helm: str, component: str, kind: dict[str, Any], overlay: str, tmp_path: Path) -> None:
@@ -165,7 +188,7 @@ def test_schemas(helm: str, install: str, ray_service_schema: jsonschema.Draft20
     for each in found:
         if each["kind"] == "RayService":
             ray_service_schema.validate(each)
-        elif each["kind"] not in MONITORS:
+        elif each["kind"] not in (*MONITORS, "PrometheusRule"):
             kubernetes_validate.validate(each, KUBERNETES[-1], strict=True)
     for pod in pods(found):
         as_pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "labels": pod.labels}, "spec": pod.spec}

@@ -437,6 +437,16 @@ def test_our_series_have_one_name() -> None:
     assert monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"] == renamed
 
 
+@pytest.mark.parametrize("overlay", ["overlays/cpu", "overlays/plain"])
+def test_one_line_gives_monitors_the_label_of_kube_prometheus_stack(overlay: str, tmp_path: Path) -> None:
+    """The line of deploy/observability.md. Selectors stay as they are: a changed one would be refused or select nothing."""
+    (line,) = re.findall(r"`(labels: \[.*?\])`", (DEPLOY / "observability.md").read_text())
+    usual, labelled = with_component(tmp_path, overlay), with_component(tmp_path, overlay, more=line)
+    (monitor,) = [each for each in labelled if each["kind"] in ("PodMonitor", "ServiceMonitor")]
+    assert monitor["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert [each.get("spec") for each in labelled] == [each.get("spec") for each in usual]
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_budget(overlay: str) -> None:
     """One pod at a time may go, and the drain of a node is never blocked for good."""

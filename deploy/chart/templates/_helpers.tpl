@@ -10,6 +10,12 @@
 {{/* The name of a ConfigMap without the hash that kustomize gives it. */}}
 {{- define "attnserve.unhashed" -}}{{ regexReplaceAll "-[a-z0-9]{10}$" . "" }}{{- end }}
 
+{{/* "true" if the release has monitors, else empty. */}}
+{{- define "attnserve.monitored" -}}
+{{- $known := .Capabilities.APIVersions.Has "monitoring.coreos.com/v1" }}
+{{- if or (eq .Values.monitors "always") (and (eq .Values.monitors "auto") $known) }}true{{ end }}
+{{- end }}
+
 {{- define "attnserve.image" -}}
 {{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}
 {{- else }}{{ .image.repository }}:{{ .image.tag | default (printf "%s-%s" .version (ternary "gpu" "cpu" .gpu)) }}{{ end }}
