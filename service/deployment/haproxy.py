@@ -35,21 +35,33 @@ _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 # once: it reads, or computes and stores nothing, or has an Idempotency-Key on a route that takes one. HAProxy sees the whole of a body that
 # it could send again. A compressed one may hide `store_state`.
 _KINDS_OF_REQUESTS = """    acl reads method GET HEAD OPTIONS
-    acl computes path /
-    acl computes path_end /embed /embed_all /embed_sparse /embeddings /similarity /rerank /predict /invocations /infer /attention
-    acl computes path_end /tokenize /detokenize /decode /generate /generate_stream /completions /generations
+    acl scores path_end /embed /embed_all /embed_sparse /embeddings /similarity /rerank /predict /attention
+    acl scores path_end /tokenize /detokenize /decode
+    acl writes path / /invocations
+    acl writes path_end /generate /generate_stream /completions /generations /infer
+    acl streams path_end /generate_stream
+    acl streams req.body -m reg '"stream"[[:space:]]*:[[:space:]]*true'
     acl stores req.body -m sub store_state
     acl stores req.hdr(content-encoding) -m found
     acl takes_keys path_beg /v1/states /v1/responses
     acl keyed req.hdr(idempotency-key) -m found
     acl changes method PATCH DELETE"""
-_REPEATABLE = "reads || computes !stores || takes_keys keyed !changes"
+_REPEATABLE = "reads || scores || writes !stores || takes_keys keyed !changes"
+# A client that only ends its side of the connection waits for its answer. HAProxy cannot tell it from one that has closed its connection:
+# only data sent to a closed connection is answered with a reset. So both get the answers that are short, or streams, which end at a reset.
+# With `abortonclose` the others end at once, because a whole text may take minutes, and many clients give up and ask again.
+_ANSWERED_ANYWAY = "reads || scores || writes streams !stores"
+# HAProxy's own limit of 101 header lines would answer with an HTML page. The gateways have a lower limit than this one, and answer in JSON.
+_HEADER_LINES = "    tune.http.maxhdr 4096"
+# A client of HTTP/2 could open and reset streams without end at little cost, and gateways would begin the work of each.
+_HTTP_1_ONLY = "    option disable-h2-upgrade"
 # HAProxy answers 502 where a gateway dies with a request that cannot be sent to another one. For clients that is the same as no gateway: no
 # part of an answer was sent, and they should ask again. So they have one status to handle. The service itself never answers 502.
 _LOST_IS_UNAVAILABLE = f"    http-after-response set-status {_NO_GATEWAY} if {{ status 502 }}"
 _EVERYWHERE = (
     # Only the owner may use HAProxy's control socket.
     (r" mode 666 ", " mode 600 "),
+    (r"^defaults$", rf"\g<0>\n{_HTTP_1_ONLY}"),
     # Without this timeout, a client that sends an incomplete request would hold a connection. It covers requests of up to 16 KB; for larger
     # bodies the service's own time limit applies.
     (r"^defaults$", lambda found: "\n".join([found[0], "    timeout http-request 10s", *_errors(set(_ERRORS) - set(_IN_RAYS_TEMPLATE))])),
@@ -72,7 +84,7 @@ _EVERYWHERE = (
 
 def edited(config: str, *, connections: int) -> str:
     """Return Ray's configuration with our lines added. Do not apply it twice. `connections` is the limit on open connections."""
-    config = re.sub(r"^    maxconn \d+$", f"    maxconn {connections}", config, flags=re.MULTILINE)
+    config = re.sub(r"^    maxconn \d+$", f"    maxconn {connections}\n{_HEADER_LINES}", config, flags=re.MULTILINE)
     for pattern, replacement in _EVERYWHERE:
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
     # Inserted last, so it becomes the first line: HAProxy warns if a connection rule follows a request rule.
@@ -109,19 +121,25 @@ def one_machine(*, listener: int, gateways: Iterable[Path], several: bool, nowhe
     places = list(gateways)
     servers = "\n".join(f"    server {path.stem} unix@{path} check" for path in places)
     alive = "\n".join(f"    server {path.stem} unix@{path} track gateways/{path.stem}" for path in places)
+    repeating = f"""    balance leastconn
+    http-reuse always
+    retry-on conn-failure empty-response{" 503" if several else ""}
+    option redispatch 1
+    retries 3"""
     return f"""global
     maxconn {connections}
     nbthread 1
     hard-stop-after {hard_stop_s}s
+{_HEADER_LINES}
 defaults
     mode http
+{_HTTP_1_ONLY}
     timeout connect 5s
     timeout client 3600s
     timeout http-request 10s
     timeout http-keep-alive 90s
     option http-no-delay
     option idle-close-on-response
-    option abortonclose
 {chr(10).join(_errors(_ERRORS))}
 frontend public
     bind fd@{listener}
@@ -136,18 +154,21 @@ frontend public
 {_LOST_IS_UNAVAILABLE}
     # HAProxy's own series: only it can count requests for which there was no gateway.
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }} {{ method GET }}
-    use_backend gateways if {_REPEATABLE}
+    use_backend gateways if {_ANSWERED_ANYWAY}
+    use_backend abandonable if {_REPEATABLE}
     default_backend once
 backend gateways
-    balance leastconn
-    http-reuse always
-    retry-on conn-failure empty-response{" 503" if several else ""}
-    option redispatch 1
-    retries 3
+{repeating}
     default-server inter 500ms downinter 200ms fall 1 rise 1 observe layer4 error-limit 1 on-error mark-down
 {servers}
     server nowhere unix@{nowhere} backup
+backend abandonable
+    option abortonclose
+{repeating}
+{alive}
+    server nowhere unix@{nowhere} backup
 backend once
+    option abortonclose
     balance leastconn
     # On a connection that it had used before, HAProxy would answer the death of a gateway only by closing the client's connection.
     http-reuse never

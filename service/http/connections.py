@@ -21,8 +21,10 @@ from service.http.interrupts import WHOLE
 
 _HEAD_S = 10.0
 _HEAD_BYTES = 65_536
+_HEAD_LINES = 256
 _SWEEP_S = 1.0
 _HELD_S = 0.1  # seconds in which the body of a plain request must be there
+_TCP_CLOSE = 7  # Linux's number of the state of a TCP connection that has ended
 _FILES = 512  # open files that the process keeps for other uses than connections
 _MOST = 16_384
 _ACCEPTED_AT_ONCE = _FILES // 2  # limit on connections accepted before `most_connections` is checked
@@ -45,6 +47,7 @@ class Connection(HttpToolsProtocol):
 
     _head_since: float | None = None  # time at which the current request's head began; None if the head is complete
     _head_bytes = 0  # bytes of the current request's head so far
+    _half_closed = False  # whether the client will send nothing more
     _unread = (0, 0.0)  # (bytes that the client has not read, time since which this number has not decreased)
     _counted = False
     _held: bytearray | None = None  # the body so far of a request that may be plain
@@ -91,6 +94,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_since = None
         self._head_bytes = 0
+        if len(self.headers) > _HEAD_LINES:
+            raise ValueError  # ends the parsing, so `send_400_response` is called
         if (
             (direct := getattr(self.app, "direct", None)) is not None
             and self.url in direct.readers
@@ -116,14 +121,28 @@ class Connection(HttpToolsProtocol):
                 self._pass_on()
 
     def on_message_complete(self) -> None:
+        self.scope[WHOLE] = True  # type: ignore[literal-required]
         if self._held is not None:
             body = bytes(self._held)
             if self.app.direct.begin(self, self.url, self.headers, body) is not None:
                 self._release()
                 return
             self._pass_on()
-        self.scope[WHOLE] = True  # type: ignore[literal-required]
         super().on_message_complete()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether to keep the connection open for an answer. The client has ended its side: it will send no other request, or it has
+        closed the connection.
+
+        To a closed connection the interim response 100, which clients must accept, is answered with a reset. `_check` finds the reset.
+        """
+        if self.cycle is None or self.cycle.response_complete or not self.scope.get(WHOLE):
+            return False
+        self._half_closed = True
+        self.cycle.keep_alive = False
+        if not self.pipeline and not self.cycle.response_started and self.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
 
     def _pass_on(self) -> None:
         """Let the application handle the request that is held, if there is one."""
@@ -148,6 +167,8 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.close()  # closed without an error, which cannot be sent in the middle of an answer
+        elif len(self.headers or ()) > _HEAD_LINES:
+            self.refuse(431, f"the request's head has {len(self.headers)} lines, and the most is {_HEAD_LINES}: send fewer headers")
         else:
             self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
 
@@ -179,7 +200,9 @@ class Connection(HttpToolsProtocol):
             cls._swept.discard(server)
 
     def _check(self, now: float) -> None:
-        """Close the connection if its client has taken too long to send a request's head or to read an answer."""
+        """Close the connection if its client has reset it, or has taken too long to send a request's head or to read an answer."""
+        if self._half_closed and _is_reset(self.transport.get_extra_info("socket")):
+            self.transport.abort()
         if self._head_since is not None and now - self._head_since > self.head_s and not self.transport.is_closing():
             if self.scope is None:  # true until the client has sent a request on this connection
                 self.transport.close()
@@ -211,6 +234,12 @@ def _send_without_chunks(cycle: RequestResponseCycle) -> None:
         await send(message)
 
     cycle.send = plain  # type: ignore[method-assign]
+
+
+def _is_reset(connection: socket.socket) -> bool:
+    """Return whether the other end has reset a connection that is no longer read. The event loop does not notice this."""
+    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+    return is_tcp and connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
 
 
 class Server(uvicorn.Server):

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -86,6 +87,50 @@ def test_a_connection_without_a_request_is_closed(port: int, monkeypatch: pytest
 def test_a_head_that_does_not_end_is_refused(port: int) -> None:
     status, _, _ = said(port, b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 70_000)
     assert status == 431
+
+
+@pytest.mark.parametrize(("lines", "status"), [(256, 200), (257, 431)])
+def test_a_head_of_many_lines_is_refused_in_json(port: int, lines: int, status: int) -> None:
+    request = b"GET /health/live HTTP/1.1\r\nconnection: close\r\n" + b"x: y\r\n" * (lines - 1) + b"\r\n"
+    found, headers, body = said(port, request)
+    assert found == status
+    if status == 431:
+        assert headers["content-type"] == "application/json"
+        assert "the request's head has 257 lines, and the most is 256" in json.loads(body)["message"]
+
+
+def embedding(text: str, more: str = "") -> bytes:
+    body = json.dumps({"input": text})
+    return f"POST /v1/embeddings HTTP/1.1\r\nhost: me\r\n{more}content-length: {len(body)}\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize("more", ["", "x-other: not a plain request\r\n"])
+def test_a_client_that_ends_its_side_gets_its_answer_and_one_that_closes_is_computed_for_no_longer(tmp_path: Path, more: str) -> None:
+    app = fake_app(fake_bundle(tmp_path / "mini"), threads=1)
+    with serve_in_thread(app) as url:
+        session, engine = app.state.catalog.session("mini"), app.state.catalog.computing("mini")
+        session.hold()
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(address, PATIENCE_S) as staying, socket.create_connection(address, PATIENCE_S) as leaving:
+            staying.sendall(embedding("cat", more))
+            staying.shutdown(socket.SHUT_WR)
+            session._wait(lambda: len(session.batches) == 1)
+            leaving.sendall(embedding("dog", more))
+            wait_until(lambda: len(engine._queue) == 1)
+            leaving.close()
+            wait_until(lambda: app.state.catalog.active == 1)
+            session.open()
+            received = staying.makefile("rb").read()
+        assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+        assert b'"embedding":[' in received
+        assert len(session.batches) == 1, "the input of the client that left is not computed"
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_an_idle_connection_after_an_answer_stays(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
