@@ -85,7 +85,7 @@ WRITERS := number-words number-words-transformer
 $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
-test: $(VENV)/.test $(VENV)/.npm  ## All tests: about 25 minutes on two cores
+test: $(VENV)/.test $(VENV)/.npm  ## All tests: 25 minutes on two fast cores, 37 on two of a 2.5 GHz Cascade Lake
 	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
 	$(BIN)/pytest -m alone tests/cluster
 
