@@ -296,7 +296,7 @@ async def test_what_fails_after_the_first_line_is_the_last_one_and_there_are_no_
     assert rows[0]["error"]["code"] == "backend_failure"
     await service.vectors("cat")  # in the cache from here on: its line leaves at once
     service.session.hold()
-    *rows, last = lines(await service.embed(["cat", "dog"], headers={**NDJSON, "x-request-timeout-ms": "300"}))
+    *rows, last = lines(await service.embed(["cat", "dog"], headers={**NDJSON, "x-request-timeout-ms": "1500"}))
     assert [row["index"] for row in rows] == [0]
     assert "usage" not in last
     assert last["error"]["type"] == "timeout_error"
