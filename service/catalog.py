@@ -408,15 +408,15 @@ class Catalog:
             raise NotReady(reason)
 
     async def ready(self) -> bool:
-        """Return whether every model is loaded and healthy. A model whose last run failed is probed, and counts as healthy if the probe
-        succeeds.
+        """Return whether every model is loaded and healthy, and the files of the store are intact. A model whose last run failed is probed,
+        and counts as healthy if the probe succeeds.
         """
         if not self.models or self.draining:
             return False
         for model in self.models.values():
             if not await self.answers(model):
                 return False
-        return True
+        return self.why_not_ready() is None
 
     async def answers(self, model: Served) -> bool:
         """Return whether the model can answer: its engine works, and its last run succeeded or a probe succeeds now."""
@@ -427,6 +427,11 @@ class Catalog:
     def sick(self) -> str | None:
         """Return the first engine failure that can be repaired only by a new process, or None if there is no such failure."""
         return next(filter(None, map(self._ailment, self.models.values())), None)
+
+    def why_not_ready(self) -> str | None:
+        """Return a failure that lasts until the service is started again, or None. A store that is away or full may come back."""
+        trouble = None if self.states is None else self.states.trouble()
+        return self.failure or self.sick() or (trouble.sentence if trouble is not None and trouble.reason in ("lost", "damaged") else None)
 
     def _ailment(self, model: Served) -> str | None:
         """Return the failure of the model's engine (a dead thread, or a runtime call longer than `stuck_after_s`), or None."""

@@ -225,6 +225,13 @@ class StoreFailed(ServiceError):
 
     status = 503
     code = "store_failed"
+    retry_after_s = 5.0  # in which a disk or a Redis may come back
+
+
+class StoreFull(StoreFailed):
+    """The disk of the store of states has no room. What needs none, such as a deletion, still works."""
+
+    code = "store_full"
 
 
 class RunNotFound(ServiceError):

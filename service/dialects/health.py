@@ -17,10 +17,11 @@ async def live() -> Response:
 
 @router.get("/health/ready", responses={503: {"description": "Still warming up, failing, or shutting down"}})
 async def ready(catalog: CatalogDep) -> Response:
-    """Return 200 if every model is ready and its most recent run succeeded, else 503, with the reason if it is known."""
+    """Return 200 if every model is ready, its most recent run succeeded, and the store of states can be used, else 503, with the reason if
+    it is known."""
     if await catalog.ready():
         return PlainTextResponse("ready")
-    return PlainTextResponse(catalog.failure or catalog.sick() or "not ready", 503, {"retry-after": "1"})
+    return PlainTextResponse(catalog.why_not_ready() or "not ready", 503)
 
 
 @router.get("/metrics")

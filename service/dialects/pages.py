@@ -93,7 +93,7 @@ async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response
     if catalog.settings.console and "text/html" in request.headers.get("accept", ""):
         return _file("index.html", request, call)
     if not await catalog.ready():
-        raise NotReady(f"unhealthy: {catalog.failure}" if catalog.failure else "unhealthy")
+        raise NotReady(f"unhealthy: {reason}" if (reason := catalog.why_not_ready()) else "unhealthy")
     call.headers["vary"] = "accept, authorization"
     told = not catalog.settings.needs_key or call.tenant is not None
     content = {

@@ -23,6 +23,7 @@ from service.errors import (
     Overloaded,
     QueueTooLong,
     ServiceError,
+    StoreFailed,
     Unauthorized,
     UnsupportedEncoding,
 )
@@ -260,6 +261,8 @@ class _TrackedSend:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
+            if self.status == 503 and all(name != b"retry-after" for name, _ in message["headers"]):  # of a probe; errors have their own
+                message["headers"].append((b"retry-after", b"1"))
             if (tenant := self._call.tenant) is not None:
                 tenant.charge(self._call)  # a whole answer's tokens are known by now; a stream's are charged at its end
                 message["headers"] += tenant.headers()
@@ -310,7 +313,7 @@ def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tu
     status, content = dialect_of(path, dialects).render(error)
     body = orjson.dumps(content)
     headers = {"content-type": "application/json", "content-length": str(len(body))}
-    if isinstance(error, Overloaded | NotReady):
+    if isinstance(error, Overloaded | NotReady | StoreFailed):
         headers["retry-after"] = str(max(1, int(error.retry_after_s + 0.999)))
         headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
     if status in (409, 412):

@@ -71,11 +71,15 @@ class BlobFiles:
         path.parent.mkdir(exist_ok=True, mode=0o700)
         part = path.with_suffix(f".{os.getpid()}.part")
         about = orjson.dumps({**record, "sha256": sha256, "size": len(blob)})
-        with part.open("wb") as file:
-            file.write(blob)
-            file.write(about + len(about).to_bytes(_LENGTH_BYTES, "little"))
-            file.flush()
-            os.fdatasync(file.fileno())
+        try:
+            with part.open("wb") as file:
+                file.write(blob)
+                file.write(about + len(about).to_bytes(_LENGTH_BYTES, "little"))
+                file.flush()
+                os.fdatasync(file.fileno())
+        except OSError:
+            part.unlink()  # on a full disk it would hold the last room
+            raise
         part.replace(path)
         for folder in (path.parent, self._blobs):
             sync(folder)

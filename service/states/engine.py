@@ -5,11 +5,22 @@ call reveals the data of another tenant: another tenant's id is treated as unkno
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from service.states.record import Ancestor, Document, Filter, Fork, IdempotencyKey, Name, NameChange, Patch, Quota, StateRecord, Usage
 
 SWEPT = 256  # limit on the rows that one call of `sweep` ends or deletes, because other calls of the store wait during the call
+
+
+Reason = Literal["full", "lost", "damaged", "failed"]
+
+
+class Trouble(NamedTuple):
+    """What is wrong with a store: its disk is full; its files were deleted or replaced (`lost`), or are damaged; or its last call failed
+    otherwise. The sentence is for users."""
+
+    reason: Reason
+    sentence: str
 
 
 class StateEngine(Protocol):

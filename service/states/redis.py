@@ -91,6 +91,11 @@ class RedisEngine:
         """Return a context without an effect: each call in it is durable by itself, even if a later call fails."""
         yield
 
+    spare = group
+
+    def trouble(self) -> None:
+        """Return None: if Redis is away or full, its calls fail, and the next ones try again."""
+
     def close(self) -> None:
         self._redis.close()
 

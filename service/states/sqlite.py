@@ -12,18 +12,18 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import apsw
 import orjson
 
-from service.errors import StoreFailed
+from service.errors import QuotaExceeded, StoreFailed
 from service.states import sqlite_documents as documents
 from service.states import sqlite_names as names
 from service.states.blob_files import BlobFiles
-from service.states.engine import SWEPT
+from service.states.engine import SWEPT, Trouble
 from service.states.record import (
     Ancestor,
     Document,
@@ -40,12 +40,14 @@ from service.states.record import (
     Usage,
 )
 from service.states.refusals import gone, key_reused, no_page, no_state, over_quota
+from service.states.sqlite_disk import StoreDisk
 from service.states.sqlite_schema import FIELDS, FILE, FROM, FROM_VERSION_1, SCHEMA, SELECT, VERSION, record_of, stored_record
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
 TOMBSTONE_S = 86_400.0  # seconds for which requests for a state that is gone are answered with the reason
 KEY_S = 86_400.0  # seconds for which an idempotency key is kept
 _AT_ONCE, _WAITS = -math.inf, math.inf  # `used` of a state that is gone: the next sweep deletes its row; the row stays for its children
+_SWEPT_SPARE = 16  # as SWEPT, on a full disk
 _BUSY_MS = 10_000  # longest wait for another process's transaction, in milliseconds
 
 
@@ -62,9 +64,11 @@ class SqliteEngine:
         self._unused: set[str] = set()  # hashes of blob files to which perhaps no row refers
         self.ended: Counter[Status] = Counter()
         self.damaged_blobs = 0
-        try:
+        self._disk = StoreDisk(folder)
+        with self._disk.failing(f"the store of states in {folder} cannot be opened", ""):
             self._files = None if folder is None else BlobFiles(folder)
             self._db = apsw.Connection(":memory:" if folder is None else str(folder / FILE), vfs=vfs)
+            self._disk.begin(self._db)
             self._db.set_busy_timeout(_BUSY_MS)
             # Without "extra", power loss can restore the journal that was used to change to WAL, and this journal empties the database.
             self._db.pragma("synchronous", "extra")
@@ -76,8 +80,6 @@ class SqliteEngine:
                 if version in (0, 1) and not lost:
                     self._db.execute(FROM_VERSION_1 if version else SCHEMA)
                     self._db.pragma("user_version", VERSION)
-        except (apsw.Error, OSError) as error:
-            raise StoreFailed(f"the store of states in {folder} cannot be opened: {_reason(error)}") from error
         if version not in (0, 1, VERSION):
             raise StoreFailed(f"the store in {folder} has version {version}, and this release reads {VERSION}: use another folder")
         if lost:
@@ -85,9 +87,24 @@ class SqliteEngine:
                 f"the store in {folder} has files of blobs and no index: `attnserve states rebuild --states {folder}` makes one; "
                 f"without the folder {folder}/blobs the store is empty"
             )
+        self._disk.opened()
         if self._files is not None:
             self._unused |= self._files.begin()
             self._remove_unused()
+
+    def trouble(self) -> Trouble | None:
+        return self._disk.trouble()
+
+    @contextmanager
+    def spare(self) -> Iterator[None]:
+        """Return a group that may use the store's reserve, for one call that found the disk full. What needs room raises StoreFull."""
+        self._disk.spare = True
+        try:
+            with self.group():
+                yield
+        finally:
+            self._disk.spare = False
+            self._disk.restore(self._db)
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -105,7 +122,7 @@ class SqliteEngine:
                 raise
             return
         try:
-            with _failing(), self._transaction():
+            with self._disk.failing(), self._transaction():
                 yield
         finally:
             self._remove_unused()
@@ -121,10 +138,17 @@ class SqliteEngine:
         """Return a context that is one transaction. It uses `execute` and not `with self._db`, which would hold the GIL while it waits for
         another process or the disk."""
         self._db.execute("BEGIN IMMEDIATE")
-        before = self.ended.copy()
+        before, changes = self.ended.copy(), self._db.total_changes()
         try:
+            self._disk.check()
+            if self._disk.spare:
+                self._disk.release()
             yield
+            self._disk.allocate(self._db)
             self._db.execute("COMMIT")
+            self._disk.check()
+            if self._db.total_changes() != changes and not self._disk.spare:
+                self._disk.full = False
         except BaseException:
             self.ended = before
             if self._db.in_transaction:  # False after errors that have ended the transaction
@@ -146,6 +170,9 @@ class SqliteEngine:
         name: NameChange | None = None,
         key: IdempotencyKey | None = None,
     ) -> StateRecord:
+        if self._disk.spare:  # room is made first, and stays made for another try if there is still too little
+            with suppress(QuotaExceeded), self._atomic():
+                self._make_room(record.tenant, Quota(quota.states - 1, quota.size - len(blob or b"")))
         with self._atomic():
             if (made := self._insert(record, blob, ids, key)) is not None:
                 return made
@@ -281,7 +308,7 @@ class SqliteEngine:
 
     def blobs(self) -> Iterator[StoredBlob]:
         last = 0  # one statement for each blob: a statement for all would prevent the WAL's reset
-        with _failing():
+        with self._disk.failing():
             while row := self._db.execute(
                 "SELECT id, sha256, size, content, refs FROM blobs WHERE id > ? ORDER BY id LIMIT 1", (last,)
             ).fetchone():
@@ -289,9 +316,11 @@ class SqliteEngine:
                 yield StoredBlob(sha256, self._content(sha256, size, content), states)
 
     def sweep(self) -> bool:
+        if not self._disk.spare:
+            self._disk.reserve()
         with self._atomic():
             self._note_use()
-            now, left = self._clock(), SWEPT
+            now, left = self._clock(), _SWEPT_SPARE if self._disk.spare else SWEPT
             over = "SELECT tenant, id FROM states WHERE status = 'ready' AND expires <= ? LIMIT ?"
             ended: list[Any] = self._db.execute(over, (now, left)).fetchall()
             for tenant, state in ended:
@@ -313,6 +342,7 @@ class SqliteEngine:
 
     def write(self, document: Document, expected: int | None, quota: Quota) -> int:
         with self._atomic():
+            self._disk.check_room(self._db, len(document.body))
             version, growth = documents.write(self._db, document, expected, self._clock())
             self._count(document.tenant, size=growth)
             if growth > 0:
@@ -383,6 +413,7 @@ class SqliteEngine:
         """Store the bytes of a new state, and return the id, the hash and the size in bytes of their blob."""
         sha256, size = hashlib.sha256(blob).hexdigest(), len(blob)
         inline = size <= INLINE_BYTES or self._files is None
+        self._disk.check_room(self._db, size, in_file=not inline)
         if not inline and self._files is not None:
             self._unused.add(sha256)  # if this transaction fails, the file has no row and is removed later
             self._files.write(
@@ -487,18 +518,5 @@ class SqliteEngine:
                 for sha256 in unused:
                     if self._db.execute("SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1", (sha256,)).get is None:
                         self._files.remove(sha256)
-        except (apsw.Error, OSError):
+        except (apsw.Error, OSError, StoreFailed):
             self._unused |= unused  # the next transaction, or the next start, removes these files
-
-
-@contextmanager
-def _failing() -> Iterator[None]:
-    """Raise StoreFailed in place of an error of SQLite or of the disk."""
-    try:
-        yield
-    except (apsw.Error, OSError) as error:
-        raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

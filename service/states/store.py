@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from service.errors import Overloaded, StoreFailed
-from service.states.engine import StateEngine
+from service.errors import Overloaded, StoreFailed, StoreFull
+from service.states.engine import StateEngine, Trouble
 from service.states.record import Status, StoredBlob, Usage
 
 T = TypeVar("T")
@@ -50,12 +50,21 @@ class GroupingEngine(StateEngine, Protocol):
 
     def group(self) -> AbstractContextManager[None]: ...
 
+    def spare(self) -> AbstractContextManager[None]:
+        """Return a group for one call on a full disk: it may use room that is set aside for deletions. Calls that need more raise
+        StoreFull."""
+        ...
+
+    def trouble(self) -> Trouble | None:
+        """Return what is wrong with the store now, as far as the engine knows without a call, or None. May be called on any thread."""
+        ...
+
 
 class Observer(Protocol):
     """Receives the events of a store, for metrics. All methods except `opened` are called on the store's thread."""
 
-    def opened(self, waiting: Callable[[], int]) -> None:
-        """Called when the store is opened. `waiting` returns the number of calls in the queue."""
+    def opened(self, waiting: Callable[[], int], trouble: Callable[[], Trouble | None]) -> None:
+        """Called when the store is opened. `waiting` returns the number of calls in the queue, `trouble` what is wrong with the store."""
         ...
 
     def finished(self, elapsed_s: float) -> None:
@@ -78,14 +87,19 @@ class Store:
         self._counted_at = -math.inf
         self._calls: queue.Queue[tuple[Callable[[GroupingEngine], Any], Future[Any]] | None] = queue.Queue(_WAITING)
         self._closed = False
+        self._failed: Trouble | None = None
         if observer is not None:
-            observer.opened(self._calls.qsize)
+            observer.opened(self._calls.qsize, self.trouble)
         self._start()
 
     def _start(self) -> None:
         """Start the thread. Simulations of the tests have no thread."""
         self._thread = threading.Thread(target=self._work, name="states", daemon=True)
         self._thread.start()
+
+    def trouble(self) -> Trouble | None:
+        """Return what is wrong with the store now, or None. May be called on any thread."""
+        return self._engine.trouble() or self._failed
 
     def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
         """Queue a call of the engine. The returned future gets the call's result when its changes are durable. Raises Overloaded if the
@@ -122,13 +136,11 @@ class Store:
     def _carry_out(self, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
         """Carry out the calls of a group, then set the results of their futures. Simulations of the tests call this without a thread."""
         begun = time.perf_counter()
-        results: list[tuple[Future[Any], Any, BaseException | None]] = []
-        try:
-            with self._engine.group():
-                for call, future in group:
-                    results.append(self._one(call, future))
-        except BaseException as error:  # the commit failed, so no call of this group is durable
-            results = [(future, None, error) for _, future in group]
+        results = self._together(group, self._engine.group)
+        if any(isinstance(failure, StoreFull) for *_, failure in results):
+            results = [self._on_a_full_disk(*each) for each in group]
+        failures = [failure for *_, failure in results if isinstance(failure, StoreFailed)]
+        self._failed = Trouble("failed", failures[0].message) if failures else None
         elapsed_s = time.perf_counter() - begun
         for future, result, failure in results:
             if failure is None:
@@ -137,6 +149,25 @@ class Store:
                 future.set_exception(failure)
         if self._observer is not None:
             self._observe(self._observer, elapsed_s)
+
+    def _together(
+        self, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]], within: Callable[[], AbstractContextManager[None]]
+    ) -> list[tuple[Future[Any], Any, BaseException | None]]:
+        """Carry out calls within one group of the engine. Return the future, the result and the error of each."""
+        try:
+            with within():
+                return [self._one(call, future) for call, future in group]
+        except BaseException as error:  # the commit failed, so no call of this group is durable
+            return [(future, None, error) for _, future in group]
+
+    def _on_a_full_disk(self, call: Callable[[GroupingEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
+        """Carry out a call alone: as it is, and then twice with the room that is set aside, because the first time may evict states."""
+        result: tuple[Future[Any], Any, BaseException | None]
+        for within in (self._engine.group, self._engine.spare, self._engine.spare):
+            (result,) = self._together([(call, future)], within)
+            if not isinstance(result[-1], StoreFull):
+                break
+        return result
 
     def _observe(self, observer: Observer, elapsed_s: float) -> None:
         observer.finished(elapsed_s)
@@ -151,7 +182,7 @@ class Store:
         try:
             return future, call(self._engine), None
         except Exception as error:
-            if isinstance(error, (StoreFailed, *self._engine.failures)):
+            if isinstance(error, (StoreFailed, *self._engine.failures)) and not isinstance(error, StoreFull):
                 raise
             return future, None, error
 

@@ -89,6 +89,9 @@ class Metrics:
         self.store_seconds = histogram(
             "attnserve_state_store_seconds", "Seconds of one group of calls of the store, until it is durable", buckets=_STEP_S
         ).labels()
+        self.store_trouble = gauge(
+            "attnserve_state_store_trouble", "1 while the store is full, its files are lost or damaged, or its last call failed", ["reason"]
+        )
         self.store_queue = gauge("attnserve_state_store_queue", "Calls that wait for the store")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
         self.guessed_tokens = counter("vllm:spec_decode_num_draft_tokens", "Tokens guessed from a run's own text and computed", named)

@@ -2,7 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import get_args
 
+from service.states.engine import Reason, Trouble
 from service.states.record import Status, Usage
 from service.telemetry.metrics import Metrics
 
@@ -15,8 +18,15 @@ class StateStoreMetrics:
         self._ended: Counter[Status] = Counter()
         self._damaged_blobs = 0
 
-    def opened(self, waiting: Callable[[], int]) -> None:
+    def opened(self, waiting: Callable[[], int], trouble: Callable[[], Trouble | None]) -> None:
         self._metrics.store_queue.set_function(waiting)
+
+        def has(reason: Reason) -> bool:
+            found = trouble()
+            return found is not None and found.reason == reason
+
+        for reason in get_args(Reason):
+            self._metrics.store_trouble.labels(reason).set_function(partial(has, reason))
 
     def finished(self, elapsed_s: float) -> None:
         self._metrics.store_seconds.observe(elapsed_s)

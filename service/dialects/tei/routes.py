@@ -292,7 +292,7 @@ async def health(catalog: CatalogDep) -> Any:
     """Return 200 without a body if every model is healthy, otherwise 503."""
     if await catalog.ready():
         return Response()
-    raise NotReady(f"unhealthy: {catalog.failure}" if catalog.failure else "unhealthy")
+    raise NotReady(f"unhealthy: {reason}" if (reason := catalog.why_not_ready()) else "unhealthy")
 
 
 router.include_router(tei_tokens.router)  # added last: routes are matched in order, and these routes are called less often

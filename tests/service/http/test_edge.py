@@ -527,7 +527,9 @@ async def test_while_loading_everything_but_life_is_503_with_retry_after(bundle:
         for answer in (await embeddings(http), await http.get("/v1/models"), await http.get("/v1/models/ada")):
             assert said(answer)[0] == 503
             assert answer.headers["retry-after"] == "1"
-        assert (await http.get("/health/ready")).status_code == 503
+        for path in ("/", "/health", "/ping", "/health/ready", "/v2/health/ready"):
+            probe = await http.get(path)
+            assert (probe.status_code, probe.headers.get_list("retry-after")) == (503, ["1"])
         assert (await http.get("/health/live")).status_code == 200
 
 

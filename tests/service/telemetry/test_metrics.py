@@ -45,6 +45,7 @@ OURS = {
     "attnserve_state_damaged_blobs",
     "attnserve_state_store_seconds",
     "attnserve_state_store_queue",
+    "attnserve_state_store_trouble",
 }
 
 

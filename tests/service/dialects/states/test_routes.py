@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,6 +213,21 @@ async def test_a_deleted_state_is_missing_and_an_expired_one_gone(states: States
     states.later(86_400 * 31)
     gone = await states.refused(410, "GET", f"/{kept['id']}")
     assert "it has expired" in gone["message"]
+
+
+async def test_a_service_whose_store_was_taken_away_acknowledges_nothing_and_is_not_ready(tmp_path: Path) -> None:
+    model = FakeGenerator("wordy")
+    async with client(generator_app(model, states=str(tmp_path))) as http:
+        states = States(http, model)
+        made = await states.make()
+        (tmp_path / "states.sqlite3").rename(tmp_path / "aside")
+        for answer in (await states.ask("POST", json={"prompt": "Hello"}), await states.ask("GET", f"/{made['id']}")):
+            assert (answer.status_code, answer.json()["error"]["code"], answer.headers["retry-after"]) == (503, "store_failed", "5")
+        ready = await http.get("/health/ready")
+        assert (ready.status_code, "states.sqlite3 of the store of states was deleted or replaced" in ready.text) == (503, True)
+        (tmp_path / "aside").rename(tmp_path / "states.sqlite3")
+        assert (await http.get("/health/ready")).status_code == 200
+        assert await states.make()
 
 
 async def test_forks_share_one_blob(states: States) -> None:
