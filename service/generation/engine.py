@@ -10,15 +10,11 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from service.errors import InvalidRequest, ServiceError
+from service.errors import DeadlineExceeded, InvalidRequest, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
 from service.generation.intake import Intake
 from service.generation.places import Places
@@ -36,7 +32,7 @@ from service.generation.saved.run_states import RunStates
 from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.sequence import Sequence
 from service.generation.session import Logits, StepSession, Tensor
-from service.generation.snapshot import Snapshot
+from service.generation.snapshot import Snapshot, State
 from service.generation.step_engine import Once, StepEngine, new_submission
 from service.generation.submission import Submission
 from service.generation.text import Vocabulary
@@ -212,6 +208,15 @@ class GeneratorEngine(StepEngine[Sequence]):
         for each in wanted.values():
             self._deliver_snapshot(each, InvalidRequest("the run has ended: there is no snapshot to make"))
 
+    def _end_at_deadline(self, sequence: Sequence) -> None:
+        keeps = sequence.request.keep is not None
+        if not sequence.completion or (keeps and sequence.left_of_prompt):  # the state after the last token is not there yet
+            self._fail([sequence], DeadlineExceeded("the request's deadline passed before there was a token to answer"))
+            return
+        self._publish()  # the end may be delivered by another way, and must not overtake the tokens
+        last = Delta("" if sequence.stops is None else sequence.stops.finish(), finish_reason="length")
+        self._complete(sequence, last, self._places.copy(sequence)[0] if keeps else None)
+
     def _forget(self, sequence: Sequence) -> None:
         self._places.remove(sequence)
 
@@ -306,8 +311,10 @@ class GeneratorEngine(StepEngine[Sequence]):
                     self._checkpoint(sequence, fed.copy)
                 if sequence.over is not None:
                     self._admission.remove(sequence)
-                    state = None if sequence.request.keep is None else fed.states.slots.state(fed.states.at)
-                    self._complete(sequence, sequence.over, state, fed.logits)
+                    kept = None
+                    if sequence.request.keep is not None:
+                        kept = self._places.state(sequence, fed.states.slots.state(fed.states.at), fed.logits)
+                    self._complete(sequence, sequence.over, kept)
                 elif sequence.aside:
                     sequence.state = self._places.state(sequence, copied, fed.logits)
                 else:
@@ -348,26 +355,24 @@ class GeneratorEngine(StepEngine[Sequence]):
         if ending:
             self._publish()  # the end is delivered by another way, once the state is stored, and must not overtake their tokens
         for sequence, last in ending:
-            state = self._running.copy(sequence)
+            state = self._places.state(sequence, *self._running.copy(sequence))
             self._running.remove(sequence)
-            self._complete(sequence, last, *state)
+            self._complete(sequence, last, state)
 
-    def _complete(
-        self, sequence: Sequence, last: Delta, tensors: Several[Tensor] | None = None, logits: NDArray[np.float32] | None = None
-    ) -> None:
-        """End a run: emit its last delta. If the request wants the state kept, the delta is emitted when the state has been stored."""
+    def _complete(self, sequence: Sequence, last: Delta, state: State | None) -> None:
+        """End a run: emit its last delta. If the request wants `state` kept, the delta is emitted when the state has been stored."""
         run = sequence.run
         if sequence.request.keep is None:
             self._emit(run, last)
             return
-        assert tensors is not None
+        assert state is not None
         assert last.finish_reason is not None
         self._finished(run, last.finish_reason)
 
         def stored(failure: ServiceError | None) -> None:
             self._post(run.give if failure is None else run.fail, last if failure is None else failure)
 
-        self._states.keep(sequence, self._places.state(sequence, tensors, logits), stored)
+        self._states.keep(sequence, state, stored)
 
     def _draw(self, now: float) -> list[tuple[Sequence, Delta]]:
         """Draw and emit the next token of every row, and more tokens of the rows for which the last step guessed right. Remove sequences

@@ -1,4 +1,7 @@
-"""Reads the runs of one request together: n choices for each of its prompts. The first error ends all of them."""
+"""Reads the runs of one request together: n choices for each of its prompts. The first error ends all of them.
+
+At the deadline a request is answered with the tokens that it has, so a run without a token fails only if all runs have none.
+"""
 
 import asyncio
 import logging
@@ -6,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from service.call import Call
-from service.errors import ServiceError
+from service.errors import DeadlineExceeded, ServiceError
 from service.generation.model import Generator
 from service.generation.reopening import Reopening
 from service.generation.request import Delta, GenerationRequest
@@ -62,6 +65,7 @@ class Runs:
         self._reopening = reopening
         self._opening: asyncio.Task[None] | None = None
         self._known = sum(len(run.request.known) for run in runs)  # tokens that were drawn and charged before, and are now fed again
+        self._late: set[int] = set()  # indices of the runs that were ended here, because the deadline passed before their first token
         self._left = len(runs)  # number of runs that were not read to their end
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -162,13 +166,20 @@ class Runs:
         left = _PIECE_TOKENS
         for at in range(len(self.runs)):
             index = (self._first + at) % len(self.runs)
+            if index in self._late:
+                continue
             try:
                 while left > 0 and (delta := self._taken(index, left)) is not None:  # `_taken` raises a run's error after its deltas
                     taken.append((index, delta))
                     left -= len(delta.token_ids)
                     self._left -= delta.finish_reason is not None
             except Exception as error:
-                self._error = self._error or error
+                if isinstance(error, DeadlineExceeded) and self.completion_tokens:
+                    taken.append((index, Delta("", finish_reason="length")))
+                    self._late.add(index)
+                    self._left -= 1
+                else:
+                    self._error = self._error or error
             if left <= 0:  # stop here, because this run may have more deltas
                 self._first = (index + 1) % len(self.runs)
                 self._there = self._ending = True

@@ -328,7 +328,7 @@ class StepEngine(ABC, Generic[J]):
             self._began = began  # that of the call in which this one was made
 
     def _sweep(self) -> None:
-        """Remove cancelled jobs. Every `sweep_s`, also fail runs whose deadline has passed or whose text is not read."""
+        """Remove cancelled jobs. Every `sweep_s`, also end runs whose deadline has passed, and fail runs whose text is not read."""
         now = time.monotonic()
         cancelled = self._admission.cancelled()
         if not (cancelled or now - self._swept > self.sweep_s):
@@ -338,12 +338,18 @@ class StepEngine(ABC, Generic[J]):
                 for run in job.runs:
                     self._finished(run, "abort")
             elif now >= job.request.deadline:
-                self._fail([job], DeadlineExceeded("the request's deadline passed before its last token"))
+                self._end_at_deadline(job)
             elif any((since := run.unread_since) is not None and now - since > self.limits.unread_s for run in job.runs):
                 self._fail([job], DeadlineExceeded(f"the text was not read for {self.limits.unread_s:g} s"))
             else:
                 continue
             self._remove(job)
+
+    def _end_at_deadline(self, job: J) -> None:
+        """End the runs of a job as if they had reached their limit on tokens. Runs without a token fail."""
+        for run in [run for run in job.runs if run.usage.finished is None]:
+            late = DeadlineExceeded("the request's deadline passed before there was a token to answer")
+            self._emit(run, Delta("", finish_reason="length") if run.usage.completion_tokens else late)
 
     def _remove(self, job: J) -> None:
         self._admission.remove(job)

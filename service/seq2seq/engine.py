@@ -105,6 +105,13 @@ class WritingEngine(StepEngine[Source]):
         if self._batch.sources:
             self._guarded(self._step, self._batch.sources)
 
+    def _end_at_deadline(self, job: Source) -> None:
+        if job.request.attention:
+            for run, path in zip(job.runs, job.search.found, strict=False):
+                if run.usage.completion_tokens:
+                    run.attention = Attention(path.tokens, np.stack(path.weights))
+        super()._end_at_deadline(job)
+
     def _forget(self, job: Source) -> None:
         if job in self._batch.sources:
             self._batch.leave(job)

@@ -19,7 +19,7 @@ from service.dialects import accepted, generation
 from service.dialects.generation_schemas import STREAM, DrawingFields, Ignored, SamplingFields
 from service.dialects.openai.embeddings import ERRORS, render
 from service.dialects.openai.png import png
-from service.errors import InvalidRequest, ServiceError, WrongKind
+from service.errors import DeadlineExceeded, InvalidRequest, ServiceError, WrongKind
 from service.generation.model import Generator
 from service.generation.request import Delta
 from service.generation.runs import Runs
@@ -97,6 +97,8 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
     if body.stream:
         return await sse.stream(runs, _ImageStream(sheet, runs, body.partial_images), call, catalog.settings)
     drawn = [delta.token_ids for delta in await runs.all()]
+    for token_ids in drawn:
+        sheet.check(token_ids)
     pictures = await catalog.tokenizers.run(lambda: [sheet.base64(token_ids) for token_ids in drawn], size=0)
     return {
         "created": generation.now(),
@@ -171,6 +173,11 @@ class Sheet:
     def size(self) -> str:
         return f"{self.image.width * self.enlarged}x{self.image.height * self.enlarged}"
 
+    def check(self, token_ids: Sequence[int]) -> None:
+        """Raise DeadlineExceeded if pixels are missing: a run ends early only at its deadline."""
+        if len(token_ids) < self.n_pixels:
+            raise DeadlineExceeded(f"the request's deadline passed after {len(token_ids)} of the picture's {self.n_pixels} pixels")
+
     def base64(self, token_ids: Sequence[int]) -> str:
         """Return a PNG of the pixels generated so far, in base64."""
         ids = self.image.level_token_ids
@@ -211,6 +218,7 @@ class _ImageStream(sse.Script[tuple[int, Delta]]):
         return events
 
     def closing(self) -> bytes:
+        self._sheet.check(self._drawn)
         return self._event("image_generation.completed", self._drawn, usage=_usage(self._runs))
 
     def failure(self, error: ServiceError) -> bytes:

@@ -22,7 +22,7 @@ from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.resuming import AnswerStart
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.model import Generator
-from service.generation.request import Delta, Sampling
+from service.generation.request import Attention, Delta, Sampling
 from service.generation.run import Run
 from service.generation.runs import Runs
 from service.http import sse
@@ -120,12 +120,14 @@ class _BeamAnswer(CompletionChunks):
         return choice
 
     def _matrix(self, run: Run) -> dict[str, Any]:
-        assert run.attention is not None
+        prompt = run.request.prompt
+        # A run that has no token at the request's deadline has no weights.
+        attention = run.attention or Attention((), np.zeros((0, len(prompt)), np.float32))
         weights = Elements()
-        for row in run.attention.weights.astype(np.float64).round(4):
+        for row in attention.weights.astype(np.float64).round(4):
             weights.add(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
         return {
-            "source": [generation.token_text(token, self.model) for token in run.request.prompt],
-            "tokens": [generation.token_text(token, self.model) for token in run.attention.token_ids],
+            "source": [generation.token_text(token, self.model) for token in prompt],
+            "tokens": [generation.token_text(token, self.model) for token in attention.token_ids],
             "weights": weights,
         }

@@ -28,7 +28,7 @@ from service.states.record import Keep, Quota, StateRecord, StateReference, new_
 from service.states.sqlite import SqliteEngine
 from service.states.store import Store
 from service.telemetry.metrics import GeneratorMetrics, Metrics
-from tests.service.fakes import PATIENCE_S
+from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
 from tests.service.generation.test_engine import all_of, ask, begun, tokens_of
 
@@ -369,6 +369,22 @@ async def test_a_run_whose_state_cannot_be_stored_ends_with_the_reason(steps: Fa
         with pytest.raises(ServiceError, match="the store of states is closed"):
             await all_of(run)
         assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2)))
+
+
+async def test_a_run_that_ends_at_its_deadline_is_kept_after_its_last_token(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        steps.hold(4)
+        keep = kept.keep()
+        (run,) = await kept.engine.open([ask(5, 6, max_tokens=100_000, keep=keep, deadline=time.monotonic() + PATIENCE_S)])
+        await until(lambda: run.usage.completion_tokens)
+        set_forward(monkeypatch)(PATIENCE_S)
+        steps.open()
+        made = await all_of(run)
+        assert made.finish_reason == "length"
+        rest, _ = await kept.run(start=keep.record.id, max_tokens=8)
+        assert [*made.token_ids, *rest.token_ids] == steps.expected((5, 6), len(made.token_ids) + 8)
 
 
 async def test_a_run_that_was_cancelled_gives_its_slot_back(steps: FakeSteps, tokenizer: Path) -> None:

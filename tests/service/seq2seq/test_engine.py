@@ -208,13 +208,16 @@ async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary, mo
             await engine.open([asked(deadline=time.monotonic())])
         session.hold()
         deadline = time.monotonic() + PATIENCE_S
-        runs = [(await engine.open([asked(deadline=deadline)]))[0] for _ in range(2)]
+        runs = [(await engine.open([asked(deadline=deadline, attention=True)]))[0] for _ in range(2)]
         assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
         set_forward(monkeypatch)(PATIENCE_S)
         session.open()
-        for run in runs:
-            with pytest.raises(DeadlineExceeded):
-                await written(run)
+        made = join([delta async for delta in runs[0]])
+        assert (len(made.token_ids), made.finish_reason) == (1, "length")
+        assert runs[0].attention is not None
+        assert runs[0].attention.token_ids == made.token_ids
+        with pytest.raises(DeadlineExceeded):
+            await written(runs[1])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Additions: the sampling fields of `SamplingFields`, and `state` and `store_state
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -42,9 +43,10 @@ from service.dialects.states.finding import key_of, store_of, tenant_of
 from service.dialects.states.keeping import quota_of
 from service.dialects.states.schemas import ERRORS
 from service.dialects.states.turns import Beginning
-from service.errors import DocumentMoved, InvalidRequest, MalformedBody
+from service.errors import DeadlineExceeded, DocumentMoved, InvalidRequest, MalformedBody
 from service.http import sse
 from service.http.answers import json_answer
+from service.http.interrupts import EndedAt
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute
 from service.streams.lease import LEASE_S
 
@@ -178,7 +180,13 @@ async def _again(response: str, tenant: str, body: ResponseRequest, call: Call, 
         call.begin_stream()
         return await sse.stream(follower, Events(follower.answer, padded=body.padded), call, catalog.settings)
     if not follower.answer.head["background"]:
-        await follower.whole()
+        late = f"the response {response} had no text at the request's deadline: retrieve it by its id, or send the request again"
+        try:
+            with EndedAt(call.deadline, partial(DeadlineExceeded, late)):
+                await follower.whole()
+        except DeadlineExceeded:
+            if not follower.answer.said.count:
+                raise
     return json_answer(follower.answer.response(), call.headers)
 
 

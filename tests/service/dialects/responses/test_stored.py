@@ -274,6 +274,22 @@ async def test_a_second_request_waits_for_the_first_one(responses: Responses, qu
     assert len(responses.engine.requests) == 1
 
 
+@pytest.mark.parametrize("tokens", [0, 4])
+async def test_a_second_request_answers_at_its_deadline_what_there_is(responses: Responses, quick_polls: None, tokens: int) -> None:
+    responses.engine.hold(tokens)
+    key = {"Idempotency-Key": "k"}
+    first = asyncio.create_task(responses.make(headers=key))
+    await so(lambda: any(live.answer.said.count == tokens for live in responses.running._lives.values()))
+    second = await responses.ask("POST", json={"input": "Hi"}, headers={**key, "x-request-timeout-ms": "1"})
+    responses.engine.release()
+    whole = await first
+    if tokens:
+        told = second.json()
+        assert (told["id"], told["status"], told["output"][0]["content"][0]["text"]) == (whole["id"], "in_progress", SAID[:4])
+    else:
+        assert (second.status_code, whole["id"] in second.json()["error"]["message"]) == (504, True)
+
+
 async def test_a_request_that_failed_is_carried_out_again_under_its_key(responses: Responses) -> None:
     responses.engine.failures[0] = (0, RuntimeFailed("x"))
     key = {"Idempotency-Key": "k"}
