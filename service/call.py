@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -85,6 +85,8 @@ class Call:
     headers: dict[str, str] = field(default_factory=dict)
     trace_id: str | None = None  # None if requests are not traced
     traceparent: str | None = None  # header value for the request's span; None if this request is not traced
+    # Called when an engine has queued the request, and when the answer begins. Until then, the edge ends the request at its deadline.
+    pass_on_deadline: Callable[[], None] = lambda: None
 
     @property
     def tenant_name(self) -> str:

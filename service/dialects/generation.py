@@ -210,14 +210,21 @@ def check_streaming(stream: bool, options: StreamOptions | None) -> None:
         raise InvalidRequest("stream_options.include_usage needs stream=true", param="stream_options")
 
 
-async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[], Result]) -> Result:
+async def inline_or_aside(catalog: Catalog, call: Call, n_characters: int, work: Callable[[], Result]) -> Result:
     """Run `work`, whose time is proportional to `n_characters`, and return its result. For a long text, a tokenizer thread runs
     `work`, so that it does not block the event loop."""
-    return work() if n_characters <= _INLINE_CHARACTERS else await catalog.tokenizers.run(work, size=n_characters)
+    return work() if n_characters <= _INLINE_CHARACTERS else await catalog.tokenizers.run(work, size=n_characters, client=call.client)
 
 
 async def encode(
-    model: Generator, catalog: Catalog, text: str, param: str, *, add_special_tokens: bool = True, rendered: ChatPrompts | None = None
+    model: Generator,
+    catalog: Catalog,
+    call: Call,
+    text: str,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+    rendered: ChatPrompts | None = None,
 ) -> list[int]:
     """Return the token ids of a prompt. For an empty prompt, return the token that begins a text. Raises EmptyInput if the
     model has no such token.
@@ -233,7 +240,7 @@ async def encode(
         except TypeError:  # raised by `tokenizers` for text that is not valid Unicode
             raise TokenizationFailed(f"{param} is not valid Unicode: it has half of a surrogate pair", param=param) from None
 
-    encoded = await inline_or_aside(catalog, len(text), ids)
+    encoded = await inline_or_aside(catalog, call, len(text), ids)
     if encoded:
         return encoded
     decoder = model.manifest.decoder
@@ -248,6 +255,7 @@ async def encode(
 async def encode_chat(
     model: Generator,
     catalog: Catalog,
+    call: Call,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None,
     param: str,
@@ -266,7 +274,7 @@ async def encode_chat(
     except InvalidRequest as error:
         error.param = param
         raise
-    return await encode(model, catalog, prompt, param, rendered=prompts)
+    return await encode(model, catalog, call, prompt, param, rendered=prompts)
 
 
 def most_tokens(model: Generator, max_tokens: int, prompt_tokens: int) -> int:

@@ -96,7 +96,7 @@ async def rank(
     """
     model = catalog.get(name, "reranker", "encoder")
     call.item_errors = False  # an error of one input fails the request, because documents cannot be ordered if some have no score
-    texts, lost = await _shorten(catalog, model.texts, documents, max_document_tokens)
+    texts, lost = await _shorten(catalog, call, model.texts, documents, max_document_tokens)
     by_pair = model.manifest.traits.ranks
     if not by_pair and "" in documents:
         raise EmptyInput(f"`{field}` cannot be empty, not one of them", param=field)
@@ -147,7 +147,9 @@ def _arrays(answer: EncodeAnswer) -> list[Array]:
     return [row for row in answer.rows if not isinstance(row, ServiceError)]  # `rank` has turned errors by item off, so no row is an error
 
 
-async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str], limit: int | None) -> tuple[list[str], list[int]]:
+async def _shorten(
+    catalog: Catalog, call: Call, texts: TextEncoder, documents: Sequence[str], limit: int | None
+) -> tuple[list[str], list[int]]:
     """Return the documents, each cut to at most `limit` tokens, and for each document the number of tokens that were cut off.
 
     It returns texts and not token ids, because the model tokenises the documents again, a reranker together with the query. A limit above
@@ -165,5 +167,5 @@ async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str
     together = sum(map(len, documents)) < _TOGETHER
     pieces: list[tuple[str, int]] = []
     for some in [documents] if together else [[document] for document in documents]:
-        pieces += await catalog.tokenizers.run(partial(list, map(first_tokens, some)), size=sum(map(len, some)))
+        pieces += await catalog.tokenizers.run(partial(list, map(first_tokens, some)), size=sum(map(len, some)), client=call.client)
     return [text for text, _ in pieces], [lost for _, lost in pieces]

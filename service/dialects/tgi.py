@@ -156,7 +156,7 @@ async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: boo
     asked = body.parameters or TgiParameters.model_validate({})
     if not body.inputs:
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
-    prompt = await generation.encode(model, catalog, body.inputs, "inputs")
+    prompt = await generation.encode(model, catalog, call, body.inputs, "inputs")
     given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None}
     draws = asked.do_sample or any(given.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
     seed = secrets.randbits(63) if asked.seed is None else asked.seed

@@ -15,7 +15,7 @@ from service.call import LARGE_BYTES, NUMBER_BYTES, Call, expect
 from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnResult, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
-from service.errors import BatchTooLarge, DeadlineExceeded, EmptyInput, InputTooLong, NeverFits, NotReady, Overloaded, ServiceError
+from service.errors import BatchTooLarge, EmptyInput, InputTooLong, NeverFits, NotReady, Overloaded, ServiceError
 from service.overload.byte_shares import ByteShares
 from service.runtime.engine_protocol import Engine
 from service.runtime.lanes import Lane
@@ -236,8 +236,6 @@ class Model:
         else:
             encoded = []
             for first, piece in self._pieces(inputs):
-                if time.monotonic() > call.deadline:
-                    raise DeadlineExceeded("the request's deadline passed while its inputs were tokenised")
                 encode = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first)
                 encoded += await self._tokenizers.run(encode, size=sum(map(size_of, piece)), client=call.client)
         self._count(encoded, call, started)

@@ -54,6 +54,7 @@ class Runs:
             elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # all requests of a call have the same grammar
                 error.param = grammar.param
             raise
+        call.pass_on_deadline()
         return cls(runs, call, n=n, reopening=Reopening(model.engine, requests, call.session))
 
     def __init__(self, runs: Sequence[Run], call: Call, *, n: int, reopening: Reopening | None = None) -> None:

@@ -102,7 +102,9 @@ class Edge:
             if len(body) > _TURN_BYTES:
                 async with self._reading:  # one body per iteration of the event loop, so that several bodies together do not block it
                     await asyncio.sleep(0)
-            with Leaving(receive):
+            ending = EndedAt(call.deadline, partial(DeadlineExceeded, "the request's deadline passed before its answer began"))
+            call.pass_on_deadline = ending.disarm
+            with ending, Leaving(receive):
                 if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
                     scope["route"] = route
                     response = await route.answer(body, call, self.catalog)
@@ -260,6 +262,7 @@ class _TrackedSend:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self._call.pass_on_deadline()
             message["headers"] = [*message.get("headers", ()), *self._ids]
             if self.status == 503 and all(name != b"retry-after" for name, _ in message["headers"]):  # of a probe; errors have their own
                 message["headers"].append((b"retry-after", b"1"))

@@ -64,6 +64,10 @@ class EndedAt(Interruptible):
         self._timer.cancel()
         super().__exit__(kind, error, trace)
 
+    def disarm(self) -> None:
+        """From now on, the deadline does not end the block."""
+        self._timer.cancel()
+
 
 class Leaving(Interruptible):
     """A context manager whose `with` block raises ClientGone when the client disconnects. Watching for a disconnect costs a task, so it

@@ -63,7 +63,7 @@ async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerS
     tools, calling = _tools(body)
     messages = messages_of(body.messages)
     answered = max_tokens > 0
-    prompt = await turns.next_messages(model, catalog, messages, tools, "messages", begin, add_generation_prompt=answered)
+    prompt = await turns.next_messages(model, catalog, call, messages, tools, "messages", begin, add_generation_prompt=answered)
     if calling is not None and answered:
         prompt = [*prompt, *await calling.opening(model, tools)]
     reader = await _reader(body, model, tools, calling)

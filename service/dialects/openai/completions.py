@@ -55,14 +55,14 @@ async def answer(body: CompletionRequest, call: Call, catalog: Catalog, start: A
     begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
     name = body.model or (None if begin is None else begin.record.model)
     if (writer := catalog.writer(name)) is not None:
-        sources = [ids for _, ids in await _prompts(body, writer, catalog)]
+        sources = [ids for _, ids in await _prompts(body, writer, catalog, call)]
         return await seq2seq_completions.complete(body, sources, writer, call, catalog, most_runs=MOST_RUNS)
     model = catalog.generator(name)
     _check(body)
     turns.check_model(model, begin)
     if start is None or start.continued is None:
         await turns.check_name(body, catalog, call)
-    prompts = await _prompts(body, model, catalog, begin)
+    prompts = await _prompts(body, model, catalog, call, begin)
     if len(prompts) * body.n > MOST_RUNS:
         raise BatchTooLarge(f"{len(prompts)} prompts with n={body.n} are more than {MOST_RUNS} completions: send them in parts", param="n")
     start = start or AnswerStart.new("cmpl-", body.seed, len(prompts))
@@ -125,7 +125,7 @@ def _check(body: CompletionRequest) -> None:
 
 
 async def _prompts(
-    body: CompletionRequest, model: Generator, catalog: Catalog, begin: turns.Beginning | None = None
+    body: CompletionRequest, model: Generator, catalog: Catalog, call: Call, begin: turns.Beginning | None = None
 ) -> list[tuple[str, list[int]]]:
     """Return the text and the token ids of each prompt. If a prompt continues the state `begin`, tokens in the state are left out.
 
@@ -140,7 +140,7 @@ async def _prompts(
     prompts: list[tuple[str, list[int]]] = []
     for prompt in given:
         if isinstance(prompt, str):
-            prompts.append((prompt, await turns.next_text(model, catalog, prompt, begin)))
+            prompts.append((prompt, await turns.next_text(model, catalog, call, prompt, begin)))
         else:
             generation.check_ids(prompt, model.manifest.limits.vocab_size, "prompt")
             prompts.append((model.tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens) if body.echo else "", prompt))

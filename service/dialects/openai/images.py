@@ -85,7 +85,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
     sheet = Sheet.of(image, body.size)
     asked = generation.requests(
         _sampling(body, image),
-        [await generation.encode(model, catalog, body.prompt, "prompt")],
+        [await generation.encode(model, catalog, call, body.prompt, "prompt")],
         model,
         call,
         n=body.n,
@@ -99,7 +99,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
     drawn = [delta.token_ids for delta in await runs.all()]
     for token_ids in drawn:
         sheet.check(token_ids)
-    pictures = await catalog.tokenizers.run(lambda: [sheet.base64(token_ids) for token_ids in drawn], size=0)
+    pictures = await catalog.tokenizers.run(lambda: [sheet.base64(token_ids) for token_ids in drawn], size=0, client=call.client)
     return {
         "created": generation.now(),
         "background": "opaque",

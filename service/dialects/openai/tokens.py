@@ -102,9 +102,13 @@ async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[s
         if body.add_special_tokens:
             raise InvalidRequest("a chat template writes its own special tokens", param="add_special_tokens")
         messages = messages_of(body.messages)
-        ids = await generation.encode_chat(model, catalog, messages, None, "messages", add_generation_prompt=body.add_generation_prompt)
+        ids = await generation.encode_chat(
+            model, catalog, call, messages, None, "messages", add_generation_prompt=body.add_generation_prompt
+        )
     else:
-        ids = await generation.encode(model, catalog, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
+        ids = await generation.encode(
+            model, catalog, call, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False
+        )
     catalog.expect(call, len(ids) * (_STRING_BYTES if body.return_token_strs else _ID_BYTES), f"{len(ids)} tokens")
     strings: Any = (model.tokenizer.id_to_token(token_id) for token_id in ids) if body.return_token_strs else None
     if strings is not None and not call.answer_bytes:  # strings of a large answer are decoded when they are sent
@@ -113,8 +117,8 @@ async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[s
 
 
 @router.post("/detokenize", response_model=Detokenized, responses=openai.ERRORS, tags=["OpenAI"])
-async def detokenize(body: DetokenizeRequest, catalog: CatalogDep) -> Any:
+async def detokenize(body: DetokenizeRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the text of token ids, including the text of special tokens."""
     model = catalog.generator(body.model)
     generation.check_ids(body.tokens, model.manifest.limits.vocab_size, "tokens")
-    return {"prompt": await generation.inline_or_aside(catalog, len(body.tokens), lambda: model.decode(body.tokens))}
+    return {"prompt": await generation.inline_or_aside(catalog, call, len(body.tokens), lambda: model.decode(body.tokens))}

@@ -80,13 +80,13 @@ async def create(
     check_model(model, begin)
     turn: Turn = ""
     if body.prompt is not None:
-        prompt = await next_text(model, catalog, body.prompt, begin)
+        prompt = await next_text(model, catalog, call, body.prompt, begin)
     elif body.token_ids is not None:
         generation.check_ids(prompt := body.token_ids, model.manifest.limits.vocab_size, param)
     else:
         messages = messages_of(body.messages or ())
         turn = turn_of(messages)
-        prompt = await next_messages(model, catalog, messages, None, param, begin, add_generation_prompt=False)
+        prompt = await next_messages(model, catalog, call, messages, None, param, begin, add_generation_prompt=False)
     parent = None if begin is None else begin.record.id
     work = _Work(model, prompt, begin, parent, "prompt" if begin is None else "continuation", turn, param)
     return await _made(work, body, key, change, catalog, call)

@@ -67,16 +67,17 @@ def check_model(model: Generator, begin: Beginning | None) -> None:
 # The new part of a prompt ----------------------------------------------------------------------------------------------------------------
 
 
-async def next_text(model: Generator, catalog: Catalog, text: str, begin: Beginning | None) -> list[int]:
+async def next_text(model: Generator, catalog: Catalog, call: Call, text: str, begin: Beginning | None) -> list[int]:
     """Return the token ids of a text. After a state the text gets no special tokens, and may be empty."""
     if begin is not None and not text:
         return []
-    return await generation.encode(model, catalog, text, "prompt", add_special_tokens=begin is None)
+    return await generation.encode(model, catalog, call, text, "prompt", add_special_tokens=begin is None)
 
 
 async def next_messages(
     model: Generator,
     catalog: Catalog,
+    call: Call,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[dict[str, Any]] | None,
     param: str,
@@ -86,14 +87,14 @@ async def next_messages(
 ) -> list[int]:
     """Return the token ids of a conversation, or of the next messages of a conversation after a state."""
     if begin is None or (prompts := model.chat_prompts) is None:
-        return await generation.encode_chat(model, catalog, messages, tools, param, add_generation_prompt=add_generation_prompt)
+        return await generation.encode_chat(model, catalog, call, messages, tools, param, add_generation_prompt=add_generation_prompt)
     turn = begin.record.turn
     try:
         text = await following(prompts, messages, turn=turn, tools=tools, add_generation_prompt=add_generation_prompt)
     except InvalidRequest as error:
         error.param = param
         raise
-    ids = await generation.encode(model, catalog, text, param, rendered=prompts)
+    ids = await generation.encode(model, catalog, call, text, param, rendered=prompts)
     return ids[1:] if turn == "generated" and ids[0] == begin.last_token else ids
 
 

@@ -4,9 +4,10 @@ import asyncio
 import gzip
 import json
 import logging
+import threading
 import time
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from service.app import Application
 from service.call import Call
 from tests.service.fakes import PATIENCE_S, client, fake_app, fake_bundle, until
+from tests.service.generation_fakes import FakeGenerator, generator_app
 
 KEY, OTHER = "first-key-0123", "second-key-0123"
 
@@ -347,6 +350,61 @@ async def test_a_deadline_in_the_queue_is_504(bundle: Path) -> None:
         assert said(late)[:2] == (504, "timeout_error")
         session.open()
         assert (await held).status_code == 200
+
+
+LONG = "cat " * 31_000  # only one of the threads that tokenise takes a text of this length
+long_texts = pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": LONG}),
+        ("/v2/rerank", {"query": "cat", "documents": [LONG], "max_tokens_per_doc": 2}),
+        ("/v1/completions", {"prompt": LONG, "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}),
+    ],
+)
+
+
+def app_of(path: str, bundle: Path) -> Application:
+    """An application with a model that answers this path."""
+    return generator_app(FakeGenerator("wordy")) if path.endswith("completions") else fake_app(bundle)
+
+
+@long_texts
+async def test_a_deadline_that_passes_while_a_text_waits_to_be_tokenised_is_504(bundle: Path, path: str, body: dict[str, Any]) -> None:
+    app = app_of(path, bundle)
+    begun, gate = threading.Event(), threading.Event()
+
+    def long() -> bool:
+        begun.set()
+        return gate.wait(PATIENCE_S)
+
+    async with client(app) as http:
+        held = asyncio.create_task(app.state.catalog.tokenizers.run(long, size=len(LONG), client="other"))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        late = await http.post(path, json=body, headers={"x-request-timeout-ms": "50"})
+        assert late.status_code == 504, late.text
+        assert app.state.catalog.active == 0
+        gate.set()
+        assert await held, "the request ended while the long text was tokenised"
+
+
+@long_texts
+async def test_a_text_is_tokenised_in_the_turn_of_its_client(
+    bundle: Path, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, clients = app_of(path, bundle), set[str]()
+    tokenizers = app.state.catalog.tokenizers
+    run = tokenizers.run
+
+    def noted(work: Callable[[], object], *, size: int, client: str) -> Awaitable[object]:
+        clients.add(client)
+        waiting: Awaitable[object] = run(work, size=size, client=client)
+        return waiting
+
+    monkeypatch.setattr(tokenizers, "run", noted)
+    async with client(app) as http:
+        assert (await http.post(path, json=body)).status_code == 200
+    assert clients == {"127.0.0.1:123"}, "httpx's address, by which the edge knows the client"
 
 
 async def test_spaces_after_a_header_are_not_its_value(bundle: Path) -> None:

@@ -2,11 +2,17 @@
 
 import asyncio
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
 from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 from tests.service.fakes import PATIENCE_S, until
+
+
+class Text:
+    """A text of which one can see whether it is still in memory."""
 
 
 async def test_short_texts_do_not_wait_for_long_ones() -> None:
@@ -22,7 +28,7 @@ async def test_short_texts_do_not_wait_for_long_ones() -> None:
         while not running:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for _ in range(10):
-            assert await threads.run(lambda: "short", size=10_000) == "short"
+            assert await threads.run(lambda: "short", size=10_000, client="") == "short"
     assert len(running) == 1, "long ones have one thread at most"
     gate.set()
     assert await asyncio.gather(*waiting) == [1] * 6
@@ -32,7 +38,7 @@ async def test_short_texts_do_not_wait_for_long_ones() -> None:
 async def all_busy(threads: Tokenizers, gate: threading.Event) -> "list[asyncio.Task[bool]]":
     """Work that occupies both threads until the gate opens."""
     begun: list[int] = []
-    held = [asyncio.create_task(threads.run(lambda: begun.append(1) or gate.wait(PATIENCE_S), size=1)) for _ in range(2)]  # type: ignore[func-returns-value]
+    held = [asyncio.create_task(threads.run(lambda: begun.append(1) or gate.wait(PATIENCE_S), size=1, client="")) for _ in range(2)]  # type: ignore[func-returns-value]
     await until(lambda: len(begun) == 2)
     return held
 
@@ -55,14 +61,19 @@ async def test_clients_take_turns() -> None:
 async def test_an_error_is_its_callers_and_what_was_cancelled_does_not_run() -> None:
     threads, gate, ran = Tokenizers(1), threading.Event(), []
     with pytest.raises(ZeroDivisionError):
-        await threads.run(lambda: 1 / 0, size=1)
+        await threads.run(lambda: 1 / 0, size=1, client="")
     held = await all_busy(threads, gate)
-    left = asyncio.create_task(threads.run(lambda: ran.append(1), size=1))
+    text = Text()
+    released = weakref.ref(text)
+    left = asyncio.create_task(threads.run(partial(ran.append, text), size=1, client=""))
+    del text
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
+    del left
+    await until(lambda: released() is None)  # it is not kept until its turn
     gate.set()
     await asyncio.gather(*held)
-    await threads.run(lambda: None, size=1)
+    await threads.run(lambda: None, size=1, client="")
     assert not ran
     threads.close()

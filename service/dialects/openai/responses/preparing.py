@@ -97,7 +97,7 @@ async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catal
     if not again:
         await turns.check_name(body, catalog, call)
     tools, calling = _tools(body)
-    prompt = await turns.next_messages(model, catalog, messages_of(body), tools, "input", begin)
+    prompt = await turns.next_messages(model, catalog, call, messages_of(body), tools, "input", begin)
     if calling is not None:
         prompt = [*prompt, *await calling.opening(model, tools)]
     format_ = body.text.format if body.text else None
