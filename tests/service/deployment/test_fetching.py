@@ -117,7 +117,7 @@ def server(decoder_bundle: Path, tmp_path: Path) -> Iterator[Server]:
 
 def fetched(url: str, to: Path, **bounds: Any) -> Fetched:
     said: list[str] = []
-    (made,) = fetching.fetch([url], to, Bounds(**{"timeout_s": 5.0, **bounds}), lambda *_: None, said.append)
+    (made,) = fetching.fetch([url], to, Bounds(**{"timeout_s": PATIENCE_S, **bounds}), lambda *_: None, said.append)
     return made
 
 
@@ -200,7 +200,7 @@ def test_a_half_file_of_something_else_is_fetched_anew(server: Server, decoder_b
 def test_a_server_that_says_nothing_more_is_left(server: Server, decoder_bundle: Path, tmp_path: Path) -> None:
     server.cut, server.times, server.stall = 1000, 1, True
     began = time.monotonic()
-    made = fetched(f"{server.url}/tiny", tmp_path / "models", timeout_s=0.3)
+    made = fetched(f"{server.url}/tiny", tmp_path / "models", timeout_s=1.0)
     assert fingerprint(made.folder) == fingerprint(decoder_bundle)
     assert time.monotonic() - began < PATIENCE_S, "only the server ended the transfer"
 
@@ -210,7 +210,7 @@ def test_a_server_that_never_ends_is_left(server: Server, tmp_path: Path, name: 
     """It is never silent for long."""
     server.drips = name
     with pytest.raises(FetchError, match=rf"{name} arrives too slowly: \d+ bytes in \d+ s; the least is 1024 bytes/s"):
-        fetched(f"{server.url}/tiny", tmp_path / "models", timeout_s=0.5)
+        fetched(f"{server.url}/tiny", tmp_path / "models", timeout_s=1.0)
 
 
 def test_a_server_that_sends_little_each_time_is_left(server: Server, tmp_path: Path) -> None:

@@ -301,11 +301,21 @@ def fresh_connections(listener: socket.socket) -> httpx.Client:
 
 def until(client: httpx.Client, status: int) -> None:
     """HAProxy has looked after its gateways; it begins with the belief that they are there."""
-    for _ in range(100):
+    for _ in range(int(PATIENCE_S / 0.05)):
         if client.get("/health/live").status_code == status:
             return
         time.sleep(0.05)
     pytest.fail(f"the liveness probe did not say {status}")
+
+
+def until_known(client: httpx.Client, *gateways: "Gateway") -> None:
+    """HAProxy asks each of them, in turn."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(gateway.served for gateway in gateways):
+        client.post("/v1/embeddings", content=b"zero")
+        assert time.monotonic() < deadline, "a gateway is not asked"
+    for gateway in gateways:
+        gateway.served.clear()
 
 
 def test_http_2_is_not_spoken(public: httpx.Client) -> None:
@@ -378,7 +388,7 @@ def test_a_gateway_that_dies_over_a_connection_in_use_costs_no_silent_end(public
     """HAProxy's own way with a connection that it had used before is to close the client's, without a word."""
     gateway = Gateway(places[0], answered=1)
     until(public, 200)
-    for _ in range(100):  # on a busy machine, a gateway that is there may be taken for lost once more
+    for _ in range(int(PATIENCE_S / 0.05)):  # on a busy machine, a gateway that is there may be taken for lost once more
         if public.post("/v1/embeddings", content=b"one").text == "ok":
             break
         time.sleep(0.05)
@@ -399,9 +409,9 @@ def test_a_gateway_that_dies_with_a_request_too_long_to_be_kept_is_503_too(publi
 
 
 def test_a_request_goes_to_the_gateway_that_is_left(public: httpx.Client, places: list[Path]) -> None:
-    doomed, other = Gateway(places[0], answered=0), Gateway(places[1], answered=100)
-    until(public, 200)
-    time.sleep(0.5)  # both are known
+    doomed, other = Gateway(places[0], answered=10_000), Gateway(places[1], answered=10_000)
+    until_known(public, doomed, other)
+    doomed.left = 0
     for _ in range(3):
         assert public.post("/v1/embeddings", content=b"one").text == "ok"
     assert doomed.died.wait(PATIENCE_S)
@@ -411,10 +421,8 @@ def test_a_request_goes_to_the_gateway_that_is_left(public: httpx.Client, places
 
 def test_a_request_with_effects_goes_to_one_gateway_only(public: httpx.Client, places: list[Path]) -> None:
     """Its client gets an answer although HAProxy has used its connections to the gateways before."""
-    gateways = [Gateway(place, answered=100) for place in places]
-    until(public, 200)
-    while not all(gateway.served for gateway in gateways):
-        public.post("/v1/embeddings", content=b"one")
+    gateways = [Gateway(place, answered=10_000) for place in places]
+    until_known(public, *gateways)
     before = sum(len(gateway.served) for gateway in gateways)
     for gateway in gateways:
         gateway.left = 0
@@ -426,9 +434,8 @@ def test_a_request_with_effects_goes_to_one_gateway_only(public: httpx.Client, p
 
 def test_while_a_gateway_loads_another_is_asked(public: httpx.Client, places: list[Path]) -> None:
     """A gateway that has just been replaced answers 503 until its models are there."""
-    loading, other = Gateway(places[0], answered=100, status=b"503 Service Unavailable"), Gateway(places[1], answered=100)
-    until(public, 200)
-    time.sleep(0.5)  # both are known
+    loading, other = Gateway(places[0], answered=10_000, status=b"503 Service Unavailable"), Gateway(places[1], answered=10_000)
+    until_known(public, loading, other)
     assert [public.post("/v1/embeddings", content=b"one").status_code for _ in range(6)] == [200] * 6
     assert loading.served
     other.die()

@@ -88,6 +88,6 @@ async def test_a_lone_replica_answers_while_its_models_are_loaded(listener: sock
 
 
 async def test_it_ends_before_its_models_are_loaded(listener: socket.socket, tmp_path: Path) -> None:
-    async with asyncio.timeout(5) as limit, replica._serving(APPLICATION, tmp_path, catalog(), once_warm=True):
+    async with asyncio.timeout(PATIENCE_S) as limit, replica._serving(APPLICATION, tmp_path, catalog(), once_warm=True):
         pass
     assert not limit.expired(), "it waited for the models"
