@@ -3,6 +3,7 @@
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000                     # the web UI
     locust -f loadtest/locustfile.py --headless --users 20 --run-time 1m Embed Rerank  # only the classes Embed and Rerank
     locust -f loadtest/locustfile.py --tags stream                                    # only the classes with the tag stream
+    locust -f loadtest/locustfile.py,loadtest/shapes.py --load-shape spike --users 50  # the number of users follows a shape
 
 Use `attnserve load` to send requests at a fixed rate, or to compare the figures with pass criteria. If no model of the service can answer
 the requests of a class, no user of this class is spawned.
@@ -10,6 +11,8 @@ the requests of a class, no user of this class is spawned.
 
 import logging
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -67,7 +70,23 @@ class Answerable(UsersDispatcher):
             logger.warning("not spawned, since no model of %s can answer them: %s", found.url, names)
         if found is not None and not able:
             give_up(self.environment, "no user is left to spawn: choose other classes, tags or models")
+        if 0 < target_user_count < len(able):
+            logger.warning("%d users are too few for one of each of %d classes: give --users %d", target_user_count, len(able), len(able))
         super().new_dispatch(target_user_count if able else 0, spawn_rate, able or None)
+
+    def _user_gen(self) -> Iterator[str | None]:
+        """Yield the class of each next user: first one user of each class, by falling share, because by share alone a few users would be
+        of one class. Then always the class that is furthest below its share.
+
+        Locust has no public way to choose classes; `tests/loadtest/test_locust.py` shows whether this one still works.
+        """
+        total, spawned = sum(user.weight for user in self._user_classes), Counter[str]()
+        while True:
+            missing = [user for user in self._user_classes if not spawned[user.__name__]] or self._user_classes
+            number = spawned.total() + 1
+            chosen = max(missing, key=lambda user: (number * user.weight / total - spawned[user.__name__], user.weight))
+            spawned[chosen.__name__] += 1
+            yield chosen.__name__
 
 
 events.init_command_line_parser.add_listener(request_settings.add_options)

@@ -31,7 +31,7 @@ from loadtest.common.report import Verdict
 from loadtest.common.server import attnserve, terminate
 from loadtest.common.terminal import interruptible
 from loadtest.errors import LoadtestError
-from loadtest.load.plan import SECONDS, Shape
+from loadtest.load.shapes import SECONDS, Shape
 from service.terminal import command_app, console
 
 _TRIES = 4  # most attempts at a ramp; it is repeated at other rates until the knee lies between its lowest and highest rate

@@ -14,7 +14,8 @@ from loadtest.common.report import amount
 from loadtest.errors import LoadtestError
 from loadtest.load.figures import StageFigures
 from loadtest.load.knee import Knee, knee
-from loadtest.load.plan import WARM_UP, LoadPlan, Shape
+from loadtest.load.plan import LoadPlan
+from loadtest.load.shapes import WARM_UP, Shape
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _LEAST = 0.001  # the tables leave out a process that uses fewer cores at rest than this, and fewer milliseconds of a core per request

@@ -19,8 +19,9 @@ from loadtest.faults.cluster import START_S, Cluster, running
 from loadtest.load import figures, locust_run, models, plots, samples
 from loadtest.load.command import BURST, cell, chosen, guess
 from loadtest.load.figures import ALL, StageFigures
-from loadtest.load.plan import DRAIN, WARM_UP, LoadPlan, Stage
+from loadtest.load.plan import DRAIN, LoadPlan, Stage
 from loadtest.load.samples import Sample, StageStart
+from loadtest.load.shapes import WARM_UP
 from service.terminal import command_app, console
 
 app = command_app()

@@ -18,7 +18,8 @@ from loadtest.load import figures, flatness, knee, locust_run, models, pass_mark
 from loadtest.load.figures import ALL, StageFigures
 from loadtest.load.kinds import KINDS
 from loadtest.load.pass_marks import Judged
-from loadtest.load.plan import DRAIN, SECONDS, WARM_UP, LoadPlan, Shape, Stage, stages
+from loadtest.load.plan import DRAIN, LoadPlan, Stage, stages
+from loadtest.load.shapes import SECONDS, WARM_UP, Shape
 from service.terminal import command_app, console
 
 app = command_app()

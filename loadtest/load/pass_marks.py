@@ -11,7 +11,7 @@ from loadtest.common.report import Verdict, amount
 from loadtest.errors import LoadtestError
 from loadtest.load import figures
 from loadtest.load.figures import StageFigures
-from loadtest.load.plan import STAGES, Shape
+from loadtest.load.shapes import STAGES, Shape
 
 FILE = Path(__file__).with_name("pass_marks.toml")
 RUN = "run"  # the value of `stage` in a criterion for the whole load test

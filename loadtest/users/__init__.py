@@ -2,8 +2,8 @@
 them to plain Locust, `planned.py` adds the plan of `attnserve load`.
 
 `request_settings.py` has the settings that all requests of a load test share, `client.py` the base class, `embeddings.py`, `streams.py`
-and `hostile.py` the kinds, `wire.py` and `crowd.py` idle and slow connections. `recorder.py` writes a sample (the measurements) of each
-request. Only Locust's processes import this package.
+and `hostile.py` the kinds, `wire.py` and `crowd.py` idle and slow connections. `recorder.py` writes a sample of each request,
+`measurements.py` a table of what streams measure. Only Locust's processes import this package.
 """
 
 from pkgutil import resolve_name

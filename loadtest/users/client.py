@@ -15,6 +15,7 @@ from locust import User, between, tag
 from locust.exception import StopUser
 
 from loadtest.load.kinds import KINDS
+from loadtest.users import measurements
 from loadtest.users.request_settings import RequestSettings
 
 MOST_CONNECTIONS = 8000  # largest number of connections of one process; with more, it cannot send its requests on time
@@ -40,7 +41,7 @@ class Answer:
     longest_ms: float | None = None
     problem: str = ""
     ms: float = 0.0  # milliseconds since the request was due
-    metrics: dict[str, float] = field(default_factory=dict)  # extra rows in Locust's tables
+    metrics: dict[str, float] = field(default_factory=dict)  # rows of `measurements.py`
 
 
 class Client(User):
@@ -128,13 +129,14 @@ class Client(User):
         return refused(content, answer) if answer.status != 200 else json.loads(content)
 
     def _tell_locust(self, answer: Answer) -> None:
-        """Report the answer to Locust's tables. Refusals (429), which do not count as failures, and extra metrics get their own rows."""
+        """Report the answer to Locust's tables. Refusals (429), which do not count as failures, get their own rows, and what a
+        stream measures is noted in its own table."""
         fire = self.environment.events.request.fire
         name = f"{self.kind} (refused)" if answer.status == 429 else self.kind
         problem = RuntimeError(answer.problem) if answer.problem else None
         fire(request_type="POST", name=name, response_time=answer.ms, response_length=answer.size_bytes, exception=problem, context={})
-        for metric, value in answer.metrics.items():
-            fire(request_type="metric", name=f"{self.kind}: {metric}", response_time=value, response_length=0, exception=None, context={})
+        for measurement, value in answer.metrics.items():
+            measurements.note(self.kind, measurement, value)
 
 
 def refused(content: bytes, answer: Answer) -> None:

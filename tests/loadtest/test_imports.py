@@ -9,7 +9,21 @@ from tests.imports import ROOT, crowded, folder_of, imported, is_module, librari
 LOADTEST = ROOT / "loadtest"
 FILES = sorted(LOADTEST.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
-ORDER = ["errors", "common", "in_process", "load", "users", "locustfile", "bench", "capacity", "faults", "stress", "console", "commands"]
+ORDER = [
+    "errors",
+    "common",
+    "in_process",
+    "load",
+    "users",
+    "locustfile",
+    "shapes",
+    "bench",
+    "capacity",
+    "faults",
+    "stress",
+    "console",
+    "commands",
+]
 ENGINES = {"torch", "transformers", "onnx", "onnxruntime", "models"}
 # What a measurement from outside shares with the service: errors, output of commands, free ports, HAProxy, what a bundle is.
 SHARED = {

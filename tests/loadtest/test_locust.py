@@ -1,5 +1,6 @@
 """The command `locust` itself with the files that are made for it: what users of Locust do, against the real service."""
 
+import csv
 import json
 import os
 import re
@@ -71,7 +72,20 @@ def encoder_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_headless(service: LiveService, tmp_path: Path) -> None:
     """`locust -f .. --host URL` and nothing else of ours: every kind of client asks and is answered."""
     status, said = ran(
-        "-f", LOCUSTFILE, "--host", service.url, "--users", "25", "-r", "25", "--json-file", "run", *FOR_SECONDS, folder=tmp_path
+        "-f",
+        LOCUSTFILE,
+        "--host",
+        service.url,
+        "--users",
+        "25",
+        "-r",
+        "25",
+        "--json-file",
+        "run",
+        "--csv",
+        "run",
+        *FOR_SECONDS,
+        folder=tmp_path,
     )
     assert status == 0, said
     assert "Traceback" not in said
@@ -82,7 +96,12 @@ def test_headless(service: LiveService, tmp_path: Path) -> None:
     rows = counted(tmp_path / "run.json")
     assert KINDS.keys() <= rows.keys(), said
     assert sum(failed for _, failed in rows.values()) == 0, said
-    assert rows["completion: first token, ms"][0] > 0
+    assert {name.removesuffix(" (refused)") for name in rows} == KINDS.keys(), "what streams measure is not counted as requests"
+    with (tmp_path / "run_measurements.csv").open() as file:
+        measured = {(row["kind"], row["measurement"]): row for row in csv.DictReader(file)}
+    assert {kind for kind, _ in measured} == {"completion", "chat"}
+    assert int(measured["completion", "first token, ms"]["count"]) == rows["completion"][0]
+    assert "first token, ms" in said
 
 
 @pytest.mark.service
@@ -113,7 +132,7 @@ def test_a_master_with_a_worker(service: LiveService, tmp_path: Path) -> None:
     """Options go to the master alone; the worker sends, and the master counts."""
     port = str(free_port())
     leading = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "1", "--max-tokens", "8"]
-    asked = ["--host", service.url, "--users", "6", "-r", "6", "--json-file", "run", *FOR_SECONDS, "Embed", "Completion"]
+    asked = ["--host", service.url, "--users", "6", "-r", "6", "--json-file", "run", "--csv", "run", *FOR_SECONDS, "Embed", "Completion"]
     with started("-f", LOCUSTFILE, "--worker", "--master-host", "127.0.0.1", "--master-port", port, folder=tmp_path) as worker:
         status, said = ran("-f", LOCUSTFILE, *leading, *asked, folder=tmp_path)
         told, _ = worker.communicate(timeout=PATIENCE_S)
@@ -121,6 +140,7 @@ def test_a_master_with_a_worker(service: LiveService, tmp_path: Path) -> None:
     rows = counted(tmp_path / "run.json")
     assert rows["embed"][0] > 0
     assert rows["completion"][0] > 0
+    assert (tmp_path / "run_measurements.csv").read_text().count("\ncompletion,") == 4, "the worker's measurements"
     assert sum(failed for _, failed in rows.values()) == 0, said
 
 
@@ -132,6 +152,31 @@ def test_tags_and_what_no_model_answers(encoder_url: str, tmp_path: Path) -> Non
     assert {name: count for name, count in spawned(said).items() if count} == {"Rerank": 5}
     assert "no model of" in said
     assert {name for name, (count, _) in counted(tmp_path / "run.json").items() if count} == {"rerank"}
+
+
+@pytest.mark.parametrize(("users", "classes"), [(6, 6), (3, 3)])
+def test_few_users_are_of_different_classes(encoder_url: str, tmp_path: Path, users: int, classes: int) -> None:
+    """By their shares alone, four of six would be of the class Embed."""
+    asked = ["--host", encoder_url, "--users", str(users), "-r", "6", "--headless", "--only-summary", "--run-time", f"{PATIENCE_S:.0f}s"]
+    with started("-f", LOCUSTFILE, *asked, folder=tmp_path) as locust:
+        assert locust.stdout is not None
+        said = ""
+        while "All users spawned" not in said:
+            line = locust.stdout.readline()
+            assert line, said
+            said += line
+    assert len([count for count in spawned(said).values() if count]) == classes
+    assert ("3 users are too few for one of each of 6 classes: give --users 6" in said) == (users < 6)
+
+
+def test_the_number_of_users_follows_a_shape(encoder_url: str, tmp_path: Path) -> None:
+    shaped = ["-f", f"{LOCUSTFILE},{ROOT / 'loadtest' / 'shapes.py'}", "--load-shape", "spike"]
+    status, said = ran(
+        *shaped, "--host", encoder_url, "--users", "10", "--headless", "--only-summary", "--run-time", "15s", folder=tmp_path
+    )
+    assert status == 0, said
+    numbers = [sum(int(count) for count in re.findall(r'": (\d+)', line)) for line in re.findall(r"All users spawned: (.*)", said)]
+    assert [number for number, before in zip(numbers, [0, *numbers], strict=False) if number != before] == [5, 20, 5]
 
 
 def test_a_service_with_a_key(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from loadtest.capacity import campaign, deep_encoder, tables
 from loadtest.capacity.campaign import RUNS, CampaignRun, CampaignRuns
 from loadtest.errors import LoadtestError
-from loadtest.load.plan import SECONDS, Shape
+from loadtest.load.shapes import SECONDS, Shape
 
 ABOUT = {"date": "2026-11-21T20:00:00Z", "cpus": 2, "cpu": "EPYC", "memory_bytes": 2**34, "commit": "0123456789abc"}
 

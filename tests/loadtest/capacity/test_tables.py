@@ -9,7 +9,8 @@ import pytest
 from loadtest.capacity import tables
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, knee
-from loadtest.load.plan import LoadPlan, Shape, stages
+from loadtest.load.plan import LoadPlan, stages
+from loadtest.load.shapes import Shape
 from tests.loadtest.load.made_up import begun, every, late, steps
 
 CORES = {"haproxy": 0.02, "ray::ServeReplica": 1.0, "raylet": 0.0}

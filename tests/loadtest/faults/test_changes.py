@@ -9,7 +9,8 @@ import pytest
 
 from loadtest.faults import changes, cluster
 from loadtest.load import locust_run, samples
-from loadtest.load.plan import DRAIN, WARM_UP, LoadPlan, Stage
+from loadtest.load.plan import DRAIN, LoadPlan, Stage
+from loadtest.load.shapes import WARM_UP
 from tests.loadtest.load.made_up import begun, every, sample
 from tests.service.fakes import PATIENCE_S
 

@@ -9,8 +9,8 @@ from loadtest.errors import LoadtestError
 from loadtest.load import figures, knee, pass_marks, samples
 from loadtest.load.figures import StageFigures
 from loadtest.load.pass_marks import FILE, PassMark
-from loadtest.load.plan import Shape
 from loadtest.load.samples import StageStart
+from loadtest.load.shapes import Shape
 from tests.loadtest.load.made_up import begun, every, late, sample, steps
 
 

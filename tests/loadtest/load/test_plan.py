@@ -8,7 +8,8 @@ import typer
 
 from loadtest.common import texts
 from loadtest.load.command import KINDS, chosen
-from loadtest.load.plan import DRAIN, RAMP, SOURCES, LoadPlan, Shape, stages
+from loadtest.load.plan import DRAIN, SOURCES, LoadPlan, stages
+from loadtest.load.shapes import RAMP, Shape
 
 ENCODER = {"embed": "a", "rerank": "a"}
 
