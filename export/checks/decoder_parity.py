@@ -43,13 +43,15 @@ class Steps:
         self.takes_positions = any(tensor.name == contract.POSITIONS for tensor in inputs)
         self.states = [tensor for tensor in inputs if tensor.name.startswith("state_")]
 
-    def begin(self, rows: int) -> States:
-        """Return the states before the first token, for `rows` sequences, with all slots."""
-        shapes = {state.name: [self._size(axis) for axis in state.shape[1:]] for state in self.states}
+    def begin(self, rows: int, tokens: int | None = None) -> States:
+        """Return the states before the first token, for `rows` sequences, with the slots of `tokens` tokens; None: with all slots."""
+        most = self.n_slots or 0
+        count = next((n for n in contract.slot_counts(most) if tokens is not None and n > tokens), most)
+        shapes = {state.name: [self._size(axis, count) for axis in state.shape[1:]] for state in self.states}
         return {state.name: np.zeros((rows, *shapes[state.name]), state.dtype) for state in self.states}
 
-    def _size(self, axis: str | int) -> int:
-        return int(axis.removeprefix(contract.SLOTS) or self.n_slots or 0) if isinstance(axis, str) else axis
+    def _size(self, axis: str | int, count: int) -> int:
+        return min(int(axis.removeprefix(contract.SLOTS) or count), count) if isinstance(axis, str) else axis
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
         """Run tokens (B, N), lengths (B,), positions (B,), states, wanted (B, M) -> logits (B, M, V), new states. `wanted` None: all N."""

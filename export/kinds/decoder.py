@@ -1,12 +1,12 @@
 """Exports decoders. Their graph must also give the same bits for any batch and any chunks of a prompt."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
 
@@ -15,11 +15,12 @@ from export.blocks.blocks import BLOCK, rounded
 from export.blocks.graph import Choice, with_blocks
 from export.blocks.integers import with_integer_products
 from export.blocks.stored import StoredBlocks
+from export.checks.answers import FIRST, Fp32Answers
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import TOLERANCE, Steps, Values, compare, inexact, sizes_within
 from export.checks.full_attention import compare_within
 from export.checks.golden import DecoderExamples, cosines
-from export.checks.golden_texts import PASSAGES
+from export.checks.golden_texts import PASSAGES, QUESTIONS
 from export.checks.parity import Feed, answers, largest_error, open_graph, scale
 from export.errors import ExportError
 from export.gpu.description import gpu_description, largest_value
@@ -30,7 +31,7 @@ from export.graphs.decoder_step import states_of, step_graph, trace
 from export.graphs.onnx_file import REWRITTEN, save
 from export.graphs.torch_graph import TorchGraph
 from export.int8.recipes import column_peaks
-from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress
+from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress, finite
 from models import LAYERS
 from models.attention.sparse.sink_window import SinkWindowAttention
 from models.checkpoints.chat import CHAT_TEMPLATE
@@ -40,36 +41,47 @@ from models.checkpoints.published import UNLIMITED
 from models.decoder.model import HYBRID, Decoder
 from models.decoder.window import softmax_of, windowed
 from models.folders.folder import JsonSettings
+from service.errors import InvalidRequest
+from service.generation.chat.template import ChatTemplate
 
+FP32_LOGIT_ERROR = 1e-3
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
-BARS = {
+BARS: dict[contract.Precision, ErrorLimits] = {
     # onnxruntime sums in another order than torch, and a server's CPU in another order than the CPU that runs the export.
-    "fp32": ErrorLimits(TOLERANCE, logit_error=1e-3),
+    "fp32": ErrorLimits(TOLERANCE, logit_error=FP32_LOGIT_ERROR),
     # fp16 has 11 bits of precision instead of 24, and states accumulate rounding errors.
     "fp16": ErrorLimits(0.05, logit_error=0.05),
-    # The real limit is on bits per byte; the tolerance only rejects graphs that are broken.
-    "int8": ErrorLimits(1.0, logit_error=0.25),
-    "int4": ErrorLimits(4.0, logit_error=1.0),
-    "as-stored": ErrorLimits(1.0, logit_error=0.25),  # the reference has the same weights; only the activations are rounded
+    "as-stored": ErrorLimits(0.02, logit_error=0.01),  # the reference has the same weights; activations have about 15 bits
 }
+# Rounded weights and rough products may be far from torch at random tokens. Their limits are those of bits per byte and answers.
+ROUNDED = ErrorLimits(math.inf, logit_error=math.inf)
+# On a server's CPU, a golden logit may be this many times as far from torch as at export, because activations near a half round otherwise.
+GOLDEN_MARGIN = 2.0
 # The tolerances are those of at most this many layers, as rounding errors grow with the layers. In fp32 SmolLM2's 30 layers were 1.0e-4
 # away from the same model in fp64, and 1.2e-4 from torch, at random tokens on a CPU with AVX-512.
 LAYERS_OF_TOLERANCE = 12
 LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with weights in fp16, and those of torch, after a golden prompt
-HOW = {
+HOW: dict[contract.Precision, str] = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
-    "int8": f"{OPERATORS}; {REWRITTEN}; products in 8-bit integers, a scale for each token",
-    "int4": f"{OPERATORS}; {REWRITTEN}; weights in 4 bits, tables and the last product in 8, a scale per {BLOCK}; "
-    "products in 8-bit integers (MatMulNBits)",
-    "as-stored": f"{OPERATORS}; {REWRITTEN}; weights in the blocks of the GGUF file; products in 8-bit integers (MatMulNBits)",
+    "int8-rough": f"{OPERATORS}; {REWRITTEN}; products in 8-bit integers, a scale for each token",
 }
-IN_BLOCKS: dict[contract.Precision, Choice] = {"int8": partial(rounded, bits=8), "int4": partial(rounded, bits=4)}
+WEIGHTS = {
+    "int8": f"weights in 8 bits, a scale per {BLOCK}",
+    "int4": f"weights in 4 bits, tables and the last product in 8, a scale per {BLOCK}",
+    "as-stored": "weights in the blocks of the GGUF file",
+}
+ROUNDING: dict[str, Choice] = {"int8": partial(rounded, bits=8), "int4": partial(rounded, bits=4)}
 # The largest weights with which products with a scale for each token are tried: CPUs without VNNI add two products in 16 bits, which
-# 127 can overflow and 63 cannot. If both need more than LOST_BITS more bits per byte than fp32, or logits are too far off, int8 has blocks.
+# 127 can overflow and 63 cannot. If both need more than LOST_BITS more bits per byte than fp32, int8-rough has blocks.
 WEIGHT_LEVELS = (127, 63)
 LOST_BITS = 0.02
-INT8_IN_BLOCKS = f"{OPERATORS}; {REWRITTEN}; weights in 8 bits, a scale per {BLOCK}; products in 8-bit integers (MatMulNBits)"
+
+
+def in_blocks(precision: contract.Precision) -> str:
+    """Describe a graph whose weights are in blocks."""
+    terms = "activations rounded to 8 bits" if precision.endswith(contract.ROUGH) else "activations in two terms of 8 bits"
+    return f"{OPERATORS}; {REWRITTEN}; {WEIGHTS[precision.removesuffix(contract.ROUGH)]}; products in 8-bit integers (MatMulNBits), {terms}"
 
 
 class DecoderExporter(Exporter):
@@ -80,8 +92,10 @@ class DecoderExporter(Exporter):
         super().__init__(checkpoint, settings, options)
         if options.attention != "softmax":
             raise ExportError(f"attention={options.attention!r} is for encoders; a decoder keeps the layers that it was trained with")
-        if options.precision == "as-stored" and options.gguf is None:
-            raise ExportError(f"precision='as-stored' keeps the blocks of a GGUF file, and {checkpoint} is none; choose int8 or int4")
+        precision = options.precision
+        self.rough, self.weights = precision.endswith(contract.ROUGH), precision.removesuffix(contract.ROUGH)
+        if self.weights == "as-stored" and options.gguf is None:
+            raise ExportError(f"precision={precision!r} keeps the blocks of a GGUF file, and {checkpoint} is none; choose int8 or int4")
         self.source = load_decoder(checkpoint, settings=settings)
         self.chat_template = self.source.chat_template
         self.full: Decoder | None = None  # the model whose layers attend to all tokens
@@ -93,8 +107,9 @@ class DecoderExporter(Exporter):
         self.n_positions: int | None = self.source.config.n_positions
         self.max_tokens, self.vocab_size = self.n_positions or UNLIMITED, self.source.config.vocab_size
         self.exact = False
-        self.how = HOW[options.precision]
+        self.how = HOW[precision] if precision in HOW else in_blocks(precision)
         self.bits: dict[contract.Precision, float] = {}  # precision -> bits per byte, for each precision that was checked
+        self.answers: contract.Answers | None = None
 
     def map_model(self) -> Decoder:
         return self.source.model
@@ -151,7 +166,7 @@ class DecoderExporter(Exporter):
         return max((layer.n_slots for layer in self.windows), default=None)
 
     def tolerance(self, precision: contract.Precision) -> float:
-        return BARS[precision].tolerance * max(1.0, len(self.source.model.blocks) / LAYERS_OF_TOLERANCE)
+        return BARS.get(precision, ROUNDED).tolerance * max(1.0, len(self.source.model.blocks) / LAYERS_OF_TOLERANCE)
 
     @cached_property
     def examples(self) -> DecoderExamples:
@@ -162,10 +177,13 @@ class DecoderExporter(Exporter):
         return {contract.GRAPH: scratch / "traced.onnx"}
 
     def check(self, files: Files, precision: contract.Precision, progress: Progress) -> contract.Parity:
-        bar, steps, examples = BARS[precision], self._steps(files[contract.GRAPH], 0), self.examples
+        bar, steps, examples = BARS.get(precision, ROUNDED), self._steps(files[contract.GRAPH], 0), self.examples
         error = compare(steps, self.reference, vocab_size=self.vocab_size, tolerance=self.tolerance(precision))
         rows = examples.run(steps)
-        largest_error(rows, examples.logits, bar.logit_error, "a logit of the golden prompts is")
+        golden_error = largest_error(rows, examples.logits, bar.logit_error, "a logit of the golden prompts is")
+        self.golden_limit = bar.logit_error * scale(examples.logits)
+        if not math.isfinite(self.golden_limit):
+            self.golden_limit = max(GOLDEN_MARGIN * golden_error, FP32_LOGIT_ERROR * scale(examples.logits))
         likeness = cosines(*(logits - logits.mean(axis=1, keepdims=True) for logits in (rows, examples.logits)))
         counts = contract.slot_counts(self.n_slots or 0)
         changed = inexact(lambda threads: self._steps(files[contract.GRAPH], threads), vocab_size=self.vocab_size, slot_counts=counts)
@@ -176,11 +194,43 @@ class DecoderExporter(Exporter):
             )
         if precision == "fp32" and self.full is not None and self.window is not None:
             progress("compare with full attention", None)
-            compare_within(steps, self.full, self.window, self.source.config.vocab_size, bar.logit_error)
+            compare_within(steps, self.full, self.window, self.source.config.vocab_size, FP32_LOGIT_ERROR)
         if self.bits[precision] > (most := self.bits["fp32"] * (1 + bar.lost_bits)) and precision != "fp32":
             raise ExportError(f"{precision} takes {self.bits[precision]:.3f} bits per byte; the limit is {most:.3f}. Keep fp32")
+        self._compare_answers(steps, precision, progress)
         shapes = tuple(first for first, _ in sizes_within(self.n_positions))
-        return contract.Parity(max_abs_error=error, min_cosine=float(likeness.min()), shapes=shapes, tolerance=self.tolerance(precision))
+        limit = finite(self.tolerance(precision))
+        return contract.Parity(max_abs_error=error, min_cosine=float(likeness.min()), shapes=shapes, tolerance=limit)
+
+    def _compare_answers(self, steps: Steps, precision: contract.Precision, progress: Progress) -> None:
+        """Compare the answers of a lower precision with those of fp32. Raises ExportError if they miss their limits."""
+        if self.options.precision == "fp32":
+            return
+        if precision == "fp32":
+            self.fp32_answers = Fp32Answers(steps, self._prompts(), self.source.eos_token_ids, partial(progress, "answers in fp32"))
+            return
+        compared = partial(progress, f"answers in {precision}")
+        self.answers = self.fp32_answers.compare(steps, self.vocab_size, limited=not self.rough, show=compared)
+        if not self.answers.within_limits:
+            closer = "as-stored or fp32" if self.options.gguf is not None and precision != "as-stored" else "fp32"
+            rough = "" if precision == "fp16" else f", or accept these figures with --precision {precision}{contract.ROUGH}"
+            raise ExportError(f"{precision} changes the answers of its weights: {self.answers.in_words}. Choose {closer}{rough}")
+
+    def _prompts(self) -> list[list[int]]:
+        """Return the prompts whose answers are compared, as token ids: questions in the chat template, or else the golden prompts."""
+        if (source := self.source.chat_template) is None:
+            return self.examples.token_ids
+        bos, eos = self.source.bos_token_id, next(iter(self.source.eos_token_ids), None)
+        bos_token, eos_token = ("" if at is None else str(self.tokenizer.id_to_token(at)) for at in (bos, eos))
+        template = ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
+        try:
+            texts = [template.render([{"role": "user", "content": question}]) for question in QUESTIONS]
+        except InvalidRequest:  # some templates demand other messages, such as one of the system
+            return self.examples.token_ids
+        finally:
+            template.close()
+        prompts = [self.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        return [ids for ids in prompts if self.n_positions is None or len(ids) + FIRST <= self.n_positions] or self.examples.token_ids
 
     def _bits_per_byte(self, steps: Steps, show: Callable[[float], None]) -> float:
         ends = {"bos_token_id": self.source.bos_token_id, "eos_token_id": next(iter(self.source.eos_token_ids), None)}
@@ -194,14 +244,13 @@ class DecoderExporter(Exporter):
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)
-        choose = IN_BLOCKS.get(self.options.precision)
-        if self.options.precision == "as-stored" and self.options.gguf is not None:
-            choose = StoredBlocks(self.options.gguf)
-        if self.options.precision == "int8" and (found := self._with_integer_products(files[contract.GRAPH], scratch, progress)):
+        if self.options.precision == "int8-rough" and (found := self._with_integer_products(files[contract.GRAPH], scratch, progress)):
             return {contract.GRAPH: found}
-        if choose is not None:
+        if self.weights in WEIGHTS:
+            choose = StoredBlocks(self.options.gguf) if self.weights == "as-stored" and self.options.gguf else ROUNDING[self.weights]
             (scratch / "blocks").mkdir()
-            save(with_blocks(onnx.load(files[contract.GRAPH]), choose), scratch / "blocks" / contract.GRAPH, weights_beside=True)
+            made = with_blocks(onnx.load(files[contract.GRAPH]), choose, rough=self.rough)
+            save(made, scratch / "blocks" / contract.GRAPH, weights_beside=True)
             return {contract.GRAPH: scratch / "blocks" / contract.GRAPH}
         # The fp16 graph is not optimised, because onnxruntime would optimise it for this machine's CPU and save casts to float32.
         (scratch / "fp16").mkdir()
@@ -226,15 +275,10 @@ class DecoderExporter(Exporter):
             save(with_integer_products(onnx.load(fp32), peaks, weight_levels=levels), file, weights_beside=True)
             tried[file] = self._bits_per_byte(self._steps(file, 0), partial(progress, f"int8, weights up to {levels}"))
         best = min(tried, key=lambda file: tried[file])
-        if tried[best] <= self.bits["fp32"] * (1 + LOST_BITS) and self._near(best):
+        if tried[best] <= self.bits["fp32"] * (1 + LOST_BITS):
             return best
-        self.how = INT8_IN_BLOCKS
+        self.how = in_blocks("int8-rough")
         return None
-
-    def _near(self, file: Path) -> bool:
-        """Return whether the graph's logits of the golden prompts are as near to torch's as int8 must be."""
-        rows, bar = self.examples.run(self._steps(file, 0)), BARS["int8"]
-        return bool(np.abs(rows - self.examples.logits).max() <= bar.logit_error * scale(self.examples.logits))
 
     def gpu_graph(self, file: Path) -> contract.GpuGraph:
         half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings).model
@@ -248,7 +292,7 @@ class DecoderExporter(Exporter):
         return gpu_description(file, graph, min_cosine=worst, largest=largest)
 
     def golden(self) -> contract.DecoderGolden:
-        return self.examples.golden(BARS[self.options.precision].logit_error * scale(self.examples.logits))
+        return self.examples.golden(self.golden_limit)
 
     def texts(self) -> dict[str, str]:
         return {} if self.chat_template is None else {CHAT_TEMPLATE: self.chat_template}
@@ -277,6 +321,7 @@ class DecoderExporter(Exporter):
                 bits_per_byte=self.bits[self.options.precision],
                 fp32_bits_per_byte=self.bits["fp32"],
                 held_out=None if self.options.held_out is None else self.text.described,
+                answers=self.answers,
                 image=None if source.image is None else contract.Image(**asdict(source.image)),
             ),
         }

@@ -1,5 +1,6 @@
 """The interface of an exporter for one kind of model. `export.bundle` calls its methods step by step."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -41,10 +42,15 @@ class Options:
 class ErrorLimits:
     """Limits of a graph's differences from the fp32 torch model. Errors are relative to a tensor's largest value if that is above 1."""
 
-    tolerance: float  # largest allowed error of any output, at every size (B, N) that is compared
+    tolerance: float  # largest allowed error of any output, at every size (B, N) that is compared; infinite: no limit
     logit_error: float  # largest allowed error of a golden logit, at export and at a server's start
     min_cosine: float = -1.0  # lowest allowed cosine between the outputs of the graph and of torch for a golden text
     lost_bits: float = 0.05  # largest allowed increase of a decoder's bits per byte over fp32, as a fraction
+
+
+def finite(limit: float) -> float | None:
+    """Return a limit as a manifest has it: None if it is infinite."""
+    return limit if math.isfinite(limit) else None
 
 
 class Exporter(ABC):

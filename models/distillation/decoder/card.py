@@ -129,7 +129,7 @@ def _head(report: dict[str, Any]) -> str:
 which comes from where it is published.
 
     python -m models.distillation.decoder.delta --teacher TEACHER.gguf --delta THIS_FOLDER --out out/{report["name"]}
-    attnserve export --checkpoint out/{report["name"]} --out bundles/{report["name"]} --precision int8"""
+    attnserve export --checkpoint out/{report["name"]} --out bundles/{report["name"]} --precision int8-rough"""
 
 
 def _attention(report: dict[str, Any], window: int) -> str:

@@ -15,7 +15,8 @@ from service.runtime.budget import CpuBudget
 
 _DTYPES: dict[Precision, Literal["float32", "float16", "int8"]] = {
     **{"fp32": "float32", "fp16": "float16", "int8": "int8"},
-    **{"int4": "int8", "as-stored": "int8"},  # of decoders; products are of 8-bit integers
+    # Of decoders; products are of 8-bit integers.
+    **{"int4": "int8", "as-stored": "int8", "int8-rough": "int8", "int4-rough": "int8", "as-stored-rough": "int8"},
 }
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -58,8 +57,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_decoder_in_int8_has_a_scale_for_each_token(checkpoint: Path, tmp_path: Path) -> None:
-    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
-    assert manifest.graph.optimisation == decoder_kind.HOW["int8"]
+    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough")
+    assert manifest.graph.optimisation == decoder_kind.HOW["int8-rough"]
     assert manifest.graph.operators["MatMulIntegerToFloat"] > 2
     assert manifest.decoder is not None
     assert manifest.decoder.exact
@@ -68,19 +67,15 @@ def test_a_decoder_in_int8_has_a_scale_for_each_token(checkpoint: Path, tmp_path
 def test_a_decoder_with_feature_maps_has_them_in_fp32(tmp_path: Path) -> None:
     hybrid = {"layers": "causal_hybrid", "window": 256, "layer_options": {"causal_hybrid": {"n_first": 4, "piece": 255}}}
     checkpoint = tiny_decoder(tmp_path / "checkpoint", d_model=32, n_layers=1, positions="rotary", **hybrid)
-    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
-    assert manifest.graph.optimisation == decoder_kind.HOW["int8"]
+    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough")
+    assert manifest.graph.optimisation == decoder_kind.HOW["int8-rough"]
     assert manifest.decoder is not None
     assert manifest.decoder.exact
 
 
-@pytest.mark.parametrize("lost", [{"LOST_BITS": -1.0}, {"LOST_BITS": 100.0, "WEIGHT_LEVELS": (1,)}], ids=["bits", "logits"])
-def test_a_decoder_that_would_lose_too_much_has_blocks(
-    lost: dict[str, Any], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in lost.items():
-        monkeypatch.setattr(decoder_kind, name, value)
-    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
-    assert manifest.graph.optimisation == decoder_kind.INT8_IN_BLOCKS
+def test_a_decoder_that_would_lose_too_much_has_blocks(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_kind, "LOST_BITS", -1.0)
+    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough")
+    assert manifest.graph.optimisation == decoder_kind.in_blocks("int8-rough")
     assert "MatMulIntegerToFloat" not in manifest.graph.operators
     assert manifest.graph.operators["MatMulNBits"] > 2

@@ -140,7 +140,7 @@ def test_a_folder_that_holds_no_data_is_refused(tmp_path: Path) -> None:
 def test_the_bundle_states_what_its_precision_costs(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("".join(DOCUMENTS), encoding="utf-8")
-    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8", held_out=text)
+    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough", held_out=text)
     decoder = manifest.decoder
     assert decoder is not None
     assert decoder.held_out == read_text(text).described
@@ -155,9 +155,9 @@ def test_the_bundle_states_what_its_precision_costs(checkpoint: Path, bundle: Pa
 
 
 def test_a_precision_that_costs_too_much_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(decoder_bundle.BARS, "int8", decoder_bundle.ErrorLimits(1.0, logit_error=0.25, lost_bits=-0.5))
-    with pytest.raises(ExportError, match=r"int8 takes \d+\.\d+ bits per byte; the limit is \d+\.\d+\. Keep fp32"):
-        export_bundle(checkpoint, tmp_path / "int8", precision="int8")
+    monkeypatch.setattr(decoder_bundle, "ROUNDED", decoder_bundle.ErrorLimits(1.0, logit_error=0.25, lost_bits=-0.5))
+    with pytest.raises(ExportError, match=r"int8-rough takes \d+\.\d+ bits per byte; the limit is \d+\.\d+\. Keep fp32"):
+        export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough")
     assert not (tmp_path / "int8").exists()
 
 

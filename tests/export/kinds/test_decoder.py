@@ -82,7 +82,7 @@ def test_the_golden_continuations_are_what_the_graph_says(bundle: Path) -> None:
         assert (after.max(axis=1) - chosen).max() < golden.max_abs_error
 
 
-@pytest.mark.parametrize(("precision", "product"), [("int8", "MatMulIntegerToFloat"), ("int4", "MatMulNBits")])
+@pytest.mark.parametrize(("precision", "product"), [("int8-rough", "MatMulIntegerToFloat"), ("int4-rough", "MatMulNBits")])
 def test_a_graph_of_rounded_weights_is_exact_too_and_says_what_it_costs(
     precision: contract.Precision, product: str, checkpoint: Path, tmp_path: Path
 ) -> None:
