@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
+from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,15 +84,26 @@ ProviderFlag = Annotated[Provider | None, _flag("provider")]
 EncodersFlag = Annotated[int | None, _flag("encoders")]
 GeneratorsFlag = Annotated[int | None, _flag("generators")]
 ThreadsFlag = Annotated[int | None, _flag("threads")]
-SetFlag = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any other setting. May be given several times.")]
+_LIMITING = ("default_max", "max_", "request_timeout", "slot")  # how the names of limits begin
+SetFlag = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any setting of docs/settings.md. May be given several times.")]
+_LIMITS = [name for name, field in Settings.model_fields.items() if name.startswith(_LIMITING) and field.default is not None]
+LIMITS = f"Limits, for `--set`: {', '.join(f'{name}={known.default_of(name)}' for name in _LIMITS)}."
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"attnserve {version('attnserve')}")
+        raise typer.Exit
 
 
 @app.callback()
-def root() -> None:
+def root(
+    shown: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
     """Serve attention models over HTTP: embeddings, rerank scores and generated text, from ONNX Runtime under Ray Serve."""
 
 
-@app.command()
+@app.command(epilog=LIMITS)
 def serve(
     ctx: typer.Context,
     bundles: BundleFlag = None,
@@ -129,7 +141,7 @@ def serve(
     _run(settings)
 
 
-@app.command("config")
+@app.command("config", epilog=LIMITS)
 def serve_config(
     ctx: typer.Context,
     bundles: BundleFlag = None,

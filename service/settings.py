@@ -277,6 +277,16 @@ class _Sources(BaseSettings, Settings):
         return (*own, YamlConfigSettingsSource(settings_cls, file)) if file else own
 
 
+def default_of(name: str) -> str:
+    """Return the default of a setting as help texts and docs/settings.md show it."""
+    value = Settings.model_fields[name].default
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(int(value) if isinstance(value, float) else value or "none")
+
+
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     """Return the settings of this process. `flags` contains only the settings that were given on the command line. Raises SettingsError."""
     if config:

@@ -2,9 +2,11 @@
 
 import ast
 import builtins
+import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 
 from service import cli
 from service.errors import AttnserveError
-from service.settings import Settings
+from service.settings import Settings, default_of
 from tests.imports import ROOT
 from tests.service.fakes import PATIENCE_S
 
@@ -43,6 +45,17 @@ def test_a_command_shows_its_options_without_torch(command: str) -> None:
     done = helped(command)
     assert done.returncode == 0, done.stderr
     assert f" {command} [OPTIONS]" in done.stdout
+
+
+def test_the_version_is_shown() -> None:
+    done = CliRunner().invoke(cli.app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"attnserve {version('attnserve')}\n")
+
+
+def test_the_help_of_serve_names_the_default_limits() -> None:
+    help_text = CliRunner().invoke(cli.app, ["serve", "--help"]).output
+    limits = [name for name, field in Settings.model_fields.items() if name.startswith("max_") and field.default is not None]
+    assert [name for name in limits if f"{name}={default_of(name)}" not in re.sub(r"\s+", "", help_text)] == []
 
 
 def test_an_unknown_command_is_refused() -> None:

@@ -18,6 +18,7 @@ ORDER = [
         "errors",
         "terminal",
         "settings",
+        "settings_page",
         "runtime",
         "states",
         "overload",

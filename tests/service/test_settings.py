@@ -1,5 +1,8 @@
 """Where a setting comes from, and what is said about a bad one."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,7 @@ import pytest
 
 from service import cli
 from service.settings import Settings, SettingsError, freeze, load
+from tests.imports import ROOT
 from tests.service.fakes import fake_bundle
 
 SECRET = "sk-very-secret-key"
@@ -14,8 +18,6 @@ SECRET = "sk-very-secret-key"
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in [name for name in os.environ if name.startswith("ATTNSERVE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("ATTNSERVE_CONFIG", "")  # so that what `load` writes there is taken back
@@ -242,3 +244,10 @@ def test_a_store_in_a_directory_has_an_absolute_path(monkeypatch: pytest.MonkeyP
 def test_the_password_of_the_store_is_no_unknown_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNSERVE_STATES_PASSWORD", SECRET)
     assert SECRET not in freeze(load({}))
+
+
+def test_the_page_of_settings_is_what_the_command_writes(tmp_path: Path) -> None:
+    """In a process of its own, because the tests' default of `states` is another one."""
+    (tmp_path / "docs").mkdir()
+    subprocess.run([sys.executable, "-m", "service.settings_page"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    assert (ROOT / "docs/settings.md").read_text() == (tmp_path / "docs/settings.md").read_text(), "run python -m service.settings_page"
