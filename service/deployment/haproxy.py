@@ -36,7 +36,7 @@ _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 # it could send again. A compressed one may hide `store_state`.
 _KINDS_OF_REQUESTS = """    acl reads method GET HEAD OPTIONS
     acl scores path_end /embed /embed_all /embed_sparse /embeddings /similarity /rerank /predict /attention
-    acl scores path_end /tokenize /detokenize /decode
+    acl scores path_end /tokenize /detokenize /decode /input_tokens
     acl writes path / /invocations
     acl writes path_end /generate /generate_stream /completions /generations /infer
     acl streams path_end /generate_stream

@@ -195,7 +195,7 @@ async def test_what_is_refused_names_the_field(http: httpx.AsyncClient, fields: 
 async def test_a_source_that_is_too_long_is_refused(http: httpx.AsyncClient) -> None:
     answer = await http.post("/v1/completions", json={"model": "tiny-writer", "prompt": "x" * 41})
     assert answer.status_code == 400
-    assert "41 tokens and this model reads 40 at most" in answer.json()["error"]["message"]
+    assert "41 tokens and the maximum context length is 40 tokens" in answer.json()["error"]["message"]
 
 
 async def test_other_routes_say_of_which_kind_it_is(http: httpx.AsyncClient) -> None:

@@ -223,7 +223,7 @@ async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary, mo
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [
-        (asked("x" * 41), InputTooLong, "41 tokens and this model reads 40"),
+        (asked("x" * 41), InputTooLong, "41 tokens and the maximum context length is 40"),
         (asked(prompt=()), InvalidRequest, "no tokens"),
         (asked(prompt=(256,)), InvalidRequest, "token id 256"),
         (asked(n=3, beams=2), InvalidRequest, "n=3 outputs of num_beams=2"),
