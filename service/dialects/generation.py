@@ -5,6 +5,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -24,6 +25,7 @@ from service.settings import Settings
 Result = TypeVar("Result")
 
 _INLINE_CHARACTERS = 4_000  # tokenising a shorter text takes less time than switching to another thread
+_TOKEN_CHARACTERS = 4  # characters of a token, estimated before a text is tokenised; of a word in English
 _TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # estimated memory in bytes of a token that is not yet sent, and of each of its log-probabilities
 _SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
@@ -225,11 +227,14 @@ async def encode(
     *,
     add_special_tokens: bool = True,
     rendered: ChatPrompts | None = None,
+    generates: bool = True,
 ) -> list[int]:
     """Return the token ids of a prompt. For an empty prompt, return the token that begins a text. Raises EmptyInput if the
     model has no such token.
 
     `rendered`: the model's chat prompts, if they rendered `text` from a conversation. They then tokenise the text instead of the model.
+    `generates`: the engine will be asked to continue the prompt. Raises QueueTooLong, before the text is tokenised, if the engine cannot
+    begin it in time.
     """
     if len(text) > (limit := catalog.settings.max_input_characters):
         raise InputTooLong(f"`{param}` has {len(text)} characters and the maximum context length is {limit}: shorten it", param=param)
@@ -240,7 +245,9 @@ async def encode(
         except TypeError:  # raised by `tokenizers` for text that is not valid Unicode
             raise TokenizationFailed(f"{param} is not valid Unicode: it has half of a surrogate pair", param=param) from None
 
-    encoded = await inline_or_aside(catalog, call, len(text), ids)
+    aside = generates and len(text) > _INLINE_CHARACTERS
+    with model.engine.expecting(call.client, len(text) / _TOKEN_CHARACTERS, call.deadline) if aside else nullcontext():
+        encoded = await inline_or_aside(catalog, call, len(text), ids)
     if encoded:
         return encoded
     decoder = model.manifest.decoder
@@ -261,6 +268,7 @@ async def encode_chat(
     param: str,
     *,
     add_generation_prompt: bool = True,
+    generates: bool = True,
 ) -> list[int]:
     """Render a conversation and its tools with the model's chat template, and return the token ids."""
     prompts = model.chat_prompts
@@ -274,7 +282,7 @@ async def encode_chat(
     except InvalidRequest as error:
         error.param = param
         raise
-    return await encode(model, catalog, call, prompt, param, rendered=prompts)
+    return await encode(model, catalog, call, prompt, param, rendered=prompts, generates=generates)
 
 
 def most_tokens(model: Generator, max_tokens: int, prompt_tokens: int) -> int:

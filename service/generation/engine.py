@@ -9,14 +9,15 @@ computation of one turn of the engine's thread.
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from service.errors import DeadlineExceeded, InvalidRequest, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
-from service.generation.intake import Intake
+from service.generation.intake import Intake, PromptWork
 from service.generation.places import Places
 from service.generation.prefill import Fed, Piece, Prompt, sequences_of
 from service.generation.request import Delta, FinishReason, GenerationRequest
@@ -102,6 +103,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._masks = Masks(session.vocab_size)
         self._prefixes = Prefixes(PrefixCache(limits.prefix_cache_bytes), shared, session.fingerprint, metrics)
         self._step_s = 0.0
+        self._prompt_work = PromptWork(self._prefill.price, lambda: [*self._holders, *self._admission.waiting()])
 
     @property
     def _held(self) -> int:
@@ -120,10 +122,19 @@ class GeneratorEngine(StepEngine[Sequence]):
 
         Raises InvalidRequest, Overloaded, StateNotFound, StateGone or StoreFailed.
         """
+        if not (first := requests[0]).reopened:
+            tokens = sum({id(request.prompt): len(request.prompt) for request in requests}.values())
+            with self.offered.refusing(len(requests)):
+                self._prompt_work.check(first.client, tokens, first.deadline)
         await self._intake.compile(requests)
         once.states, once.checkpoints = await self._states.load(requests)
         for request in {id(request.prompt): request for request in requests if request.checkpoint not in once.checkpoints}.values():
             await self._prefixes.fetch(request)
+
+    @contextmanager
+    def expecting(self, client: str, tokens: float, deadline: float) -> Iterator[None]:
+        with self.offered.refusing(1), self._prompt_work.expecting(client, tokens, deadline):
+            yield
 
     def _turn_s(self, holders: list[Sequence]) -> float:
         """Estimate how many seconds a run keeps its slot while others wait: one quantum, or until it ends if no run can be preempted."""

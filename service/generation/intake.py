@@ -1,10 +1,14 @@
-"""Makes the runs of the engine from requests, after checking that the model can run them."""
+"""Makes the runs of the engine from requests, after checking that the model can run them, and feed their prompts in time."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from service.errors import InputTooLong, InvalidRequest, NotReady
+from service.errors import InputTooLong, InvalidRequest, NotReady, QueueTooLong
 from service.generation.request import GenerationRequest
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
@@ -15,7 +19,10 @@ from service.generation.snapshot import Snapshot, State
 from service.generation.step_engine import Once
 from service.generation.submission import Submission
 from service.generation.text import TextStream, Vocabulary
+from service.runtime.price import Price
 from service.telemetry.usage import Usage
+
+_LEAST_RETRY_S = 1.0
 
 
 class Intake:
@@ -129,3 +136,48 @@ class Intake:
             raise InvalidRequest("the prompt has no tokens and max_tokens is 0: fork the state to get a copy of it", param="prompt")
         if not request.prompt and state.logits is None:
             raise InvalidRequest("the prompt has no tokens, and the state has no logits to draw from: send a token", param="prompt")
+
+
+class PromptWork:
+    """The prompts of one engine that are not fed yet, also those that are still being tokenised. Used on the event loop."""
+
+    def __init__(self, price: Price, unfed: Callable[[], Iterable[Sequence]]) -> None:
+        """`price` is that of a call that feeds a piece of a prompt. `unfed` returns the runs in the queue and those that have slots."""
+        self._price = price
+        self._unfed = unfed
+        self._expected: dict[int, tuple[str, float]] = {}  # client and estimated tokens of each prompt that is being tokenised
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def expecting(self, client: str, tokens: float, deadline: float) -> Iterator[None]:
+        """Within the block, count a prompt of about `tokens` tokens as not fed yet. Raises what `check` raises."""
+        self.check(client, tokens, deadline)
+        number = next(self._numbers)
+        self._expected[number] = client, tokens
+        try:
+            yield
+        finally:
+            del self._expected[number]
+
+    def check(self, client: str, tokens: float, deadline: float) -> None:
+        """Raise QueueTooLong if the prompts before a new one of this size take until after its deadline. An idle engine admits any."""
+        before_s = self._before(client, tokens) * self._price.token_s
+        left_s = max(deadline - time.monotonic(), 0.0)
+        if before_s > left_s:
+            raise QueueTooLong(
+                f"Model is overloaded: the prompts before this one take about {before_s:.1f} s, and its deadline is in {left_s:.1f} s",
+                retry_after_s=max(before_s - left_s, _LEAST_RETRY_S),
+            )
+
+    def _before(self, client: str, tokens: float) -> float:
+        """Return how many tokens are fed before a new prompt's last piece, at least. Pieces alternate between the client that has been fed
+        least and the shortest prompt (`prefill.py`), so it is the smaller number of both orders.
+        """
+        prompts = {id(each.request.prompt): (each.request.client, float(each.left_of_prompt)) for each in self._unfed()}
+        waiting = [*prompts.values(), *self._expected.values()]
+        by_client = Counter[str]()
+        for each, left in waiting:
+            by_client[each] += left  # type: ignore[assignment]  # typeshed allows integers only
+        own = by_client.pop(client, 0)
+        in_turns = own + sum(min(left, own + tokens) for left in by_client.values())
+        return min(in_turns, sum(left for _, left in waiting if left <= tokens))

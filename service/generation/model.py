@@ -1,6 +1,7 @@
 """A served decoder or encoder-decoder, with its bundle, tokenizer and engine."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,12 @@ class Generating(Engine, Protocol):
 
     def has_numerics(self, numerics: str) -> bool:
         """Return whether runs of this arithmetic (see `Run.numerics`) can go on in the engine or one of the pool's replicas."""
+        ...
+
+    def expecting(self, client: str, tokens: float, deadline: float) -> AbstractContextManager[None]:
+        """Return a context manager in which the caller tokenises a prompt that will have about so many tokens. Raises QueueTooLong if
+        other prompts take until after the deadline.
+        """
         ...
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]: ...

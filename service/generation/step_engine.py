@@ -166,6 +166,10 @@ class StepEngine(ABC, Generic[J]):
         self._queue(submission)  # after this line, the engine's thread may remove jobs from the submission
         return runs
 
+    def expecting(self, client: str, tokens: float, deadline: float) -> contextlib.AbstractContextManager[None]:
+        """See `Generating.expecting`. Engines whose prompts are short admit every prompt."""
+        return contextlib.nullcontext()
+
     def submit(self, request: GenerationRequest) -> Run:
         """Queue one run, however long it will wait, and return it. If it raises an error, which may be any error of `open`, nothing was
         queued.

@@ -281,6 +281,10 @@ class PoolGenerator(_PoolEngine):
     def has_numerics(self, numerics: str) -> bool:
         return self._replicas.has_numerics(self._key, numerics)
 
+    def expecting(self, client: str, tokens: float, deadline: float) -> contextlib.AbstractContextManager[None]:
+        """Admit every prompt: a replica checks it when it is tokenised."""
+        return contextlib.nullcontext()
+
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
         """Queue the runs and return them, as `GeneratorEngine.open` does. One replica computes all runs of a request and sends them in one
         stream. It is the replica of session `key`, or any replica if `key` is "".

@@ -102,13 +102,11 @@ async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[s
         if body.add_special_tokens:
             raise InvalidRequest("a chat template writes its own special tokens", param="add_special_tokens")
         messages = messages_of(body.messages)
-        ids = await generation.encode_chat(
-            model, catalog, call, messages, None, "messages", add_generation_prompt=body.add_generation_prompt
-        )
+        opened = body.add_generation_prompt
+        ids = await generation.encode_chat(model, catalog, call, messages, None, "messages", add_generation_prompt=opened, generates=False)
     else:
-        ids = await generation.encode(
-            model, catalog, call, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False
-        )
+        added = body.add_special_tokens is not False
+        ids = await generation.encode(model, catalog, call, body.prompt or "", "prompt", add_special_tokens=added, generates=False)
     catalog.expect(call, len(ids) * (_STRING_BYTES if body.return_token_strs else _ID_BYTES), f"{len(ids)} tokens")
     strings: Any = (model.tokenizer.id_to_token(token_id) for token_id in ids) if body.return_token_strs else None
     if strings is not None and not call.answer_bytes:  # strings of a large answer are decoded when they are sent

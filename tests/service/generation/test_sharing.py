@@ -1,6 +1,7 @@
 """Slots shared among clients: who gets one, who gives one back, and that a run that gave its slot back goes on with the same bits."""
 
 import asyncio
+import contextlib
 import dataclasses
 import random
 import time
@@ -15,11 +16,13 @@ import pytest
 from service.errors import Overloaded, QueueTooLong
 from service.generation.admission import Admission, Holding, QueueLimits, fair_share
 from service.generation.engine import GeneratorEngine
+from service.generation.intake import PromptWork
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sampling.guesses import WIDTH
 from service.generation.submission import Submission
 from service.runtime.lanes import Lane
+from service.runtime.price import Price
 from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.generation.fake_steps import FakeSteps
 from tests.service.generation.test_engine import GREEDY, RANDOM, all_of, ask, begun, running, tokens_of
@@ -295,6 +298,22 @@ async def test_a_short_request_waits_for_few_tokens_of_another_clients_long_prom
 
 
 # Refusals --------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_whose_turn_comes_after_its_deadline_is_refused() -> None:
+    price = Price()
+    price.paid(1000, 1.0)  # about a millisecond for a token
+    work, now = PromptWork(price, list), time.monotonic()
+    with contextlib.ExitStack() as tokenised:
+        for client in ("many", "many", "many", "few"):
+            tokenised.enter_context(work.expecting(client, 10_000, now + 600))
+        with pytest.raises(QueueTooLong, match=r"the prompts before this one take about 39.. s") as refused:
+            work.check("many", 10_000, now + 25)
+        assert 0 < refused.value.retry_after_s < 39
+        work.check("many", 10_000, now + 600)
+        work.check("many", 9_999, now + 25)  # shorter prompts come first
+        work.check("another", 10_000, now + 25)  # clients take turns
+    work.check("many", 10_000, now)  # nothing comes before it
 
 
 async def test_a_request_that_found_no_slot_in_time_is_refused_with_a_time_to_come_back(steps: FakeSteps, tokenizer: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,22 @@ async def test_a_deadline_that_passes_while_a_text_waits_to_be_tokenised_is_504(
         assert app.state.catalog.active == 0
         gate.set()
         assert await held, "the request ended while the long text was tokenised"
+
+
+async def test_prompts_that_would_be_late_are_refused_before_they_are_tokenised() -> None:
+    model = FakeGenerator("wordy")
+    app, gate = generator_app(model), threading.Event()
+    model.engine._prefill.price.paid(10, 1.0)  # a tenth of a second for a token
+    async with client(app) as http:
+        held = asyncio.create_task(app.state.catalog.tokenizers.run(partial(gate.wait, PATIENCE_S), size=len(LONG), client="other"))
+        asked = {"json": {"prompt": LONG, "max_tokens": 1}, "headers": {"x-request-timeout-ms": "300000"}}
+        requests = [asyncio.create_task(http.post("/v1/completions", **asked)) for _ in range(5)]
+        await until(lambda: sum(request.done() for request in requests) == 4)
+        refused = [request.result() for request in requests if request.done()]
+        gate.set()
+        assert await held
+        assert sorted(answer.status_code for answer in await asyncio.gather(*requests)) == [200, 429, 429, 429, 429]
+    assert all(int(answer.headers["retry-after"]) > 1 for answer in refused)
 
 
 @long_texts
