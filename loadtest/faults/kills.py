@@ -29,8 +29,8 @@ from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 
 EVERY_S = 0.1  # interval between two requests of the same probe
-CLIENT_TIMEOUT_S = 30.0  # a client that waits longer counts the request as hung
-START_S = 120
+CLIENT_TIMEOUT_S = 60.0  # a client that waits longer counts the request as hung
+START_S = 600
 _QUIET = 10  # consecutive good answers to each probe after which the service counts as recovered
 
 # Titles of the processes that are replaced after a fault. Ray's own processes are not replaced: if one ends, the command ends.
@@ -265,7 +265,7 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
         if running.process.poll() is not None:
             outcome.ended_with = running.process.returncode
             outcome.whole_s = time.monotonic() - began
-            _, alive = psutil.wait_procs(family, timeout=5)
+            _, alive = psutil.wait_procs(family, timeout=CLIENT_TIMEOUT_S)
             lines = [line for line in running.output().splitlines() if line.strip()]
             # Our error line may not be the last: Ray may print a dead raylet's log after it.
             own = [line for line in lines if line.startswith("error")]

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -176,11 +177,7 @@ def test_second_signal_ends_at_once_and_leaves_nothing(encoder_bundle: Path, bef
         connection = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
         connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
         connection.sendall(b" " * 40_000)  # more than HAProxy holds back, of a request that never ends
-        for _ in range(200):  # the scrape itself is the other one
-            if "attnserve_active_requests 2.0" in metrics(service):
-                break
-        else:
-            pytest.fail("the request did not come to the replica")
+        until(lambda: "attnserve_active_requests 2.0" in metrics(service))  # the scrape itself is the other one
         service.process.send_signal(signal.SIGTERM)
         service.wait_for("stopping")
         assert service.stop(signal.SIGTERM) == 128 + signal.SIGTERM
@@ -276,13 +273,7 @@ def test_who_only_hangs_keeps_nobody_else_from_an_answer(service: LiveService) -
                 assert post(connection, f"beside a crowd {number}")[0] == 200
             connection.request("POST", "/v1/completions", json.dumps(short), {"content-type": "application/json"})
             assert json.loads(connection.getresponse().read())["usage"]["completion_tokens"] == 8
-    for _ in range(300):
-        if (match := re.search(r"^vllm:num_requests_running\{[^}]*tiny-decoder[^}]*\} (\S+)$", metrics(service), re.MULTILINE)) is None:
-            pytest.fail("there is no such metric")
-        if match[1] == "0.0":
-            break
-    else:
-        pytest.fail("the runs of clients that are gone go on")
+    until(lambda: re.search(r"^vllm:num_requests_running\{[^}]*tiny-decoder[^}]*\} 0.0$", metrics(service), re.MULTILINE))
 
 
 def test_taken_port_stops_the_start(encoder_bundle: Path, service: LiveService) -> None:
@@ -306,6 +297,12 @@ def test_changed_byte_stops_the_start(encoder_bundle: Path, tmp_path: Path) -> N
     assert service.stop() == 1
     assert str(bundle / "model.onnx") in service.output
     assert "Traceback" not in service.output
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
 
 
 def metrics(service: LiveService) -> str:

@@ -15,12 +15,13 @@ import httpx
 import psutil
 import pytest
 
-from loadtest.faults.kills import Clients, Fault, Outcome, Victim, hit, requests, victim
+from loadtest.faults.kills import Clients, Fault, Outcome, ProbeAnswer, Victim, hit, requests, victim
+from tests.service.fakes import PATIENCE_S
 
 pytestmark = pytest.mark.service
 
-_WHOLE_S = 60.0  # seconds on a machine of its own; tests share theirs
-_HANG_S = 10.0  # no answer takes longer; a stopped process is found within one or two seconds
+_WHOLE_S = 300.0  # seconds; far more than it takes, for machines that are busy
+_HANG_S = 60.0  # no answer takes longer; who waits for a stopped process itself waits for 300 s
 _ROOM_BYTES = 1 << 30  # limit of what the processes allocate from then on: more than another replica needs
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 
@@ -118,15 +119,19 @@ def test_a_busy_event_loop_is_no_dead_process(single: Victim, fault: Path) -> No
     with under_load(single) as clients:
         replica, began = single.find("ServeReplica").pid, time.monotonic()
         fault.write_text(f"{replica} 16")
-        time.sleep(18)
+
+        def others() -> list[ProbeAnswer]:
+            return [answer for answer in list(clients.answers) if answer.began > began and answer.name != "live"]
+
+        deadline = time.monotonic() + PATIENCE_S
+        while not (blocked := [answer.ended for answer in others() if answer.ended - answer.began > 10]):
+            assert time.monotonic() < deadline, "the loop was not blocked"
+            time.sleep(0.1)
         probes = [answer for answer in list(clients.answers) if answer.began > began and answer.name == "live"]
-        assert len(probes) > 50
+        assert len([answer for answer in probes if answer.ended < min(blocked)]) > 20, "the probes waited for the loop"
         assert {answer.status for answer in probes} == {"200"}
-        assert max(answer.ended - answer.began for answer in probes) < _HANG_S
         assert single.find("ServeReplica").pid == replica
-    blocked = [answer for answer in clients.answers if answer.began > began and answer.name != "live"]
-    assert max(answer.ended - answer.began for answer in blocked) > 10, "the loop was not blocked"
-    assert {answer.status for answer in blocked} <= {"200", "429"}
+    assert {answer.status for answer in others()} <= {"200", "429"}
 
 
 @dataclass(frozen=True)
