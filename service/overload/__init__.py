@@ -23,7 +23,7 @@ answers have the header `Retry-After`.
 | the previous two rules for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `seq2seq/admission.py` |
 | 429 for an attention map when too many wait | 8 texts | `encoding/maps.py` |
 | 429 for an encoding that is queued, and dropped under overload | not started after 3 short queues | `encoding/queue.py` |
-| 504 for a request that is not answered at its deadline | `request_timeout_s`, `x-request-timeout-ms` | each engine |
+| 504 for a request that has no part of its answer at its deadline | `request_timeout_s`, `x-request-timeout-ms` | each engine |
 | a delay of each 429 for a long queue, 1 s at most | (refusals per second) / 200, in seconds | `refusals.py` |
 
 **The bound of a queue** is `max_wait_s` of work (`max_bulk_wait_s` in the bulk lane), so that it can absorb a burst. Under overload the
