@@ -24,7 +24,7 @@ from service.encoding.cache import VectorCache, key_of
 from service.encoding.pending import Deadlines, PendingRequest
 from service.encoding.queue import EncoderLimits, EncoderQueue
 from service.encoding.request import NO_DEADLINE, EncodeTask, OnResult, RowOrError
-from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.errors import DeadlineExceeded, NotReady, RuntimeFailed, ServiceError
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array, Session, device_lost
@@ -260,7 +260,10 @@ class EncoderEngine:
             item.waiters = [waiter for waiter in item.waiters if waiter not in overdue]
             self._deliver([item], [DeadlineExceeded("the request's deadline passed while it was queued")])
             item.waiters = overdue
-            self._deliver([item], [Overloaded("Model is overloaded: it took too long to begin", retry_after_s=self._queue.short_queue_s)])
+            if overdue:
+                with self._changed:
+                    error = self._queue.too_late(item, now)
+                self._deliver([item], [error])
             if alive:
                 again = dataclasses.replace(item, waiters=alive, taken=False)
                 with self._changed:

@@ -107,9 +107,10 @@ class EncoderQueue(BatchingQueue):
         run would take nearly all inputs again and again, and the other cores would have little to do.
         """
         self.max_batch_tokens, self.max_unstarted_s = self._limits.max_batch_tokens, math.inf
-        if self._bounds[Lane.INTERACTIVE].overloaded(now):
+        if (bound := self._bounds[Lane.INTERACTIVE]).overloaded(now):
             self.max_batch_tokens = int(self._limits.max_batch_tokens * _SHORT_RUN)
-            self.max_unstarted_s = _UNSTARTED_QUEUES * self.short_queue_s
+            if now > bound.patient_until:
+                self.max_unstarted_s = _UNSTARTED_QUEUES * self.short_queue_s
         share = math.ceil((self.tokens + self.running_tokens) / self._limits.cores) if self.running else self.max_batch_tokens
         batch, dropped = self.take(now, share)
         tokens, left = sum(len(item.ids) for item in batch), len(self) > 0
@@ -123,6 +124,12 @@ class EncoderQueue(BatchingQueue):
                 self._bulk_token_s = averaged(self._bulk_token_s, (now - self._bulk_drawn) / tokens)
                 self._bulk_drawn = now
         return Draw(batch, dropped, tokens, alone, left, left and share >= self.max_batch_tokens)
+
+    def too_late(self, item: QueuedInput, now: float) -> Overloaded:
+        """Return the error of a request that waited too long for the run of this input."""
+        wait_s, work_s = self.tokens_before(item.lane) / self.tokens_per_s, len(item.ids) / self.tokens_per_s
+        told_s = self._bounds[item.lane].promised_s(now, wait_s, item.client, work_s)
+        return Overloaded("Model is overloaded: it took too long to begin", retry_after_s=told_s)
 
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
         """Record that the run of this batch took `seconds`. The measured rate changes only if `answered` is True, because a failed run may
@@ -145,6 +152,7 @@ class EncoderQueue(BatchingQueue):
             self._check_wait(lane, now, client, tokens, arriving=tokens)
             self._count_arrival(lane, now, tokens)
             self._check_room(tokens, lane, left_s)
+            self._bounds[lane].promises.keep(client, now)
         except Overloaded:
             self._count_refusal(tokens)
             raise
@@ -161,7 +169,8 @@ class EncoderQueue(BatchingQueue):
         queue_s = before / self.tokens_per_s
         if lane == Lane.BULK:
             queue_s = max(queue_s, queue.tokens * self._bulk_pace_s(now))
-        if queue_s <= bound.bound_s(now, self.short_queue_s):  # the whole queue is short enough, so the clients' shares of it do not matter
+        # If the whole queue is short enough, the clients' shares of it do not matter.
+        if queue_s <= bound.bound_s(now, self.short_queue_s) and not bound.promises:
             return
         if client:
             ahead = queue.ahead(client, tokens)
@@ -170,7 +179,8 @@ class EncoderQueue(BatchingQueue):
                 queue_s = max(queue_s, ahead * self._bulk_pace_s(now))
         for_all = self._too_long_for_all(lane, now)
         try:
-            bound.check(now, queue_s, self.short_queue_s, for_all=for_all)
+            work_s, least_work_s = arriving / self.tokens_per_s, tokens / self.tokens_per_s
+            bound.check(now, queue_s, self.short_queue_s, for_all=for_all, client=client, work_s=work_s, least_work_s=least_work_s)
         except QueueTooLong:
             if for_all:
                 self._count_arrival(lane, now, arriving)

@@ -82,6 +82,7 @@ class Admission(Generic[J]):
         self._changed = threading.Condition()
         self._submissions: dict[Submission[J], None] = {}  # the requests with waiting jobs, in the order in which they were queued
         self._waiting = 0  # number of waiting jobs
+        self._run_s = 0.0  # estimated seconds between the ends of two runs
         self._turns = 0
         self._cancelled: set[Run] = set()
         self._wanted: dict[Run, Wanted] = {}
@@ -101,11 +102,17 @@ class Admission(Generic[J]):
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
-    def check(self, client: str, lane: Lane, now: float, holding: Holding, slots: int = 1) -> None:
-        """Raise QueueTooLong if a new request of this client would wait too long for its first `slots` slots."""
+    def check(self, client: str, lane: Lane, now: float, holding: Holding, slots: int = 1, runs: int = 1) -> float:
+        """Raise QueueTooLong if a new request of this client, of `runs` runs, would wait too long for its first `slots` slots. Returns how
+        many seconds it may wait.
+        """
         with self._changed:
-            wait_s = self._wait_s(client, lane, holding, slots)
-        self._bounds[lane].check(now, wait_s, math.inf)
+            self._run_s = holding.turn_s / holding.slots
+            wait_s, bound = self._wait_s(client, lane, holding, slots), self._bounds[lane]
+            most_wait_s = bound.check(now, wait_s, math.inf, client=client, work_s=runs * self._run_s)
+            bound.promises.keep(client, now)
+        # A place that was promised may become free a whole turn later, because the runs may have begun together.
+        return most_wait_s if most_wait_s <= self._max_wait_s[lane] else most_wait_s + holding.turn_s
 
     def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
         """Estimate the seconds until a new request gets its first slot. The estimate assumes that every job needs one slot and that jobs
@@ -297,10 +304,22 @@ class Admission(Generic[J]):
     def overdue(self, now: float) -> list[tuple[Submission[J], QueueTooLong]]:
         """Remove and return, with their errors, the requests that have waited too long for their first slots."""
         with self._changed:
-            late = [each for each in self._submissions if not each.begun and now - each.submitted > self._max_wait_s[each.lane]]
+            late = [each for each in self._submissions if not each.begun and now - each.submitted > self._most_wait_s(each)]
+            refused = [(each, self._too_late(each, now)) for each in late]
             for each in late:
                 self._drop(each)
-        return [(each, _too_late(now - each.submitted, self._max_wait_s[each.lane])) for each in late]
+        return refused
+
+    def _most_wait_s(self, submission: Submission[J]) -> float:
+        return max(submission.most_wait_s, self._max_wait_s[submission.lane])
+
+    def _too_late(self, submission: Submission[J], now: float) -> QueueTooLong:
+        waited_s, work_s = now - submission.submitted, len(submission) * self._run_s
+        wait_s = max(waited_s, work_s, 1.0)
+        return QueueTooLong(
+            f"Model is overloaded: the request has waited {waited_s:.2f} s for a slot and may wait {self._most_wait_s(submission):g} s",
+            retry_after_s=self._bounds[submission.lane].promised_s(now, wait_s, submission.client, work_s),
+        )
 
     def remove(self, job: J) -> None:
         """Remove a job from the queue. Does nothing if the job is not in the queue."""
@@ -342,13 +361,6 @@ def fair_share(wanted: Mapping[str, int], slots: int) -> dict[str, float]:
         shares[client] = min(float(count), left / (len(wanted) - at))
         left -= shares[client]
     return shares
-
-
-def _too_late(waited_s: float, bound_s: float) -> QueueTooLong:
-    return QueueTooLong(
-        f"Model is overloaded: the request has waited {waited_s:.2f} s for a slot and may wait {bound_s:g} s",
-        retry_after_s=max(waited_s, 1.0),
-    )
 
 
 def stopping() -> NotReady:

@@ -152,10 +152,10 @@ class StepEngine(ABC, Generic[J]):
         Raises InvalidRequest (also InputTooLong), Overloaded, DeadlineExceeded or NotReady.
         """
         requests = list(requests)
-        with self.offered.refusing(sum(request.slots for request in requests)):
-            for client, lane in {(request.client, request.lane) for request in requests}:
-                self.check(client, lane, requests[0].slots)
         submission, once, tokens = new_submission(requests[0]), Once(), 0
+        wanted = sum(request.slots for request in requests)
+        with self.offered.refusing(wanted):
+            submission.most_wait_s = self.check(submission.client, submission.lane, requests[0].slots, wanted)
         await self._prepare(requests, once)
         for request in requests:
             tokens += len(request.known) + (0 if id(request.prompt) in once.checked else len(request.prompt))
@@ -182,13 +182,15 @@ class StepEngine(ABC, Generic[J]):
         async for _ in self.submit(request):
             pass
 
-    def check(self, client: str, lane: Lane, slots: int = 1) -> None:
-        """Raise QueueTooLong if a request of this client would wait too long for its first `slots`."""
+    def check(self, client: str, lane: Lane, slots: int = 1, runs: int = 1) -> float:
+        """Raise QueueTooLong if a request of this client, of `runs` runs, would wait too long for its first `slots`. Returns how many
+        seconds it may wait.
+        """
         holders = self._holders
         held = Counter[str]()
         for holder in holders:
             held[holder.request.client] += holder.slots
-        self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, held, self._turn_s(holders)), slots)
+        return self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, held, self._turn_s(holders)), slots, runs)
 
     def _turn_s(self, holders: list[J]) -> float:
         """Estimate how many seconds a job holds its slots while others wait: the average of ended jobs, or the mean age of running jobs if

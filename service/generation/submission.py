@@ -51,6 +51,7 @@ class Submission(Generic[J]):
     since: float  # when it was submitted, or when one of its jobs last got or lost slots
     fresh: deque[J] = field(default_factory=deque)
     aside: deque[J] = field(default_factory=deque)
+    most_wait_s: float = 0.0  # how long it may wait for its first slots, if that is more than the setting says
     begun: bool = False  # whether any of its jobs has had slots
 
     def __len__(self) -> int:

@@ -42,6 +42,11 @@ work still gets a quarter of the rate.
 **Clients** share a queue. The "tokens before" a request are all queued tokens of its own client, and at most as many of each other client.
 So a client that sends without pause is refused while other clients are admitted. Such refusals are no sign of overload.
 
-Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `refusals.py` (requests that are read late,
+**Places** are kept for clients that come back when `Retry-After` told them to. Their work counts as queued from their refusal on, so that
+each client is told a later time than those before it, and new requests do not take their places. On their return they may wait longer than
+`max_wait_s`, by half of the time that they were told.
+
+Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `promises.py` (places for clients that were
+refused), `refusals.py` (requests that are read late,
 refusals that a gateway repeats, and the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
 """

@@ -219,7 +219,7 @@ def test_a_bulk_request_of_any_size_is_taken_into_an_empty_queue_and_waits_its_t
         queue.enter(items(2048, Lane.BULK, length=2), Lane.BULK, 0, math.inf)
     with pytest.raises(QueueTooLong, match=r"needs about 8.19 s and may need 5.00 s") as refused:
         queue.enter(items(1, Lane.BULK), Lane.BULK, 0, math.inf)
-    assert refused.value.retry_after_s == pytest.approx(8.192)
+    assert 8.192 <= refused.value.retry_after_s <= 1.1 * 8.2
 
 
 def test_bulk_work_waits_by_how_fast_bulk_work_was_drawn() -> None:

@@ -495,7 +495,7 @@ async def test_a_request_that_would_wait_too_long_for_a_slot_is_refused(steps: F
         runs += await engine.open([ask(4), ask(4), ask(4)])  # of one request, one run waits before those of others
         with pytest.raises(QueueTooLong, match=r"needs about 3.00 s and may need 2.00 s") as refused:
             await engine.open([ask(5)])
-        assert refused.value.retry_after_s == 3
+        assert 3 <= refused.value.retry_after_s <= 3.3
         runs += [run for n in range(3) for run in await engine.open([ask(6 + n, lane=Lane.BULK)])]
         with pytest.raises(QueueTooLong, match=r"needs about 6.00 s and may need 5.00 s"):
             await engine.open([ask(9, lane=Lane.BULK)])

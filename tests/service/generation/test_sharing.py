@@ -21,6 +21,7 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sampling.guesses import WIDTH
 from service.generation.submission import Submission
+from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
 from service.runtime.price import Price
 from tests.service.fakes import PATIENCE_S, set_forward, until
@@ -443,10 +444,11 @@ class _Waits:
 def test_a_wait_is_estimated_by_the_turns_of_those_before(held: dict[str, int], others: dict[str, int], wait_s: float) -> None:
     admission, checked = waiting(**others), list[float]()
 
-    class Noted:
-        def check(self, now: float, queue_s: float, busy_s: float) -> None:
+    class Noted(QueueBound):
+        def check(self, now: float, queue_s: float, short_queue_s: float, **_: Any) -> float:
             checked.append(queue_s)
+            return 0.0
 
-    admission._bounds = {lane: Noted() for lane in Lane}  # type: ignore[assignment]
+    admission._bounds = {lane: Noted(0.0) for lane in Lane}
     admission.check("me", Lane.INTERACTIVE, 0.0, Holding(32, held, 0.25))
     assert (checked or [0.0]) == pytest.approx([wait_s])

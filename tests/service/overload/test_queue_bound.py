@@ -45,7 +45,7 @@ def test_a_runtime_that_is_slower_than_the_bound_does_not_raise_it() -> None:
         bound.check(0.0, 5.0, 10.0)
     with pytest.raises(QueueTooLong, match=r"needs about 1.50 s and may need 1.00 s") as refused:
         bound.check(0.1, 1.5, 10.0)
-    assert refused.value.retry_after_s == 1.5
+    assert 1.5 <= refused.value.retry_after_s <= 1.65, "and up to a tenth more, at random"
 
 
 def test_an_empty_queue_takes_everybody_however_slow_the_runtime_is() -> None:
@@ -63,7 +63,7 @@ def test_work_that_comes_far_faster_than_it_is_done_shortens_the_queue_before_it
     assert taken(bound, 1.0, 0.1), "what keeps the runtime busy"
     with pytest.raises(QueueTooLong, match=r"may need 0.10 s") as refused:
         bound.check(1.0, 0.2, BUSY_S)
-    assert refused.value.retry_after_s == 1.0
+    assert 1.0 <= refused.value.retry_after_s <= 1.1
 
 
 def test_when_it_comes_slower_again_the_queue_may_be_as_long_as_before() -> None:
