@@ -6,7 +6,7 @@ from typing import Any
 from models.encoder_decoder.config import TransformerConfig
 from models.training.cards import front_matter, training_section
 from models.training.number_words.pictures import ATTENTION, CURVE
-from models.training.number_words.words import LANGUAGES
+from models.training.number_words.words import LANGUAGES, in_words
 
 GRU = "a GRU that reads in both directions, attention, and a modified GRU that writes (Bahdanau et al. 2014, arXiv:1409.0473)"
 TRANSFORMER = "a Transformer on both sides (Vaswani et al. 2017, arXiv:1706.03762)"
@@ -30,15 +30,14 @@ def _head(report: dict[str, Any]) -> str:
 # {name}
 
 {report["parameters"] / 1e6:.2f} million parameters that read a number in words and write its digits: {what}.
-Characters are tokens. Numbers from 0 to {10 ** config["max_digits"] - 1:,} in {len(languages)} languages:
-{", ".join(LANGUAGES[language] for language in languages)}.
+Characters are tokens. Numbers from 0 to {10 ** config["max_digits"] - 1:,} in {", ".join(LANGUAGES[language] for language in languages)}.
 
 Intended use: showing, testing and measuring a server of encoder-decoders. A parser of number words is the better tool for the task itself.
 
     attnserve export --checkpoint THIS_FOLDER --out bundles/{name}
     attnserve serve --bundle bundles/{name}
     curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
-      -d '{{"model": "{name}", "prompt": "zweiundvierzigtausendsiebzehn"}}' | jq -r .choices[0].text"""
+      -d '{{"model": "{name}", "prompt": "{in_words(42_017, languages[0])}"}}' | jq -r .choices[0].text"""
 
 
 def _figures(report: dict[str, Any]) -> str:

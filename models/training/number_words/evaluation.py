@@ -48,9 +48,12 @@ def held_out_numbers(n_digits: int, language: str, *, numbers: int = NUMBERS) ->
     return [Example(language, number, in_words(number, language)) for number in found]
 
 
-def examples(languages: Sequence[str]) -> list[str]:
-    """Return a short, a medium and a long source text in each language, as examples to store with a model."""
-    return [in_words(number, language) for language in languages for number in (7, 1_042, 987_654_321)]
+def examples(languages: Sequence[str], *, max_digits: int) -> list[str]:
+    """Return a short, a medium and a long source text in each language, as far as they have at most `max_digits` digits, as examples to
+    store with a model.
+    """
+    numbers = [number for number in (7, 1_042, 987_654_321) if number < 10**max_digits]
+    return [in_words(number, language) for language in languages for number in numbers]
 
 
 def _filled(ids: Tensor, width: int, model: EncoderDecoder) -> Tensor:

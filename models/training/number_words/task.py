@@ -91,7 +91,8 @@ class NumberWordsTask(Task):
         draw_curves(report, out / CURVE)
 
     def finish(self, out: Path, report: Report) -> str:
-        save_encoder_decoder(out, self.model, tokenizer=self.tokenizer.to_str(pretty=True), examples=examples(self.config.languages))
+        texts = examples(self.config.languages, max_digits=self.config.max_digits)
+        save_encoder_decoder(out, self.model, tokenizer=self.tokenizer.to_str(pretty=True), examples=texts)
         written = load_encoder_decoder(out).model
         report["exact_matches"] = exact_matches(written, self.tokenizer, self.config)
         draw_attention(written, self.tokenizer, self.config.languages, out / ATTENTION)

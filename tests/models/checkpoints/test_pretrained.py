@@ -14,7 +14,6 @@ from models.encoder_decoder.checkpoint import load_encoder_decoder
 from models.encoder_decoder.search import beam, greedy
 from models.training.corpus import TokenDocument
 from models.training.number_words.evaluation import exact, held_out_numbers
-from models.training.number_words.words import LANGUAGES
 from models.training.text.evaluation import evaluate
 
 pytestmark = pytest.mark.slow
@@ -62,18 +61,18 @@ def test_it_reads_python_that_it_has_not_seen_far_better_than_chance(folder: Pat
 
 
 @pytest.mark.parametrize("how", ["greedy", "beam"])
-@pytest.mark.parametrize("name", ["number-words", "number-words-transformer"])
-def test_number_words_that_were_held_out_become_their_digits(name: str, how: str) -> None:
-    """Ten numbers of each language and magnitude; the card's bar is 99 %."""
+@pytest.mark.parametrize(("name", "numbers"), [("number-words", 10), ("number-words-transformer", 10), ("number-words-english", 100)])
+def test_number_words_that_were_held_out_become_their_digits(name: str, numbers: int, how: str) -> None:
+    """So many numbers of each language and magnitude; the card's bar is 99 %."""
     folder = PRETRAINED / name
-    checkpoint = load_encoder_decoder(folder)
+    checkpoint, report = load_encoder_decoder(folder), json.loads((folder / "run.json").read_text())
     search = greedy if how == "greedy" else partial(beam, width=4)
-    sample = [
-        example for language in LANGUAGES for n_digits in range(3, 10) for example in held_out_numbers(n_digits, language, numbers=10)
-    ]
+    magnitudes = range(3, report["config"]["max_digits"] + 1)
+    cells = [(n_digits, language) for language in report["config"]["languages"] for n_digits in magnitudes]
+    sample = [example for cell in cells for example in held_out_numbers(*cell, numbers=numbers)]
     right = exact(checkpoint.model, Tokenizer.from_file(str(checkpoint.tokenizer_file)), sample, search)
-    assert sum(right) >= 0.99 * len(sample) > 500
-    stated = json.loads((folder / "run.json").read_text())["exact_matches"][how]
+    assert sum(right) >= 0.99 * len(sample) > 300
+    stated = report["exact_matches"][how]
     assert stated["all"] >= 0.99
     assert f"**{100 * stated['all']:.2f}**" in (folder / "README.md").read_text()
     assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000
