@@ -183,8 +183,8 @@ def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, worke
         def log_message(self, *_: object) -> None:
             pass
 
-    # A worker on a busy machine begins seconds after its stage.
-    stages = (Stage(name="only", seconds=2 + 6 * workers, level=1), Stage(name="drain", seconds=1, level=0))
+    # A worker on a busy machine begins seconds after its stage, and reports every three seconds.
+    stages = (Stage(name="only", seconds=2 + 4 * workers, level=1), Stage(name="drain", seconds=1 + 9 * workers, level=0))
     with ThreadingHTTPServer(("127.0.0.1", 0), Swallowing) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         values = {"url": f"http://127.0.0.1:{server.server_port}", "out": Path("run"), "seed": 1, "open_loop": True, "rate": 20}
