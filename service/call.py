@@ -85,7 +85,7 @@ class Call:
     headers: dict[str, str] = field(default_factory=dict)
     trace_id: str | None = None  # None if requests are not traced
     traceparent: str | None = None  # header value for the request's span; None if this request is not traced
-    # Called when an engine has queued the request, and when the answer begins. Until then, the edge ends the request at its deadline.
+    # Called when an engine or a route takes the deadline over, or the answer begins. Until then the edge ends the request at its deadline.
     pass_on_deadline: Callable[[], None] = lambda: None
 
     @property

@@ -96,6 +96,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     if body.store:
         work = work_of(asked_for, begin, prepared, call) if body.background or key is not None else None
         new, quota = _new_row(body, head, prepared, work, before, call, catalog), quota_of(catalog.settings)
+        call.pass_on_deadline()  # from here on there may be a response, so what there is of it at the deadline is the answer
         made = await store_of(catalog).call(lambda engine: stored.create(engine, new, quota, key))
         if isinstance(made, str):
             return await _again(made, tenant, body, call, catalog)
