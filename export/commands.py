@@ -114,7 +114,7 @@ def inspect(
     bundle: Annotated[Path, typer.Argument(help="Bundle directory.", show_default=False)],
     graph: Annotated[bool, typer.Option("--graph", help="Draw the histogram of operators.")] = False,
 ) -> None:
-    """Show what a bundle contains: sizes, limits, parity, fingerprint. Every file is checked against the manifest."""
+    """Show what a bundle answers, its limits and size, then details and files. Every file is checked against the manifest."""
     from export.summary import render
 
     Console().print(render(bundle, graph=graph))

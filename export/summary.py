@@ -11,12 +11,19 @@ from rich.table import Table
 from export import contract
 
 BAR = 40  # length of the longest bar, in characters
+_USES = {
+    "encoder": "vectors of texts: /v1/embeddings",
+    "reranker": "scores of documents for a query: /v1/rerank",
+    "classifier": "labels of texts: /predict",
+    "token_classifier": "labels of each token: /predict",
+    "encoder_decoder": "a text for a text: /v1/completions",
+}
 
 
 def render(bundle: Path, *, graph: bool = False) -> RenderableType:
     """Return the manifest as tables, with a histogram of operators if `graph`. Raises BundleError if any byte was changed."""
     manifest = contract.verify(bundle)
-    parts: list[RenderableType] = [_facts(manifest), "", _files(manifest)]
+    parts: list[RenderableType] = [_facts(_chiefly(manifest)), "", _facts(_details(manifest)), "", _files(manifest)]
     if manifest.trials:
         parts += ["", _trials(manifest.trials)]
     if graph:
@@ -24,19 +31,40 @@ def render(bundle: Path, *, graph: bool = False) -> RenderableType:
     return Group(*parts)
 
 
-def _facts(manifest: contract.Manifest) -> Table:
+def _facts(facts: Iterable[tuple[str, str]]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for fact, value in _known(manifest):
+    for fact, value in facts:
         table.add_row(fact, escape(value))
     return table
 
 
-def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
-    source, parity, graph = manifest.source, manifest.parity, manifest.graph
+def _chiefly(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
+    """Yield what a reader asks first: what the model is, what it answers and how much it takes."""
+    unlimited = manifest.decoder is not None and manifest.decoder.n_positions is None
     yield "name", manifest.name
-    yield "kind", f"{manifest.kind}, {manifest.precision}"
+    yield "kind", manifest.kind
+    yield "answers", _use(manifest)
+    yield "limits", f"{'any number of' if unlimited else manifest.limits.max_tokens} tokens, vocabulary of {manifest.limits.vocab_size:,}"
+    yield "precision", manifest.precision
+    if manifest.decoder is not None and manifest.decoder.answers is not None:
+        yield "accuracy", manifest.decoder.answers.in_words
+    yield "size", _size(sum(file.size_bytes for file in manifest.files))
+    yield "fingerprint", manifest.fingerprint
+
+
+def _use(manifest: contract.Manifest) -> str:
+    """Return what the model answers, and the first route for it."""
+    if (decoder := manifest.decoder) is not None:
+        if decoder.image is not None:
+            return "pictures: /v1/images/generations"
+        return f"text: /v1/completions{'' if decoder.chat_template is None else ', /v1/chat/completions'}"
+    return _USES[manifest.kind]
+
+
+def _details(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
+    source, graph = manifest.source, manifest.graph
     yield "model", f"{source.architecture} from {source.checkpoint}, weights {source.weights_sha256[:12]}"
     yield "attention", source.attention + (", not trained: for measuring, not for use" if source.untrained else "")
     if manifest.decoder is not None:
@@ -52,13 +80,10 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
         yield "vectors", f"{manifest.width} wide, {manifest.pooling} pooling, {ending} in the checkpoint's own pipeline"
     if manifest.prompts:
         yield "prompts", ", ".join(f"{name}: {text!r}" for name, text in manifest.prompts.items())
-    unlimited = manifest.decoder is not None and manifest.decoder.n_positions is None
-    tokens = "any number of" if unlimited else manifest.limits.max_tokens
-    yield "limits", f"{tokens} tokens, vocabulary of {manifest.limits.vocab_size:,}"
     yield "inputs", _tensors(graph.inputs)
     yield "outputs", _tensors(graph.outputs)
     yield "graph", f"opset {graph.opset}, {sum(graph.operators.values())} operators; {graph.optimisation}"
-    yield "against torch", _near(parity)
+    yield "against torch", _near(manifest.parity)
     if (short := manifest.short_graph) is not None:
         operators = sum(short.graph.operators.values())
         yield (
@@ -68,7 +93,6 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
     if (maps := manifest.attention_graph) is not None:
         told = f"{len(maps.layers)} layers, up to {maps.max_tokens} tokens, largest difference from torch {maps.max_abs_error:.1e}"
         yield "attention maps", told
-    yield "fingerprint", manifest.fingerprint
     yield "written", f"{manifest.created} by {manifest.tool}"
 
 
@@ -98,8 +122,6 @@ def _of_decoder(manifest: contract.Manifest, decoder: contract.Decoder) -> Itera
     yield "exactness", f"{cuts}: {'the same bits' if decoder.exact else 'NOT the same bits'}"
     if (bits := bits_per_byte(manifest)) is not None:
         yield "bits per byte", bits
-    if decoder.answers is not None:
-        yield "answers", decoder.answers.in_words
     if (image := decoder.image) is not None:
         yield "draws", f"{', '.join(image.prompts)}: {image.width} x {image.height} pixels in {len(image.level_token_ids)} grey levels"
     if decoder.chat_template is not None:

@@ -1,7 +1,7 @@
 """Execute a block of a page as a reader would: in the root of a checkout, one command after the other.
 
-The checkout is a folder of links to this one, with its own `bundles/`, `out/` and `data/`, so that a block leaves nothing behind. Port 8000
-of the pages becomes a free port. A command that serves runs in the background until the block has ended, and then ends by SIGTERM.
+The checkout is a folder of links to this one, with its own `bundles/`, `out/` and `data/`, so that a block leaves nothing behind. The
+ports of the pages become a free port. A command that serves runs in the background until the block has ended, and then ends by SIGTERM.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.docs.pages import ROOT, Block, commands
 OWN = {".git", ".venv", "bundles", "data", "out"}
 LIMIT_S = 900
 SERVES = re.compile(r"^(\.venv/bin/)?(attnserve|make) serve\b")
-_ADDRESS = re.compile(r"\b(127\.0\.0\.1|localhost):8000\b")
+_ADDRESS = re.compile(r"(\b(?:127\.0\.0\.1|localhost):|--port )800[01]\b")
 _PRELUDE = """\
 set -euo pipefail
 served() {  # PID LOG: return when the service is ready, fail if it ends before
@@ -81,4 +81,4 @@ def agrees(shown: str, written: str) -> bool:
 
 
 def _at(text: str, port: int) -> str:
-    return _ADDRESS.sub(rf"\1:{port}", text)
+    return _ADDRESS.sub(rf"\g<1>{port}", text)

@@ -219,6 +219,33 @@ def test_a_page_stays_short(page: str, lines: int) -> None:
     assert [line for line in text if len(line) > 120] == []
 
 
+MIX = r"\n\| 6 to 220 words[^|]*\| (\d+) texts/s[^\n]*?(0\.\d+) \("
+
+
+@pytest.mark.parametrize(
+    ("said", "measured"),
+    [
+        (r"it answers (\d+) requests a second .* in 8 bits.*?That is (0\.\d+)", rf"\(all-MiniLM-L6-v2-int8\).*?{MIX}"),
+        (r"in 8 bits, and (\d+) in fp32.*?That is 0\.\d+ and (0\.\d+)", rf"\(all-MiniLM-L6-v2, fp32\).*?{MIX}"),
+        (r"infinity-emb answers (\d+) in fp32", r"6 to 220 words[^\n]*\n\| the same \|[^|]*\| infinity-emb: (\d+)"),
+        (r"comes in ([\d.]+) ms instead of", r"\| HTTP: a state of 100 / 10,000 / 100,000 tokens[^|]*\| [\d.]+ / ([\d.]+) / "),
+        (r"ms instead of (\d+) ms", r"\| HTTP: a prompt of 10,000 tokens fed again \| (\d+) ms"),
+    ],
+)
+def test_a_figure_of_the_readme_is_that_of_the_page_of_figures(said: str, measured: str) -> None:
+    found = [
+        re.search(pattern, (ROOT / page).read_text(), re.DOTALL) for pattern, page in ((said, "README.md"), (measured, "docs/figures.md"))
+    ]
+    assert [None if match is None else match.groups() for match in found].count(None) == 0
+    assert len({match.groups() for match in found if match}) == 1
+
+
+def test_services_of_the_readme_run_beside_make_serve() -> None:
+    """Each has a port of its own, so that the next command works while the first service runs."""
+    lines = [command.text for block in blocks(ROOT / "README.md") if block.language == "console" for command in commands(block)]
+    assert [line for line in lines if "attnserve serve" in line and "--port" not in line] == []
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

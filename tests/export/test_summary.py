@@ -26,6 +26,12 @@ def test_the_facts_and_files_of_a_bundle_are_shown(encoder_bundle: Path) -> None
     assert "█" not in text
 
 
+def test_what_matters_is_shown_first(encoder_bundle: Path) -> None:
+    first = shown(encoder_bundle).split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in first] == ["name", "kind", "answers", "limits", "precision", "size", "fingerprint"]
+    assert "/v1/embeddings" in first[2]
+
+
 @pytest.mark.export
 def test_a_graph_for_short_texts_is_shown(hybrid_bundle: Path) -> None:
     text = " ".join(shown(hybrid_bundle).split())
