@@ -9,6 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from service.deployment import ray_private, split
 from service.deployment.flags import cluster_flags
+from service.deployment.haproxy import KEEP_ALIVE_S
 from service.deployment.ingress import APPLICATION, LOGGING
 from service.settings import Settings
 
@@ -27,7 +28,7 @@ def render(settings: Settings) -> str:
     }
     config = {
         "proxy_location": "EveryNode",
-        "http_options": {"host": settings.host, "port": settings.port},
+        "http_options": {"host": settings.host, "port": settings.port, "keep_alive_timeout_s": KEEP_ALIVE_S},
         "logging_config": LOGGING,
         "applications": [application],
     }

@@ -8,6 +8,7 @@ import secrets
 import sys
 from pathlib import Path
 
+from service.deployment.haproxy import KEEP_ALIVE_S
 from service.pools.limits import MESSAGE_BYTES
 from service.settings import Settings
 
@@ -39,9 +40,6 @@ CLUSTER_FLAGS = {
 }
 
 
-# Seconds for which Ray's HAProxy keeps an idle client connection (Serve's `keep_alive_timeout_s`). After a reload, the replaced HAProxy
-# process still accepts requests on its open connections.
-KEEP_ALIVE_S = 90
 _SPARE_S = 30
 _ELSEWHERE_S = 15  # seconds that a replica on another node needs to start, approximately
 
@@ -55,7 +53,8 @@ def cluster_flags(settings: Settings) -> dict[str, object]:
     """Return CLUSTER_FLAGS and the flags that depend on the longest request."""
     return {
         **CLUSTER_FLAGS,
-        # HAProxy is reloaded whenever gateways change. The old process ends this many seconds later and closes its connections.
+        # HAProxy is reloaded whenever gateways change. The old process still takes a request on each connection that is open, and ends with
+        # the last connection, or this many seconds later.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": KEEP_ALIVE_S + shutdown_s(settings),
         # On SIGTERM, `ray start --block` drains its node for at most this long, while Serve starts replicas on other nodes. If other
         # nodes have no room, Serve stops this node's replicas `shutdown_s` seconds before the drain ends, as it does when it scales down.

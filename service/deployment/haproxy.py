@@ -15,6 +15,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+# Seconds for which an idle connection of a client is kept: longer than load balancers keep theirs (Google Cloud 600, Azure 240, AWS 60),
+# because one that finds its connection closed answers 502.
+KEEP_ALIVE_S = 620
 _MOST = 20_000  # upper limit on open connections
 _NO_GATEWAY = 503
 # To a request whose head is not HTTP or too long, HAProxy 2.8 always answers 400 with its own HTML page, whatever is configured
@@ -137,7 +140,7 @@ defaults
     timeout connect 5s
     timeout client 3600s
     timeout http-request 10s
-    timeout http-keep-alive 90s
+    timeout http-keep-alive {KEEP_ALIVE_S}s
     option http-no-delay
     option idle-close-on-response
 {chr(10).join(_errors(_ERRORS))}

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.deployment.haproxy import KEEP_ALIVE_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 _RAYS_OWN = ("/-/healthz", "/-/routes")  # paths of HAProxy's health checks; Ray answers them
-_KEEP_ALIVE_S = 90  # seconds; longer than HAProxy keeps an idle connection
 
 catalog: "Catalog | None" = None
 _application: "Application | None" = None
@@ -89,7 +90,7 @@ async def _serving(application: "Application", run: Path, catalog: "Catalog", *,
         access_log=False,
         log_level=None,
         log_config=None,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
         proxy_headers=False,  # HAProxy has a header of its own; without HAProxy, a client could give itself another address
         server_header=False,
     )
