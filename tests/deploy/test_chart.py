@@ -352,11 +352,13 @@ def test_scaling(helm: str) -> None:
     found = rendered(helm, {"scaling": {"min": 3, "max": 5}})
     (scaler,) = of_kind(found, "HorizontalPodAutoscaler")
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (3, 5)
-    assert of_kind(found, "PodDisruptionBudget")[0]["spec"]["minAvailable"] == 2
+    assert of_kind(found, "PodDisruptionBudget")[0]["spec"]["maxUnavailable"] == 1
     found = rendered(helm, INSTALLS["one"])
     assert of_kind(found, "Deployment")[0]["spec"]["replicas"] == 1
     assert not of_kind(found, "HorizontalPodAutoscaler") + of_kind(found, "PodDisruptionBudget")
-    (service,) = of_kind(rendered(helm, {**RAY, "scaling": {"min": 3, "max": 5}}), "RayService")
+    found = rendered(helm, {**RAY, "scaling": {"min": 3, "max": 5}})
+    assert of_kind(found, "PodDisruptionBudget")[0]["spec"]["minAvailable"] == 2
+    (service,) = of_kind(found, "RayService")
     (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (3, 3, 5)
     for each in yaml.safe_load(service["spec"]["serveConfigV2"])["applications"][0]["deployments"]:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,8 +15,9 @@ from typer.main import get_command
 
 from service import settings
 from service.deployment import commands, fetching, scaling
-from service.deployment.flags import CLUSTER_FLAGS, KEEP_ALIVE_S, cluster_flags
+from service.deployment.flags import CLUSTER_FLAGS, cluster_flags
 from service.deployment.gpus import replica_gpus
+from service.deployment.haproxy import KEEP_ALIVE_S
 from service.telemetry.metrics import Metrics
 from tests.deploy.rendered import (
     ALL,
@@ -367,7 +369,11 @@ def test_ports() -> None:
         for pod in ours(overlay):
             assert ports(pod).items() >= RAY_PORTS.items()
         assert ports(serving(overlay))["haproxy"] == HAPROXY_METRICS_PORT
-        assert serve_config(overlay)["http_options"] == {"host": "0.0.0.0", "port": RAY_PORTS["serve"]}
+        assert serve_config(overlay)["http_options"] == {
+            "host": "0.0.0.0",
+            "port": RAY_PORTS["serve"],
+            "keep_alive_timeout_s": KEEP_ALIVE_S,
+        }
     assert ports(serving("overlays/plain")) == {"http": settings.Settings().port}
     (service,) = of_kind(manifests("overlays/plain"), "Service")
     assert service["spec"]["ports"] == [{"name": "http", "port": 8000, "targetPort": "http"}]
@@ -449,14 +455,15 @@ def test_one_line_gives_monitors_the_label_of_kube_prometheus_stack(overlay: str
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_budget(overlay: str) -> None:
-    """One pod at a time may go, and the drain of a node is never blocked for good."""
+    """One pod at a time may go, and the drain of a node is never blocked for good. A RayCluster has no scale from which Kubernetes could
+    take the number that should be there, so its budget has the least number."""
     (budget,) = [each for each in of_kind(manifests(overlay), "PodDisruptionBudget") if each["metadata"]["name"] == "attnserve"]
     assert [pod.role for pod in chosen(budget["spec"]["selector"], manifests(overlay))] == [serving(overlay).role]
+    bounds = {name: value for name, value in budget["spec"].items() if name != "selector"}
     if overlay == "overlays/plain":
-        replicas = of_kind(manifests(overlay), "HorizontalPodAutoscaler")[0]["spec"]["minReplicas"]
+        assert bounds == {"maxUnavailable": 1}
     else:
-        replicas = ray_service(overlay)["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"]
-    assert budget["spec"]["minAvailable"] == replicas - 1
+        assert bounds == {"minAvailable": ray_service(overlay)["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"] - 1}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -477,13 +484,18 @@ def test_network_policies(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_only_names_are_asked_for_outside(overlay: str) -> None:
-    """The one rule that leads to more than pods of this namespace is that of DNS, which also finds the cache of a node; but for the head's
-    to the Kubernetes API, where there is an autoscaler."""
+    """The one rule that leads to more than pods of this namespace is that of DNS, which also finds OpenShift's resolver and those of nodes
+    and clouds; but for the head's to the Kubernetes API, where there is an autoscaler."""
     policies = [each for each in of_kind(manifests(overlay), "NetworkPolicy") if each["metadata"]["name"] != "attnserve-autoscaler"]
     rules = [rule for each in policies for rule in each["spec"].get("egress", ())]
     (names,) = [rule for rule in rules if any(peer.keys() != {"podSelector"} for peer in rule["to"])]
-    assert {port["port"] for port in names["ports"]} == {53}
-    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["to"]
+    assert {(port["port"], port["protocol"]) for port in names["ports"]} == {(port, way) for port in (53, 5353) for way in ("UDP", "TCP")}
+    (namespaces,) = [peer["namespaceSelector"] for peer in names["to"] if "namespaceSelector" in peer]
+    for each in ("kube-system", "openshift-dns"):
+        assert selected(namespaces, {"kubernetes.io/metadata.name": each})
+    blocks = [ip_network(peer["ipBlock"]["cidr"]) for peer in names["to"] if "ipBlock" in peer]
+    for resolver in ("169.254.20.10", "169.254.169.253", "169.254.169.254", "168.63.129.16"):
+        assert any(ip_address(resolver) in block for block in blocks)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -509,14 +521,22 @@ def test_models_volume(overlay: str, tmp_path: Path) -> None:
         assert {"name": "models", "persistentVolumeClaim": claim} in pod.spec["volumes"]
 
 
+@pytest.mark.parametrize("components", [("fetch", "models-volume"), ("models-volume", "fetch")])
+def test_two_components_that_mount_the_same_folder_are_refused(components: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"attnserve-bundles.* exists"):
+        with_component(tmp_path, "overlays/plain", *components)
+
+
+DIGEST = "0" * 64
 MY_BUNDLES = """
 images:
-  - {name: attnserve, newName: registry.example/attnserve, newTag: mine}
+  - {name: attnserve, newName: registry.example/attnserve, digest: "sha256:DIGEST"}
+  - {name: docker.io/library/redis, digest: "sha256:DIGEST"}
 patches:
   - target: {kind: ConfigMap, name: attnserve-bundles}
     patch: |
-      - {op: replace, path: /data/BUNDLE_URLS, value: "all-MiniLM-L6-v2=s3://bucket/minilm/7#sha256:%s"}
-""" % ("0" * 64)
+      - {op: replace, path: /data/BUNDLE_URLS, value: "all-MiniLM-L6-v2=s3://bucket/minilm/7#sha256:DIGEST"}
+""".replace("DIGEST", DIGEST)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -551,14 +571,15 @@ def test_fetch(overlay: str, tmp_path: Path) -> None:
 
 
 def test_fetch_with_urls_and_an_image_of_an_overlay(tmp_path: Path) -> None:
-    """As deploy/README.md has it: the step gets both, and other URLs make other pods."""
-    usual = with_component(tmp_path, "overlays/cpu", "fetch")
-    mine = with_component(tmp_path, "overlays/cpu", "fetch", more=MY_BUNDLES)
+    """As deploy/README.md has it: the step gets both, and other URLs make other pods. An image by its digest keeps no tag, Redis' too."""
+    usual = with_component(tmp_path, "overlays/ha", "fetch")
+    mine = with_component(tmp_path, "overlays/ha", "fetch", more=MY_BUNDLES)
+    assert all(re.search(rf"[a-z]@sha256:{DIGEST}$", pod.container["image"]) for pod in pods(mine))
     for before, pod in zip(of_the_service(usual), of_the_service(mine), strict=True):
         (step,) = pod.spec["initContainers"]
-        assert step["image"] == pod.container["image"] == "registry.example/attnserve:mine"
+        assert step["image"] == pod.container["image"] == f"registry.example/attnserve@sha256:{DIGEST}"
         (wanted,) = map(fetching.parse, environment(mine, pod, step)["BUNDLE_URLS"].split())
-        assert wanted == fetching.BundleRequest("s3://bucket/minilm/7", "all-MiniLM-L6-v2", "0" * 64)
+        assert wanted == fetching.BundleRequest("s3://bucket/minilm/7", "all-MiniLM-L6-v2", DIGEST)
         assert step["envFrom"][0] != before.spec["initContainers"][0]["envFrom"][0], "a name with another hash"
 
 
@@ -645,6 +666,8 @@ def test_pods_spread(overlay: str) -> None:
         assert all(selected(each["labelSelector"], pod.labels) for each in spread)
         strict = pod.role == "worker" and overlay in HA
         assert ("kubernetes.io/hostname", "DoNotSchedule" if strict else "ScheduleAnyway") in pairs
+        # Without it the nodes that are there share the workers, be it a single one, and none is added.
+        assert [each["minDomains"] for each in spread if each["whenUnsatisfiable"] == "DoNotSchedule"] == ([3] if strict else [])
         if pod.role == "head":
             assert all(selected(each["labelSelector"], serving(overlay).labels) for each in spread)
 
@@ -654,7 +677,7 @@ def test_pods_spread(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
 def test_drain_times_of_ray(overlay: str) -> None:
-    """request < end of a replica < drain of its node; HAProxy's old process may have a request come after an idle connection's 90 s. The
+    """request < end of a replica < drain of its node; HAProxy's old process may have a request come after an idle connection's 620 s. The
     pod's own end is after its sleep and drain, the old cluster's after that. Flags follow from the settings as in `cluster_flags`."""
     pod = serving(overlay)
     known = environment(manifests(overlay), pod)
