@@ -121,7 +121,7 @@ async def test_only_what_is_fed_comes_from_the_host_in_a_step(decoder_bundle: Pa
 async def test_runs_with_one_prompt_share_the_reading_of_it(constant_states_bundle: Path, provider: str) -> None:
     prompt = tuple(at % 256 for at in range(1500))
     session = OnDevice(constant_states_bundle, provider)
-    session.hold_at = 0  # in the first of two pieces
+    session.hold_at = 0  # in the first piece
     async with running(session, constant_states_bundle, slots=SLOTS) as engine:
         runs = [engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=seed))) for seed in range(2)]
         assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
@@ -129,7 +129,7 @@ async def test_runs_with_one_prompt_share_the_reading_of_it(constant_states_bund
         session.go_on.set()
         first, other, again = [await all_of(run) for run in [*runs, late]]
         alone = await all_of(engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=1))))
-    assert late.usage.cached_tokens == 1024
+    assert late.usage.cached_tokens == (256 if provider == CPU else 1024), "the tokens of that piece"
     assert again == first
     assert other.token_ids == alone.token_ids
 

@@ -338,14 +338,14 @@ async def test_every_choice_is_a_run_of_its_own(decoder_settings: Settings) -> N
     assert len({parent_of(span) for span in spans.named("generate")}) == 1
 
 
-async def test_a_run_that_is_late_ends_as_an_error(decoder_settings: Settings) -> None:
+async def test_a_run_that_is_late_has_a_span_with_its_tokens_so_far(decoder_settings: Settings) -> None:
     async with traced_decoder(decoder_settings) as (http, spans):
         asked = {**ASKED, "max_tokens": 100_000}
         answer = await http.post("/v1/completions", json=asked, headers={"x-request-timeout-ms": "1000"})
-        assert answer.status_code == 504
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
         await until(lambda: spans.named("generate"))
     generate = spans.one("generate")
-    assert (generate.attributes or {})["gen_ai.response.finish_reasons"] in (("error",), ("abort",))
+    assert (generate.attributes or {})["gen_ai.response.finish_reasons"] == ("length",)
 
 
 # On and off ------------------------------------------------------------------------------------------------------------------------------
