@@ -25,6 +25,7 @@ from service.http.edge import INTERNAL_ERROR, Edge, refusal
 from service.http.keys import Keys
 from service.http.routing import METHOD, SHORT, allowed, canonical, exact
 from service.runtime.garbage import keep_loaded
+from service.telemetry.history import History
 
 log = logging.getLogger("attnserve")
 
@@ -37,7 +38,8 @@ class Application(FastAPI):
     edge: Any
     direct: Direct  # handles plain requests; found by `service/http/connections.py`
     keys: Keys
-    needs_key = False
+    needs_key = development = False
+    history: History
     _lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,7 +54,7 @@ class Application(FastAPI):
         """Return the OpenAPI document. The first call takes tenths of a second to build it, so do not call this on the event loop."""
         with self._lock:
             if self.openapi_schema is None:
-                self.openapi_schema = openapi.refined(super().openapi(), needs_key=self.needs_key)
+                self.openapi_schema = openapi.refined(super().openapi(), needs_key=self.needs_key, development=self.development)
             return self.openapi_schema
 
 
@@ -68,7 +70,8 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = running_of(catalog)
         running.tenant_named = keys.tenant
-        tasks = [asyncio.create_task(work) for work in (_warm(catalog, on_failure), keys.watch(), running.watch())]
+        kept = [history.watch()] if catalog.settings.console else []
+        tasks = [asyncio.create_task(work) for work in (_warm(catalog, on_failure), keys.watch(), running.watch(), *kept)]
         yield
         for task in tasks:
             task.cancel()
@@ -86,7 +89,8 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         openapi_url=None,
     )
     app.keys = keys
-    app.needs_key = keys.needed
+    app.needs_key, app.development = keys.needed, catalog.settings.development
+    app.history = history = History(catalog.metrics)
     # Routes are added directly, because `include_router` would build each route again when the first request arrives.
     app.router.routes += [route for router in ROUTERS for route in router.routes]
     for kind in (ServiceError, HTTPException, RequestValidationError, Exception):

@@ -7,6 +7,7 @@ they are the same for every installation of a version. The console asks the rout
 
 import asyncio
 import gzip
+import time
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -158,6 +159,12 @@ def _console_files() -> dict[str, ConsoleFile]:
             etag = f'"{sha256(content).hexdigest()[:16]}"'
             found[path.name] = ConsoleFile(content, gzip.compress(content, 9, mtime=0), etag, f"{_TYPES[path.suffix]}; charset=utf-8")
     return found
+
+
+@router.get("/console/history", include_in_schema=False)
+async def history(request: Request, call: CallDep) -> Response:
+    """Return the metrics of the last minute, for the charts of the console."""
+    return json_response(await asyncio.to_thread(request.app.history.samples, time.monotonic()), call)
 
 
 @router.get("/console/{name}", include_in_schema=False)

@@ -226,7 +226,8 @@ class Edge:
             call.tenant.settle(call, status)
         elapsed_s = time.monotonic() - call.started
         route = getattr(scope.get("route"), "path", "unmatched")
-        self.catalog.metrics.request(route, call.model, status, elapsed_s, bulk=call.bulk or call.lane == Lane.BULK)
+        if status != 503 or not scope["path"].startswith(_OPEN):  # a probe that is told "not ready" is answered, not refused
+            self.catalog.metrics.request(route, call.model, status, elapsed_s, bulk=call.bulk or call.lane == Lane.BULK)
         if span is not None:
             span.end(route, status, call)
         if self.catalog.settings.access_log or (status >= 500 and not scope["path"].startswith(_OPEN)):

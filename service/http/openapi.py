@@ -65,12 +65,17 @@ _PARAMETERS = {
     "run": "run_0123456789abcdef0123456789abcdef",
     "state": "state_0123456789abcdef0123456789abcdef",
 }
+_DEVELOPMENT_TAG = "Development"
+_REFERENCE = re.compile(r'"#/components/schemas/([^"]+)"')
 _OPEN_TAG = "Operation"  # routes with this tag need no API key
 _OPEN_PATHS = ("/health", "/ping", "/v2/health/live", "/v2/health/ready")
 
 
-def refined(document: dict[str, Any], *, needs_key: bool) -> dict[str, Any]:
-    """Correct `document` in place and return it. `needs_key`: whether requests need an API key."""
+def refined(document: dict[str, Any], *, needs_key: bool, development: bool) -> dict[str, Any]:
+    """Correct `document` in place and return it. `needs_key`: whether requests need an API key. `development`: whether the service has the
+    routes for development."""
+    if not development:
+        _leave_out(document, _DEVELOPMENT_TAG)
     document["servers"] = [{"url": "/", "description": "The service that sent this document."}]
     document["info"]["license"] = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
     _name(document)
@@ -79,6 +84,7 @@ def refined(document: dict[str, Any], *, needs_key: bool) -> dict[str, Any]:
         _mend(schema)
     for path, method, operation in _operations(document):
         _mend(operation)
+        operation["summary"] = _first_sentence(operation["description"])  # FastAPI's is the function's name, which does not say of what
         _answers(operation, has_body=method in ("post", "put", "patch"))
         _exemplify(path, operation)
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -91,6 +97,20 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             yield path, method, operation
+
+
+def _leave_out(document: dict[str, Any], tag: str) -> None:
+    """Remove the routes with this tag, and the schemas that only they use."""
+    schemas = document["components"]["schemas"]
+    used = set(_REFERENCE.findall(json.dumps(document)))
+    for path in {path for path, _, operation in _operations(document) if tag in operation.get("tags", ())}:
+        del document["paths"][path]
+    for name in used - set(_REFERENCE.findall(json.dumps(document))):
+        del schemas[name]
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(re.split(r"\.(?:\s|$)", text, maxsplit=1)[0].split())
 
 
 # Names -----------------------------------------------------------------------------------------------------------------------------------

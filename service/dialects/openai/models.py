@@ -57,6 +57,7 @@ class ModelObject(BaseModel):
     labels: list[str]
     untrained: bool = Field(description="The weights were not trained for this attention, or are random.")
     chat_template: bool
+    chat: bool = Field(description="The template writes who speaks, as those of models do that were trained on conversations.")
     maps: ModelMaps | None = Field(description="Null if the bundle was exported without --maps.")
     pictures: ModelPictures | None = Field(description="Null if the model draws no pictures.")
     state: ModelState | None = Field(description="Null if the model is no decoder.")
@@ -103,6 +104,7 @@ def _model(name: str, model: Served) -> dict[str, Any]:
         "labels": [label for _, label in sorted(manifest.id2label.items())],
         "untrained": manifest.source.untrained,
         "chat_template": decoder is not None and decoder.chat_template is not None,
+        "chat": model.chat_prompts is not None and model.chat_prompts.tells_speakers,
         "maps": None if graph is None else graph.model_dump(include={"max_tokens": True, "layers": True}),
         "pictures": None if image is None else image.model_dump(),
         "state": None if decoder is None else {"bytes": decoder.state_bytes, "cache_bytes_per_token": _cache_bytes(decoder)},

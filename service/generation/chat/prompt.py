@@ -67,6 +67,11 @@ class ChatPrompts:
         return prompt
 
     @property
+    def tells_speakers(self) -> bool:
+        """Return whether the template writes who speaks, as those of models do that were trained on conversations."""
+        return self._template.tells_speakers
+
+    @property
     def takes_tools(self) -> bool:
         """Return whether the template shows tools to the model."""
         return self._template.takes_tools

@@ -59,6 +59,7 @@ class ChatTemplate:
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._first = _frame({"source": source, "tokens": tokens, "max_characters": max_characters})
         self._knows_developer = "developer" in source
+        self.tells_speakers = "role" in source  # as the templates of models do that were trained on conversations
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
         self._waiting = 0  # requests that wait for the thread; event loop only
         self._lock = threading.Lock()  # held while the child is used

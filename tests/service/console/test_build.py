@@ -1,11 +1,15 @@
 """The console's files are what its source builds, and the pure functions of its source are tested."""
 
+import inspect
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+
+from service import errors
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "service" / "console" / "source"
@@ -33,6 +37,12 @@ def test_the_files_are_what_the_source_builds(source: Path, tmp_path: Path) -> N
     kept = {path.name: path.read_bytes() for path in STATIC.iterdir()}
     assert sorted(built) == sorted(kept)
     assert [name for name in built if built[name] != kept[name]] == [], "run `make console` and commit service/console/static/"
+
+
+def test_every_status_of_a_refusal_has_its_reason_on_the_overview() -> None:
+    reasons = re.findall(r"\b(\d{3}): '", (SOURCE / "src/pages/Overview.svelte").read_text(encoding="utf-8"))
+    refusals = {value.status for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, errors.ServiceError)}
+    assert refusals - set(map(int, reasons)) == set()
 
 
 @pytest.mark.slow

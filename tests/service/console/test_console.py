@@ -50,7 +50,7 @@ def service(
     decoder = folder / "decoder"
     tiny_decoder_bundle(decoder, chat_template=template, **shape)
     bundles = [encoder_with_maps, reranker_bundle, classifier_bundle, decoder, image_bundle, writer_bundle]
-    with live(bundles, "--lean", "--development", env=env) as running:
+    with live(bundles, "--lean", "--development", "--alias", "short=tiny-encoder", env=env) as running:
         yield running
 
 
@@ -67,6 +67,7 @@ def at(browser: Browser, service: LiveService) -> Iterator[Watched]:
 
 def _overview(at: Watched) -> None:
     at.page.get_by_role("button", name="Use tiny-encoder").click()
+    at.wait("6 served")
     at.wait("curl -s")
     at.until("document.querySelector('.tile dd').textContent !== '–/s'")
 
@@ -125,6 +126,10 @@ def _states(at: Watched) -> None:
     at.wait("a key-value cache")
     at.press("Fork")
     at.until("document.querySelectorAll('.node').length >= 2")
+    at.page.get_by_label("Filter").fill("PAGE")
+    at.until("document.querySelectorAll('.node').length === 1")
+    at.page.get_by_label("Filter").fill("")
+    assert at.page.locator(".tree").evaluate("(tree) => getComputedStyle(tree).overflowY") == "scroll"
     at.page.get_by_label("Continue with").fill("x")
     at.page.get_by_label("Tokens", exact=True).fill("5")
     at.press("Continue")

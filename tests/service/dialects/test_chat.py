@@ -64,6 +64,13 @@ async def test_messages_become_a_prompt_by_the_template_which_writes_the_special
     assert await service.prompt(messages=messages) == prompt
 
 
+async def test_models_whose_template_writes_who_speaks_are_listed_as_chat_models() -> None:
+    plain = FakeGenerator("plain", template="{% for message in messages %}{{ message.content }}{% endfor %}")
+    async with client(generator_app(FakeGenerator("wordy"), plain, FakeGenerator("mute", template=None))) as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+    assert {model["id"]: model["chat"] for model in listed} == {"wordy": True, "plain": False, "mute": False}
+
+
 async def test_long_messages_are_rendered_the_same(service: Route) -> None:
     assert await service.prompt(messages=[{"role": "user", "content": "é" * 10_000}]) == f"<s><user>{'é' * 10_000}\n<assistant>"
 

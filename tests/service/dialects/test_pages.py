@@ -5,11 +5,13 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from service.dialects import pages
+from service.telemetry.history import KEPT
 from tests.service.fakes import PATIENCE_S, client, fake_app, fake_bundle, serve_in_thread
 from tests.service.http.test_edge import KEY
 
@@ -32,7 +34,7 @@ async def test_a_program_is_told_version_models_and_routes(bundles: list[Path], 
         said = answer.json()
         assert (said["name"], said["docs"]) == ("attnserve", "/docs")
         assert said["models"] == [{"name": name, "kind": kind} for name, kind in {**NAMES, "ada": "encoder"}.items()]
-        assert {"method": "POST", "path": "/v1/embeddings", "summary": "Embeddings"} in said["routes"]
+        assert {"method": "POST", "path": "/v1/embeddings", "summary": "Return a vector for each input"} in said["routes"]
 
 
 async def test_a_browser_gets_the_console_with_a_policy_that_forbids_inline_scripts_and_other_origins(bundles: list[Path]) -> None:
@@ -69,6 +71,29 @@ def test_the_console_is_at_most_300_kb_compressed() -> None:
     assert sum(len(file.compressed) for file in pages._console_files().values()) <= 300_000
 
 
+async def test_routes_for_development_are_listed_in_development_alone(bundles: list[Path]) -> None:
+    for development in (False, True):
+        async with client(fake_app(bundles[0], development=development)) as http:
+            assert ("/v1/development/kill" in {route["path"] for route in (await http.get("/")).json()["routes"]}) == development
+            document = (await http.get("/openapi.json")).json()
+            assert ("/v1/development/kill" in document["paths"], "Killed" in document["components"]["schemas"]) == (
+                development,
+                development,
+            )
+
+
+async def test_the_console_gets_the_metrics_of_the_last_minute(bundles: list[Path]) -> None:
+    app = fake_app(bundles[0])
+    async with client(app) as http:
+        await http.post("/embed", json={"inputs": "a"})
+        for ago_s in range(5 * KEPT, 0, -5):
+            app.history.record(time.monotonic() - ago_s)
+        kept = (await http.get("/console/history")).json()
+        assert len(kept) == KEPT
+        assert kept[0]["age_s"] > kept[-1]["age_s"] >= 5
+        assert 'te_request_count{method="/embed",model="enc"} 1.0' in kept[-1]["metrics"]
+
+
 async def test_processes_are_killed_in_development_alone(bundles: list[Path]) -> None:
     async with client(fake_app(*bundles)) as http:
         answer = await http.post("/v1/development/kill")
@@ -91,6 +116,8 @@ async def test_while_the_runtime_fails_it_says_so(bundles: list[Path]) -> None:
     async with client(app) as http:
         app.state.catalog.session("enc").broken = True
         await http.post("/embed", json={"inputs": "a"})
+        assert (await http.get("/health/ready")).status_code == 503
+        assert 'err="503"' not in (await http.get("/metrics")).text, "a probe is no refused request"
         answer = await http.get("/")
         assert answer.status_code == 503
         assert "unhealthy" in answer.text

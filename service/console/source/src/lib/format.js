@@ -29,6 +29,9 @@ export function duration(s) {
   return `${Math.round(s / 86400)} days`;
 }
 
+/** Seconds since 1970 -> such as "27 Nov 2026, 08:30", in the browser's time zone. */
+export const date = (s) => new Date(s * 1000).toLocaleString('en-GB', { dateStyle: 'medium', timeStyle: 'short' });
+
 export function count(n) {
   if (n == null || Number.isNaN(n)) return '–';
   if (n >= 1e9) return `${(n / 1e9).toFixed(1)} G`;

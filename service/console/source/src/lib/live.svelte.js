@@ -1,9 +1,10 @@
-// Samples /metrics every second while a page shows it, and keeps a minute of figures.
+// Samples /metrics every second while a page shows it, and keeps a minute of figures. The service has kept the minute before.
 import { buckets, grown, parse, quantile, sum, valuesOf } from './metrics.js';
-import { send } from './session.svelte.js';
+import { ask, send } from './session.svelte.js';
 
 const EVERY_MS = 1000;
-const KEPT = 61;
+const KEPT_S = 61;
+const GAP_S = 10; // after a longer pause the samples of the service replace those of this page
 
 export const live = $state({ samples: 0, failure: null, history: [], latest: null, minute: null, paused: false });
 
@@ -64,6 +65,13 @@ export function figures(before, after, elapsed) {
   };
 }
 
+/** The samples that the service has kept -> {samples, history}, for a page that begins `now` (seconds) and at `date` (seconds). */
+export function restored(kept, now, date) {
+  const found = kept.filter((each) => each.age_s >= 1).map((each) => ({ at: now - each.age_s, series: parse(each.metrics) }));
+  const history = found.slice(1).map((sample, at) => ({ at: date - (now - sample.at), ...figures(found[at].series, sample.series, sample.at - found[at].at) }));
+  return { samples: found, history };
+}
+
 async function look() {
   if (document.hidden) {
     live.paused = true;
@@ -71,18 +79,20 @@ async function look() {
   }
   live.paused = false;
   try {
+    const begun = performance.now() / 1000;
+    if (!samples.length || begun - samples.at(-1).at > GAP_S) {
+      const { content } = await ask({ path: '/console/history' });
+      ({ samples, history: live.history } = restored(content, begun, Date.now() / 1000));
+    }
     const answer = await send({ path: '/metrics', headers: { accept: 'text/plain' } });
     const sample = { at: performance.now() / 1000, series: parse(await answer.text()) };
     const before = samples.at(-1);
-    samples = [...samples, sample].slice(-KEPT - 1);
+    samples = [...samples, sample].filter((each) => sample.at - each.at <= KEPT_S);
     live.latest = sample.series;
-    if (before && sample.at - before.at < 5) {
-      const now = figures(before.series, sample.series, sample.at - before.at);
-      live.history = [...live.history, { at: Date.now() / 1000, ...now }].slice(-KEPT);
+    if (before) {
+      const at = Date.now() / 1000;
+      live.history = [...live.history, { at, ...figures(before.series, sample.series, sample.at - before.at) }].filter((each) => at - each.at <= KEPT_S);
       live.minute = { seconds: sample.at - samples[0].at, before: samples[0].series, after: sample.series, ...figures(samples[0].series, sample.series, sample.at - samples[0].at) };
-    } else if (before) {
-      samples = [sample];
-      live.history = [];
     }
     live.samples++;
     live.failure = null;
