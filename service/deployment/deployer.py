@@ -40,7 +40,7 @@ def start(settings: Settings, run: Path, url: str, tell: Callable[..., None]) ->
     cpus = STARTED_BEFOREHAND
     if settings.profile == "split":
         from service.deployment import split
-        from service.deployment.gpus import check_gpus
+        from service.deployment.scaling import check_gpus
 
         check_gpus(settings, ray_private.gpus_here())
         cpus = split.cpus(settings)

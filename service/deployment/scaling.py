@@ -8,12 +8,18 @@ number.
 
 A gateway reports its CPU time as a share of its reservation, because it cannot report requests that it had no time to read. While all
 gateways are saturated, each decision adds gateways in proportion to their present number.
+
+Also computes the GPUs that replicas reserve in Ray, and checks that this machine has them.
 """
 
 import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
+
+from export import contract
+from service.errors import StartFailed
+from service.settings import Settings
 
 LOAD = "load"  # name of the metric "load since the previous report", which replicas report
 # Target utilisation of a replica; the rest is for bursts until a new replica has started. Generators need a larger reserve than encoders,
@@ -87,3 +93,31 @@ def autoscaling(least: int, most: int, target: float) -> dict[str, Any]:
         "look_back_period_s": 20,  # what a report covers: a window, and what another replica's report may be older
         "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
     }
+
+
+def replica_gpus(settings: Settings, kinds: Iterable[contract.Kind]) -> float:
+    """Return the GPUs, or the fraction of a GPU, that one replica reserves. `kinds` are the kinds of its bundles."""
+    if not any(contract.KINDS[kind].uses_gpu for kind in kinds):
+        return 0.0
+    return settings.replica_gpus if settings.replica_gpus is not None else float(settings.provider == "cuda")
+
+
+def check_gpus(settings: Settings, there: int) -> None:
+    """Raise StartFailed if the largest number of replicas that `settings` allows needs more GPUs than this machine has (`there`). Without
+    this check, Ray would wait for another machine.
+    """
+    kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}
+    each = replica_gpus(settings, kinds)
+    if not each:
+        return
+    pools = {
+        name: settings.most(name) for name in sorted({f"{contract.KINDS[kind].pool}s" for kind in kinds if contract.KINDS[kind].uses_gpu})
+    }
+    replicas = sum(pools.values())
+    needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a replica cannot use parts of two GPUs
+    if needed > there:
+        asked = ", ".join(f"{name}={count}" for name, count in pools.items())
+        raise StartFailed(
+            f"{asked} and replica_gpus={each:g} need {needed} GPUs, but this machine has {there}. Check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES; or set fewer replicas, a smaller replica_gpus, or provider=cpu."
+        )

@@ -21,12 +21,11 @@ from ray.serve.metrics import Gauge
 from export import contract
 from service.catalog import Catalog
 from service.deployment.flags import shutdown_s
-from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import WarmIngress, options_of_serve
 from service.deployment.lifeline import Lifeline, keep_files_in
 from service.deployment.ray_metrics import RayMetrics
 from service.deployment.ray_private import REPLICAS, ByName, ReplicaNotFound, keep_calls_on_loopback
-from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling
+from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling, replica_gpus
 from service.errors import CANNOT_START
 from service.pools.catalog import GatewayCatalog
 from service.pools.host import METHODS, Host

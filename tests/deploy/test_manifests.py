@@ -16,8 +16,8 @@ from typer.main import get_command
 from service import settings
 from service.deployment import commands, fetching, scaling
 from service.deployment.flags import CLUSTER_FLAGS, cluster_flags
-from service.deployment.gpus import replica_gpus
 from service.deployment.haproxy import KEEP_ALIVE_S
+from service.deployment.scaling import replica_gpus
 from service.telemetry.metrics import Metrics
 from tests.deploy.rendered import (
     ALL,

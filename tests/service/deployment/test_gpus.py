@@ -8,7 +8,7 @@ import pytest
 
 from export import contract
 from service.catalog import Catalog
-from service.deployment.gpus import check_gpus
+from service.deployment.scaling import check_gpus
 from service.errors import StartFailed
 from service.generation.session import OnnxStepSession
 from service.runtime.onnx import CPU
