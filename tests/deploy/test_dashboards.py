@@ -26,6 +26,11 @@ SUBJECTS = {
     "cache": "attnserve_cache_hits_total",
     "replicas": "ray_serve_deployment_replica_healthy",
     "gpu": "ray_node_gpus_utilization",
+    "proxy": "haproxy_frontend_http_responses_total",
+    "tenants": "attnserve_tenant_limited_total",
+    "error budget": "te_request_failure",
+    "prefix cache": "vllm:prefix_cache_hits_total",
+    "store": "attnserve_state_store_trouble",
 }
 
 
