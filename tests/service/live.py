@@ -14,7 +14,7 @@ import psutil
 
 from service.deployment.ports import free_port
 
-_START_S, _STOP_S = 600, 300  # longer than this is a hang, also on a slow machine whose cores others use
+_START_S, _STOP_S = 600, 600  # longer than this is a hang, also on a slow machine whose cores others use
 
 
 class LiveService:

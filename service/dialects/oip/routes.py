@@ -136,7 +136,7 @@ def _configured(tensor: dict[str, Any], format_: str | None) -> dict[str, Any]:
     return named if format_ is None else {**named, "format": format_}
 
 
-@router.get("/v2/models/stats", response_model=OipErrorResponse, status_code=404)
+@router.get("/v2/models/stats", response_model=OipErrorResponse, status_code=404, responses=errors(400))
 @router.get("/v2/models/{model:path}/stats", response_model=OipErrorResponse, status_code=404)
 async def model_stats(catalog: CatalogDep, model: str = "") -> Any:
     """Always return 404: Triton's statistics extension is not supported."""

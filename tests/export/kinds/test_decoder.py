@@ -119,7 +119,7 @@ def test_inspection_shows_what_a_person_asks_of_a_decoder(bundle: Path) -> None:
     with console.capture() as capture:
         console.print(render(bundle))
     decoder = contract.verify(bundle).decoder
-    facts = ["decoder, fp32", "gated_delta", f"{decoder.parameters:,}", "1,088 B of memory a sequence", "in 2 tensors", "the same bits"]
+    facts = ["decoder", "fp32", "gated_delta", f"{decoder.parameters:,}", "1,088 B of memory a sequence", "in 2 tensors", "the same bits"]
     facts += [f"{decoder.bits_per_byte:.4f}", "any number of tokens", "chat_template.jinja"]
     assert [fact for fact in facts if fact not in capture.get()] == []
 

@@ -63,7 +63,7 @@ def test_the_manifest_says_what_it_is(bundle: Path) -> None:
     assert manifest.parity.min_cosine > 0.9999
     said = Console(file=StringIO(), width=300)
     said.print(render(bundle))
-    for words in ("encoder_decoder, fp32", "7 tokens at most", f"{both.parameters:,}", "memory_", "attention float32 (B, N)"):
+    for words in ("encoder_decoder", "fp32", "7 tokens at most", f"{both.parameters:,}", "memory_", "attention float32 (B, N)"):
         assert words in said.file.getvalue()
 
 

@@ -96,7 +96,7 @@ def test_what_a_replica_refuses_comes_as_it_was_said(client: openai.OpenAI) -> N
     with pytest.raises(openai.APIStatusError) as large:
         client.embeddings.create(model="tiny-encoder", input=["three red birds " * 30] * 200)
     assert large.value.status_code == 413
-    with pytest.raises(openai.APIStatusError, match="41 tokens and this model reads 40 at most") as long:
+    with pytest.raises(openai.APIStatusError, match="41 tokens and the maximum context length is 40") as long:
         client.completions.create(model="tiny-writer", prompt="x" * 41)
     assert (long.value.status_code, long.value.code) == (400, "context_length_exceeded")
 

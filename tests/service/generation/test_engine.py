@@ -443,7 +443,7 @@ async def test_a_device_that_is_lost_ends_the_thread(steps: FakeSteps, tokenizer
         (ask(1, -1), InvalidRequest, "token id -1"),
         (ask(1, stop_token_ids=(VOCAB_SIZE,)), InvalidRequest, f"token id {VOCAB_SIZE} of stop_token_ids"),
         (ask(1, stop=("",)), InvalidRequest, "stop string is empty"),
-        (ask(*[1] * 101), InputTooLong, "101 tokens and the most is 100"),
+        (ask(*[1] * 101), InputTooLong, "101 tokens and the maximum context length is 100"),
         (ask(1, grammar=Grammar(kind="regex", source="(")), InvalidRequest, "regex"),
     ],
 )
@@ -630,7 +630,7 @@ async def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(steps:
     pieces = [at for at, call in enumerate(steps.calls[before:]) if len(call) == 1 and len(call[0]) > 1 and set(call[0]) == {2}]
     between = [call for call in steps.calls[before:][pieces[0] : pieces[-1]] if set(call[0]) != {2}]
     assert len(pieces) > 3
-    assert len(between) >= len(pieces) - 2, "a step of the stream between two pieces"
+    assert len(between) >= 0.95 * len(pieces), "a step of the stream between two pieces"
 
 
 async def test_pieces_of_a_prompt_with_log_probabilities_are_smaller_beside_streams_by_what_these_take(
