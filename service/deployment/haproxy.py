@@ -128,7 +128,10 @@ def one_machine(*, listener: int, gateways: Iterable[Path], several: bool, nowhe
     http-reuse always
     retry-on conn-failure empty-response{" 503" if several else ""}
     option redispatch 1
-    retries 3"""
+    retries 3
+    # Each backend that repeats requests must notice a dead gateway by itself, at its first error: while another one only tracks it, HAProxy
+    # would spend its retries on it and close the client's connection.
+    default-server inter 500ms downinter 200ms fall 1 rise 1 observe layer4 error-limit 1 on-error mark-down"""
     return f"""global
     maxconn {connections}
     nbthread 1
@@ -162,13 +165,12 @@ frontend public
     default_backend once
 backend gateways
 {repeating}
-    default-server inter 500ms downinter 200ms fall 1 rise 1 observe layer4 error-limit 1 on-error mark-down
 {servers}
     server nowhere unix@{nowhere} backup
 backend abandonable
     option abortonclose
 {repeating}
-{alive}
+{servers}
     server nowhere unix@{nowhere} backup
 backend once
     option abortonclose
