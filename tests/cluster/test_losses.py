@@ -50,9 +50,11 @@ def test_a_worker_killed_costs_what_it_had_accepted(cluster: Cluster) -> None:
             assert begun.acquire(timeout=PATIENCE_S)
         cluster.kill("two")
         texts = [stream.result() for stream in endless]
-        assert any(GONE in text or CUT in text for text in texts), [text[-200:] for text in texts]
-        assert all(GONE in text or CUT in text or "deadline" in text for text in texts), [text[-200:] for text in texts]
-        assert not any("[DONE]" in text for text in texts)
+        lost = [text for text in texts if GONE in text or CUT in text]
+        assert lost, [text[-200:] for text in texts]
+        assert not any("[DONE]" in text for text in lost)
+        # The others go on elsewhere until their deadline, and end there as far as they are.
+        assert all('"finish_reason":"length"' in text for text in texts if text not in lost), [text[-200:] for text in texts]
         load.more(60)
         assert load.failures("embedding") == []
         assert all(stated(each) for each in load.failures("stream")), load.failures()
