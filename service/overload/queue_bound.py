@@ -87,7 +87,7 @@ class QueueBound:
         `for_all` means that the queue is too long for every client, not only for the present one, so that the refusal is a sign of
         overload. `work_s` is the time that the runtime needs for the request, and `least_work_s` for the smallest that it may be.
         """
-        # A sustained overload has no places for all: then the queue stays short, and whoever comes first is admitted.
+        # A sustained overload has no places for all: then the queue stays short and admits in order of arrival.
         sustained = self.arrivals.excessive(now)
         late_s = None if sustained else self.promises.late_s(client, now)
         if late_s is not None and queue_s <= (patience_s := self._max_wait_s + late_s):

@@ -50,7 +50,7 @@ class _SharedFile(logging.Handler):
             self.handleError(record)
 
     def _append(self, lines: bytes) -> bool:
-        """Append whole lines. If the file is full, wait until they are taken. Returns False if nobody takes them for too long."""
+        """Append whole lines. If the file is full, wait until they are taken. Returns False if they are not taken in time."""
         while not self._appended(lines):
             self._full_since = self._full_since or time.monotonic()
             if time.monotonic() - self._full_since >= _MOST_WAIT_S:

@@ -25,7 +25,7 @@ from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 
 pytestmark = pytest.mark.service
-LONGEST_S = 60  # who waits for a hanging replica itself waits until the deadline, for 300 s
+LONGEST_S = 60  # a request that waits for a hanging replica waits for its deadline, 300 s
 ENDLESS: list[dict[str, Any]] = [{"model": "tiny-decoder", "extra_body": {"ignore_eos": True}}, {"model": "endless-writer"}]
 
 

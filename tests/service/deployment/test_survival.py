@@ -21,7 +21,7 @@ from tests.service.fakes import PATIENCE_S
 pytestmark = pytest.mark.service
 
 _WHOLE_S = 300.0  # seconds; far more than it takes, for machines that are busy
-_HANG_S = 60.0  # no answer takes longer; who waits for a stopped process itself waits for 300 s
+_HANG_S = 60.0  # no answer takes longer; a request that waits for a stopped process waits for 300 s
 _ROOM_BYTES = 1 << 30  # limit of what the processes allocate from then on: more than another replica needs
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 
