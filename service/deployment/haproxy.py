@@ -154,9 +154,10 @@ frontend public
 {_KINDS_OF_REQUESTS}
     http-request set-header x-connection %[src]:%[src_port]
     http-request set-header x-received-ms %[date(0,ms)]
-    # Liveness is answered here: a gateway with a busy event loop could not answer.
+    # Liveness is answered here, yes or no: a gateway with a busy event loop could not answer.
     acl live path /health/live
     http-request return status 200 content-type text/plain string live if live {{ method GET HEAD }} {{ nbsrv(alive) ge 1 }}
+    http-request return status 503 {_error_content(_NO_GATEWAY)} if live {{ method GET HEAD }}
 {_LOST_IS_UNAVAILABLE}
     # HAProxy's own series: only it can count requests for which there was no gateway.
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }} {{ method GET }}
