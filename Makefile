@@ -21,7 +21,7 @@ QUICK := not (alone or cluster or export or gpu or pool or prometheus or service
 
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export console test quick check bench bench-generate bench-states bench-long bench-long-int8 load capacity peers chart kind kind-tools kind-delete clean
+.PHONY: serve export console test quick check bench bench-generate bench-states bench-long bench-long-int8 load peers chart kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER)-int8 --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) \
@@ -116,9 +116,6 @@ bench-long-int8: $(VENV)/.test bundles/$(LINEAR)-int8/manifest.json bundles/all-
 
 load: $(VENV)/.test  ## Locust against the service that runs at HOST and PORT; LOAD="--shape soak --minutes 20" gives options
 	$(BIN)/attnserve load --url http://$(HOST):$(PORT) $(LOAD)
-
-capacity: $(VENV)/.test $(DEFAULT)  ## Every run of docs/capacity.md, an hour on an idle machine; after a stop the same command continues
-	$(BIN)/python -m loadtest.capacity.campaign --encoder $(ENCODER) --decoder bundles/$(DECODER) --page docs/capacity.md
 
 peers:  ## A separate environment for each peer of `make bench` (1.3 GB)
 	$(BIN)/python -m loadtest.bench.peers install infinity

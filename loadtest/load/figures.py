@@ -71,11 +71,6 @@ class StageFigures(BaseModel):
     def service_cores(self) -> float | None:
         return sum(self.cores.values()) if self.cores else None
 
-    @property
-    def core_ms_per_request(self) -> float | None:
-        per_s = self.all.answered_per_s
-        return self.service_cores * 1000 / per_s if self.service_cores is not None and per_s else None
-
 
 def by_stage(samples: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageFigures]:
     """Return the figures of every stage except the last, in which no requests are sent. The first second of a stage is not counted."""

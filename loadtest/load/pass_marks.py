@@ -39,7 +39,6 @@ class PassMark(BaseModel):
     at_most: float | None = None
     at_least: float | None = None
     why: str
-    changed: str = ""  # when and why the bound was changed, and its value before
 
     @model_validator(mode="after")
     def _one_bound(self) -> "PassMark":

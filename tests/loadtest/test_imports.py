@@ -18,9 +18,7 @@ ORDER = [
     "locustfile",
     "shapes",
     "bench",
-    "capacity",
     "faults",
-    "stress",
     "console",
     "commands",
 ]

@@ -133,13 +133,6 @@ def test_what_a_run_could_not_see_is_not_judged(figure: str):
     assert judged.verdict == Verdict.not_judged
 
 
-def test_a_mark_that_was_another_says_when_and_why():
-    """Every `changed` begins with its day; the bound that a run made refused is told."""
-    told = {(shape, mark.figure): mark.changed for shape in Shape for mark in pass_marks.load(FILE, shape) if mark.changed}
-    assert all(changed[:3] == "202" and len(changed) > 30 for changed in told.values())
-    assert "at most 0 before" in told[Shape.soak, "all.refused_share"]
-
-
 @pytest.mark.parametrize("shape", Shape)
 def test_in_every_shape_each_request_must_be_answered(shape: Shape):
     assert ("run", "unanswered", 0) in [(mark.stage, mark.figure, mark.at_most) for mark in pass_marks.load(FILE, shape)]

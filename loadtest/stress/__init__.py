@@ -1,1 +1,0 @@
-"""Stress tests: `goodput.py` measures the work that an overloaded service does, `memory_soak.py` its memory after unusual requests."""
