@@ -1,4 +1,4 @@
-"""The queue between the event loop and an engine's thread: jobs that wait for slots, cancellations and snapshot requests.
+"""The queue between the event loop and an engine's thread: jobs that wait for slots, and cancellations.
 
 Slots are shared between clients, and a client's slots between its requests. A free slot goes to the client with the fewest slots. If no
 slot is free and jobs can be preempted (set aside), a client with at least two slots more than the waiting client gives back one slot at
@@ -9,7 +9,6 @@ for it. Requests that never had a slot and requests that gave one back are chose
 One lock, held for microseconds, protects the whole queue.
 """
 
-import asyncio
 import heapq
 import math
 import threading
@@ -18,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
-from service.errors import InvalidRequest, NotReady, Overloaded, QueueTooLong
+from service.errors import NotReady, Overloaded, QueueTooLong
 from service.generation.run import Run
-from service.generation.snapshot import Snapshot
 from service.generation.submission import J, Submission
 from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
@@ -51,13 +49,6 @@ class Turn(NamedTuple, Generic[J]):
     instead_of: J | None
 
 
-class Wanted(NamedTuple):
-    """A caller's request for a snapshot of a run."""
-
-    future: "asyncio.Future[Snapshot]"
-    ends: bool  # whether the run ends when the snapshot is made
-
-
 class Holding(NamedTuple):
     """The number of slots, and how many each client holds, as known on the event loop."""
 
@@ -85,7 +76,6 @@ class Admission(Generic[J]):
         self._run_s = 0.0  # estimated seconds between the ends of two runs
         self._turns = 0
         self._cancelled: set[Run] = set()
-        self._wanted: dict[Run, Wanted] = {}
         self._closed = False
         self.aside = 0  # number of waiting jobs that were preempted
         self.arrived = False  # whether a request has arrived since `turn` was called last
@@ -179,18 +169,6 @@ class Admission(Generic[J]):
             self._cancelled.add(run)
             self._changed.notify()
 
-    def want(self, run: Run, wanted: Wanted) -> None:
-        """Request a snapshot of a run. Raises InvalidRequest if a snapshot of the run is already being made, and NotReady if the engine is
-        closed.
-        """
-        with self._changed:
-            if self._closed:
-                raise stopping()
-            if run in self._wanted:
-                raise InvalidRequest("a snapshot of the run is being made already")
-            self._wanted[run] = wanted
-            self._changed.notify()
-
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -201,7 +179,7 @@ class Admission(Generic[J]):
     def wait(self, *, busy: bool) -> bool:
         """Wait until there is work, or return at once if `busy`. Returns False if the queue is closed."""
         with self._changed:
-            while not (busy or self._closed or self._cancelled or self._wanted or self._waiting):
+            while not (busy or self._closed or self._cancelled or self._waiting):
                 self._changed.wait()
             return not self._closed
 
@@ -212,14 +190,6 @@ class Admission(Generic[J]):
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
         return cancelled
-
-    def wanted(self) -> dict[Run, Wanted]:
-        """Return the snapshots that were requested since the last call, by run."""
-        if not self._wanted:
-            return {}
-        with self._changed:
-            wanted, self._wanted = self._wanted, {}
-        return wanted
 
     def waiting(self) -> list[J]:
         with self._changed:

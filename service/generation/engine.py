@@ -6,7 +6,6 @@ time, on a core each.
 computation of one turn of the engine's thread.
 """
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from service.errors import DeadlineExceeded, InvalidRequest, ServiceError
-from service.generation.admission import Admission, QueueLimits, Wanted, stopping
+from service.errors import DeadlineExceeded, ServiceError
+from service.generation.admission import Admission, QueueLimits
 from service.generation.intake import Intake, PromptWork
 from service.generation.places import Places
 from service.generation.prefill import Fed, Piece, Prompt, sequences_of
@@ -25,7 +24,6 @@ from service.generation.run import Run
 from service.generation.running import MOST_STEPS
 from service.generation.sampling.grammar import Grammars
 from service.generation.sampling.masks import Masks, is_there
-from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.saved.keeper import StateKeeper
 from service.generation.saved.prefix_cache import PrefixCache
 from service.generation.saved.prefixes import Prefixes
@@ -33,8 +31,8 @@ from service.generation.saved.run_states import RunStates
 from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.sequence import Sequence
 from service.generation.session import Logits, StepSession, Tensor
-from service.generation.snapshot import Snapshot, State
-from service.generation.step_engine import Once, StepEngine, new_submission
+from service.generation.state import State
+from service.generation.step_engine import Once, StepEngine
 from service.generation.submission import Submission
 from service.generation.text import Vocabulary
 from service.runtime.moving_average import averaged
@@ -145,37 +143,10 @@ class GeneratorEngine(StepEngine[Sequence]):
     def _retry_after_s(self, submission: Submission[Sequence]) -> float:
         return self._run_s / self.limits.slots + self._prefill.price.of(submission.tokens)
 
-    async def resume(self, snapshot: Snapshot) -> Run:
-        """Continue a run from a snapshot made by any engine, without sending its tokens again. Raises what `open` raises."""
-        once = Once()
-        await self._prepare([snapshot.request], once)
-        return self._submitted(self._job(snapshot.request, new_submission(snapshot.request), once, snapshot))
-
-    async def snapshot(self, run: Run) -> Snapshot:
-        """Return a snapshot of a run between two steps. The run continues. Raises what `take` raises."""
-        return await self._want(run, ends=False)
-
-    async def take(self, run: Run) -> Snapshot:
-        """End a run between two steps and return its snapshot. Earlier tokens are delivered first.
-
-        Raises InvalidRequest if the run has ended or another snapshot of it is being made, and NotReady if the engine stops.
-        """
-        snapshot = self._want(run, ends=True)
-        try:
-            return await snapshot
-        finally:
-            run.cancel()  # ends the run for its reader; if this caller was cancelled, it also ends the run in the engine
-
-    def _want(self, run: Run, *, ends: bool) -> "asyncio.Future[Snapshot]":
-        assert self._loop is not None
-        wanted = Wanted(self._loop.create_future(), ends)
-        self._admission.want(run, wanted)
-        return wanted.future
-
-    def _job(self, request: GenerationRequest, submission: Submission[Sequence], once: Once, snapshot: Snapshot | None = None) -> Sequence:
+    def _job(self, request: GenerationRequest, submission: Submission[Sequence], once: Once) -> Sequence:
         self._check_queueable(request)
         self._states.check(request)
-        return self._intake.sequence(request, submission, once, snapshot)
+        return self._intake.sequence(request, submission, once)
 
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
@@ -207,18 +178,6 @@ class GeneratorEngine(StepEngine[Sequence]):
         elif beside:
             self._feed_some()
 
-    def _sweep(self) -> None:
-        super()._sweep()
-        wanted = self._admission.wanted()
-        for sequence in [*self._holders, *self._admission.waiting()] if wanted else ():
-            if (each := wanted.pop(sequence.run, None)) is not None:
-                self._deliver_snapshot(each, self._snapshot(sequence))
-                if each.ends:
-                    self._trace(sequence.run, "taken")
-                    self._remove(sequence)
-        for each in wanted.values():
-            self._deliver_snapshot(each, InvalidRequest("the run has ended: there is no snapshot to make"))
-
     def _end_at_deadline(self, sequence: Sequence) -> None:
         keeps = sequence.request.keep is not None
         if not sequence.completion or (keeps and sequence.left_of_prompt):  # the state after the last token is not there yet
@@ -226,21 +185,10 @@ class GeneratorEngine(StepEngine[Sequence]):
             return
         self._publish()  # the end may be delivered by another way, and must not overtake the tokens
         last = Delta("" if sequence.stops is None else sequence.stops.finish(), finish_reason="length")
-        self._complete(sequence, last, self._places.copy(sequence)[0] if keeps else None)
+        self._complete(sequence, last, self._places.copy(sequence) if keeps else None)
 
     def _forget(self, sequence: Sequence) -> None:
         self._places.remove(sequence)
-
-    def _snapshot(self, sequence: Sequence) -> Snapshot:
-        state, before = self._places.copy(sequence)
-        return Snapshot(
-            request=sequence.request,
-            state=state,
-            completion=tuple(sequence.completion),
-            start=sequence.start,
-            prompt_logprobs=PromptLogprobs(sequence.run.prompt_logprobs),
-            before=before,
-        )
 
     def _set_aside(self, sequence: Sequence, now: float) -> None:
         """Free the slot of a run for another run. The state is kept, so that the run can continue from it later."""
@@ -366,7 +314,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         if ending:
             self._publish()  # the end is delivered by another way, once the state is stored, and must not overtake their tokens
         for sequence, last in ending:
-            state = self._places.state(sequence, *self._running.copy(sequence))
+            state = self._places.copy(sequence)
             self._running.remove(sequence)
             self._complete(sequence, last, state)
 
@@ -455,20 +403,6 @@ class GeneratorEngine(StepEngine[Sequence]):
         super()._finished(run, reason)
         self._states.forget(run.request, erase=reason != "abort")  # another process may continue an aborted run from its checkpoint
 
-    def _deliver_snapshot(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
-        self._publish()  # first deliver the tokens that the snapshot contains
-        self._post(_settle, wanted.future, what)
-
     def _end(self) -> None:
         self._masks.close()
         super()._end()
-        for each in self._admission.wanted().values():
-            self._deliver_snapshot(each, stopping())
-
-
-def _settle(future: "asyncio.Future[Snapshot]", what: Snapshot | ServiceError) -> None:
-    if not future.done():
-        if isinstance(what, ServiceError):
-            future.set_exception(what)
-        else:
-            future.set_result(what)

@@ -15,7 +15,7 @@ from service.generation.sampling.grammar import Grammars
 from service.generation.sampling.sampler import Edits, check_ids, check_sampling
 from service.generation.sequence import Sequence
 from service.generation.session import StepSession
-from service.generation.snapshot import Snapshot, State
+from service.generation.state import State
 from service.generation.step_engine import Once
 from service.generation.submission import Submission
 from service.generation.text import TextStream, Vocabulary
@@ -56,20 +56,16 @@ class Intake:
         for grammar in {request.grammar for request in requests if request.grammar is not None}:
             await asyncio.to_thread(self._grammars.matcher, grammar)
 
-    def sequence(
-        self, request: GenerationRequest, submission: Submission[Sequence], once: Once, snapshot: Snapshot | None = None
-    ) -> Sequence:
-        """Return a new run of the request, at its beginning or from a snapshot. `once` has the states and checkpoints that were loaded for
-        the request. Raises InvalidRequest, InputTooLong or NotReady.
+    def sequence(self, request: GenerationRequest, submission: Submission[Sequence], once: Once) -> Sequence:
+        """Return a new run of the request, at its beginning or from its checkpoint. `once` has the states and checkpoints that
+        were loaded for the request. Raises InvalidRequest, InputTooLong or NotReady.
         """
         self._check(request, once.checked)
-        completion, state = request.known, None if request.start is None else once.states[request.start]
+        state = None if request.start is None else once.states[request.start]
         if state is not None:
             self._check_start(request, state)
-        snapshot = snapshot or once.checkpoints.get(request.checkpoint)
-        if snapshot is not None:
-            snapshot.check(self._decoder, self._vocab_size, self._fingerprint)
-            completion = snapshot.completion
+        if (checkpoint := once.checkpoints.get(request.checkpoint)) is not None:
+            checkpoint.check(self._decoder, self._vocab_size, self._fingerprint)
         self._arrivals += 1
         text = TextStream(
             self._vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
@@ -84,15 +80,15 @@ class Intake:
             order=self._arrivals,
             submission=submission,
             n_positions=self._decoder.n_positions,
-            edits=Edits.of(request.sampling, self._vocab_size, request.prompt, completion, once.made, seen),
+            edits=Edits.of(request.sampling, self._vocab_size, request.prompt, request.known, once.made, seen),
         )
         sequence.run.numerics = self._numerics
         if state is not None:
             sequence.begin_at(state)
-        if snapshot is not None:
-            sequence.restore(snapshot)
-        elif completion:
-            sequence.replay(completion)
+        if checkpoint is not None:
+            sequence.restore(checkpoint)
+        if request.known:
+            sequence.replay(request.known)
         return sequence
 
     def _check(self, request: GenerationRequest, checked: set[int]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 from service.generation.prefill import Prefill
 from service.generation.running import Running
 from service.generation.sequence import Sequence
-from service.generation.session import Logits, StepSession, Tensor, beginning
-from service.generation.snapshot import State
+from service.generation.session import Logits, StepSession, Tensor
+from service.generation.state import State
 from service.telemetry.metrics import GeneratorMetrics
 
 
@@ -50,7 +50,7 @@ class Places:
 
     def hold(self, sequence: Sequence) -> None:
         """Remove a run from the decode batch and keep its state."""
-        sequence.state = self.state(sequence, *self.running.copy(sequence))
+        sequence.state = self.copy(sequence)
         self.running.remove(sequence)
         self.intervals.left(sequence)
 
@@ -64,16 +64,12 @@ class Places:
             self.prefill.remove(sequence)
         self.intervals.forget(sequence)
 
-    def copy(self, sequence: Sequence) -> tuple[State, Logits | None]:
-        """Return a copy of a run's state. Also return the logits (V,) of its next prompt token if the prompt's log-probabilities are
-        requested and not yet complete, else None.
-        """
+    def copy(self, sequence: Sequence) -> State:
+        """Return a copy of the state of a run whose prompt is done."""
         if sequence in self.running.sequences:
-            return self.state(sequence, *self.running.copy(sequence)), sequence.before
-        if sequence in self.prefill:
-            tensors, before = self.prefill.copy(sequence)
-            return self.state(sequence, tensors), before
-        return sequence.state or self.state(sequence, beginning(self._session.decoder)), sequence.before
+            return self.state(sequence, *self.running.copy(sequence))
+        assert sequence.state is not None
+        return sequence.state
 
     def state(self, sequence: Sequence, tensors: Several[Tensor], logits: Logits | None = None) -> State:
         """Return a State of the run at its position, with these state tensors (each without the batch axis) and logits (V,)."""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, Logits, Step, StepSession, Tensor, beginning
+from service.generation.session import Ids, Logits, Step, StepSession, Tensor
 from service.generation.slots import Row, Slots
-from service.generation.snapshot import State
+from service.generation.state import State
 from service.runtime.onnx import CPU
 from service.runtime.price import Price
 
@@ -189,16 +189,6 @@ class Prefill:
         else:
             (self._prompts if prompt in self._prompts else self._resting).remove(prompt)
             self._forget_fed()
-
-    def copy(self, sequence: Sequence) -> tuple[Several[Tensor], NDArray[np.float32] | None]:
-        """Return copies of the run's state tensors, each without the batch axis. Also return the logits (V,) after the last token fed if
-        log-probabilities of the prompt are requested, else None.
-        """
-        prompt = self._of(sequence)
-        before = None if sequence.request.prompt_logprobs is None else prompt.before
-        if prompt.slots is None:
-            return prompt.resting or beginning(self._session.decoder), before
-        return prompt.slots.state(0), before
 
     def _rest(self, prompt: Prompt) -> None:
         """If no run with a slot needs the prompt, move the prompt's state from the slots' memory to the host."""

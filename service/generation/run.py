@@ -111,7 +111,7 @@ class Run:
             self._tell(True)
 
     def said(self, token_ids: Iterable[int]) -> None:
-        """Feed tokens that the caller has read before (from the run's snapshot) to the text decoder, without returning their text."""
+        """Feed tokens that the caller has read before to the text decoder, without returning their text."""
         if self._text is not None:
             self._text.push_all(token_ids)
 

@@ -11,7 +11,7 @@ from service.generation.sampling.grammar import Matcher, Words
 from service.generation.sampling.guesses import Guesses
 from service.generation.sampling.sampler import Edits
 from service.generation.session import Logits
-from service.generation.snapshot import Snapshot, State
+from service.generation.state import State
 from service.generation.submission import Submission
 from service.generation.text import TextStream
 
@@ -36,7 +36,7 @@ class Sequence:
     fed: int = 0  # how many of `tokens` were fed to the run's state
     tokens: tuple[int, ...] = ()  # the run's prompt, and the tokens that were drawn before the run was restored
     origin: State | None = None  # the state that the request continues; None: the empty state
-    base: State | None = None  # the state at which this engine began to feed tokens: `origin`, or the state of a snapshot
+    base: State | None = None  # the state at which this engine began to feed tokens: `origin`, or a checkpoint
     # The last delta of a run that draws no more tokens, because only its state is wanted. Such a run has at least one token to feed.
     over: Delta | None = None
     marked: State | None = None  # the state of the newest checkpoint, without tensors; `origin` before the first one
@@ -126,16 +126,13 @@ class Sequence:
         if self.request.prompt_logprobs is not None:
             self.before = state.logits
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Continue from a snapshot of a run, without sending its tokens again. Raises InvalidRequest if the run had ended."""
-        self.start, self.position, self.fed = snapshot.start, snapshot.state.position, snapshot.fed
-        self.base = self.state = snapshot.state
+    def restore(self, checkpoint: State) -> None:
+        """Continue from the state of the run at a checkpoint."""
+        self.position, self.fed = checkpoint.position, checkpoint.position - self.start
+        self.base = self.state = checkpoint
         self.saved_at = self.position
-        if snapshot.state.seen is not None:
-            self.marked = snapshot.state
-        self.before = snapshot.before
-        self.run.prompt_logprobs.extend(snapshot.prompt_logprobs)
-        self.replay(snapshot.completion)
+        if checkpoint.seen is not None:
+            self.marked = checkpoint
 
     def replay(self, completion: tuple[int, ...]) -> None:
         """Treat these tokens as drawn before. The tokens that were not fed to the run's state yet are fed like a prompt.

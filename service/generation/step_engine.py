@@ -25,7 +25,7 @@ from service.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloade
 from service.generation.admission import Admission, Holding, QueueLimits, stopping
 from service.generation.request import Delta, FinishReason, GenerationRequest, Sampling, Token
 from service.generation.run import Run
-from service.generation.snapshot import Snapshot, State
+from service.generation.state import State
 from service.generation.submission import J, Submission
 from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
@@ -51,7 +51,7 @@ class Once:
     """Results that all jobs of a submission share, so that the work for them is done once."""
 
     states: dict[StateReference, State] = field(default_factory=dict)  # states loaded before the jobs are made
-    checkpoints: dict[str, Snapshot] = field(default_factory=dict)  # checkpoints loaded before the jobs are made, by id
+    checkpoints: dict[str, State] = field(default_factory=dict)  # checkpoints loaded before the jobs are made, by id
     checked: set[int] = field(default_factory=set)  # `id()` of each collection of token ids that was checked
     made: dict[int, NDArray[Any]] = field(default_factory=dict)  # arrays made from collections of token ids, by the collection's `id()`
 

@@ -20,7 +20,6 @@ from service.generation.saved.keeper import StateKeeper
 from service.generation.saved.run_states import RunStates
 from service.generation.sequence import Sequence
 from service.generation.session import HostStates, Ids, Logits
-from service.generation.snapshot import Snapshot
 from service.generation.step_engine import Once
 from service.generation.submission import Submission
 from service.generation.text import Vocabulary
@@ -180,11 +179,11 @@ class ScriptedEngine(GeneratorEngine):
         self.steps.open()
         await super().stop()
 
-    def _job(self, request: GenerationRequest, submission: Submission[Sequence], once: Once, snapshot: Snapshot | None = None) -> Sequence:
+    def _job(self, request: GenerationRequest, submission: Submission[Sequence], once: Once) -> Sequence:
         if self.refusal is not None and self._made >= self.refuse_after:
             raise self.refusal
         self._made += 1
-        return super()._job(request, submission, once, snapshot)
+        return super()._job(request, submission, once)
 
     def _queue(self, submission: Submission[Sequence]) -> None:
         self.runs += [job.run for job in submission.fresh]

@@ -14,10 +14,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule, run_state_machine_as_test
 
-from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run
-from service.generation.snapshot import Snapshot
 from service.states.blob import pack, unpack
 from service.states.record import Keep, Quota, StateRecord, StateReference, new_state_id
 from tests.service.generation.fake_steps import VOCAB_SIZE
@@ -99,28 +97,6 @@ class Sequences(RuleBasedStateMachine):
         if position <= first:
             return multiple()
         return self.do(self._turn(at, (of.ids[first:position], KINDS[0], 0, 0), ancestor, []))
-
-    @rule(at=ENGINES, asked=ASKED, after=st.integers(0, 12), beside=st.lists(ASKED, max_size=3))
-    def move_as_a_snapshot(self, at: int, asked: Any, after: int, beside: list[Any]) -> None:
-        """Take a running run out of its engine as bytes, and resume it in the other engine."""
-
-        async def move() -> None:
-            request, outcome = self._request(asked, None)
-            others = await self._others(at, beside)
-            (run,) = await self.engines[at].open([request])
-            read = await self._first(run, after)
-            if not (read and read[-1].finish_reason is not None):
-                try:
-                    packed = (await self.engines[at].take(run)).pack()
-                    read += await self._all(run)
-                    resumed = await self.engines[1 - at].resume(Snapshot.unpack(packed))
-                    read += await self._all(resumed)
-                except InvalidRequest:  # the run has ended meanwhile
-                    read += await self._all(run)
-            self._compare(read, outcome)
-            await self._compare_all(others)
-
-        self.do(move())
 
     @rule(target=saved, at=ENGINES, asked=ASKED, parent=saved, after=st.integers(0, 12), crashes=st.booleans())
     def migrate(self, at: int, asked: Any, parent: Kept, after: int, crashes: bool) -> Kept:

@@ -15,7 +15,7 @@ from export import contract
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
 from service.generation.saved.packing import Packing
-from service.generation.snapshot import Snapshot, State
+from service.generation.state import State
 from service.states.engine import StateEngine
 from service.states.record import Document, Keep, Quota, StateRecord, StateReference
 from service.states.store import Store
@@ -125,8 +125,8 @@ class StateKeeper:
         if error is not None:
             log.warning("a checkpoint could not be written: %s", error)
 
-    async def checkpoint_of(self, request: GenerationRequest, start: int) -> Snapshot | None:
-        """Return a snapshot of the run at its newest checkpoint, or None if there is no checkpoint that matches this engine and the
+    async def checkpoint_of(self, request: GenerationRequest, start: int) -> State | None:
+        """Return the state of the run at its newest checkpoint, or None if there is no checkpoint that matches this engine and the
         request's tokens. The request's prompt begins at position `start`.
         """
         try:
@@ -134,10 +134,10 @@ class StateKeeper:
             state = self.packing.unseal(document.body)
         except ServiceError:
             return None
-        snapshot = Snapshot(request=request, state=state, completion=request.known, start=start)
-        fed = (request.prompt + request.known)[: max(snapshot.fed, 0)]
-        fits = 0 < snapshot.fed == len(fed) and state.recent[-len(fed) :] == fed[-len(state.recent) :]
-        return snapshot if fits else None
+        n_fed = state.position - start
+        fed = (request.prompt + request.known)[: max(n_fed, 0)]
+        fits = 0 < n_fed == len(fed) and state.recent[-len(fed) :] == fed[-len(state.recent) :]
+        return state if fits and state.logits is not None else None
 
     def forget(self, request: GenerationRequest, *, erase: bool) -> None:
         """Note that a run has ended. If `erase` is True, delete its checkpoint. Else the run may continue in another process from its

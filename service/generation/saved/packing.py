@@ -8,7 +8,7 @@ import numpy as np
 
 from export import contract
 from service.errors import InvalidRequest
-from service.generation.snapshot import State
+from service.generation.state import State
 from service.states.blob import MOST_RECENT, Blob, pack, unpack
 from service.states.record import StateRecord
 

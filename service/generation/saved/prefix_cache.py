@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.generation.snapshot import State
+from service.generation.state import State
 from service.telemetry.metrics import Miss
 
 LEAST_TOKENS = 16  # shorter prefixes are not cached: feeding them takes about as long as a lookup

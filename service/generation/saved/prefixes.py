@@ -10,7 +10,7 @@ from service.generation.saved.prefix_cache import PrefixCache, Salt
 from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.sequence import Sequence
 from service.generation.session import Logits, Tensor
-from service.generation.snapshot import State
+from service.generation.state import State
 from service.telemetry.metrics import GeneratorMetrics
 
 _MOST_TOKENS = 32_768  # longer prefixes are not cached: hashing them would delay the next step

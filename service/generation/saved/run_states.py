@@ -6,7 +6,7 @@ from service.errors import InvalidRequest, ServiceError
 from service.generation.request import GenerationRequest
 from service.generation.saved.keeper import StateKeeper
 from service.generation.sequence import Sequence
-from service.generation.snapshot import Snapshot, State
+from service.generation.state import State
 from service.states.record import StateReference
 
 
@@ -18,7 +18,7 @@ class RunStates:
     def __init__(self, keeper: StateKeeper | None) -> None:
         self._keeper = keeper
 
-    async def load(self, requests: Iterable[GenerationRequest]) -> tuple[dict[StateReference, State], dict[str, Snapshot]]:
+    async def load(self, requests: Iterable[GenerationRequest]) -> tuple[dict[StateReference, State], dict[str, State]]:
         """Return the states that the requests continue, by reference, and the newest checkpoints of lost runs that they continue, by
         checkpoint id. No checkpoint is returned for a run that must compute the log-probabilities of its prompt, because such a run begins
         again.
@@ -26,7 +26,7 @@ class RunStates:
         Raises InvalidRequest, StateNotFound, StateGone or StoreFailed.
         """
         states: dict[StateReference, State] = {}
-        checkpoints: dict[str, Snapshot] = {}
+        checkpoints: dict[str, State] = {}
         for request in requests:
             if request.start is not None and request.start not in states:
                 states[request.start] = await self._stored.load(request.start)
@@ -34,8 +34,8 @@ class RunStates:
             begin = 0 if request.start is None else states[request.start].position
             if not (request.reopened and request.checkpoint and request.prompt_logprobs is None):
                 continue
-            if (snapshot := await self._stored.checkpoint_of(request, begin)) is not None:
-                checkpoints[request.checkpoint] = snapshot
+            if (checkpoint := await self._stored.checkpoint_of(request, begin)) is not None:
+                checkpoints[request.checkpoint] = checkpoint
         return states, checkpoints
 
     def check(self, request: GenerationRequest) -> None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from service.errors import DocumentMoved, ServiceError, StateNotFound
 from service.generation.saved.packing import Packing
 from service.generation.saved.prefix_cache import Salt, hashes
-from service.generation.snapshot import State
+from service.generation.state import State
 from service.states.blob import MOST_RECENT
 from service.states.engine import StateEngine
 from service.states.record import Document, Quota

@@ -16,8 +16,7 @@ from service.errors import RuntimeFailed
 from service.generation.gpu.session import DeviceStates, DeviceStepSession, left_of
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
-from service.generation.session import OnnxStepSession, Step, StepSession, beginning
-from service.generation.snapshot import Snapshot, State
+from service.generation.session import OnnxStepSession, Step, StepSession
 from service.runtime.onnx import CPU, CUDA, SettingsConflict
 from tests.gpu import ON_A_GPU
 from tests.service.fakes import PATIENCE_S
@@ -134,33 +133,6 @@ async def test_runs_with_one_prompt_share_the_reading_of_it(constant_states_bund
     assert other.token_ids == alone.token_ids
 
 
-@pytest.mark.parametrize("held_at", [0, 6], ids=["in its prompt", "in its text"])
-@pytest.mark.parametrize("there", ["host", "device"])
-async def test_a_run_goes_on_elsewhere_from_its_packed_snapshot(constant_states_bundle: Path, held_at: int, there: str, afar: None) -> None:
-    """From the device to the host and back again, with the same bits."""
-    request = asked(1, prompt=tuple(at % 256 for at in range(1500)), max_tokens=TOKENS)
-    whole = (await answers(on_host(constant_states_bundle), constant_states_bundle, [request]))[0][0]
-    session = OnDevice(constant_states_bundle)
-    session.hold_at = held_at
-    async with running(session, constant_states_bundle, slots=SLOTS) as engine:
-        run = engine.submit(request)
-        assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
-        taking = asyncio.create_task(engine.take(run))
-        await asyncio.sleep(0)
-        session.go_on.set()
-        snapshot = Snapshot.unpack((await taking).pack())
-        said = [delta async for delta in run]
-        assert (snapshot.state.logits is None) == (held_at == 0)
-    again = on_host(constant_states_bundle) if there == "host" else OnDevice(constant_states_bundle)
-    async with running(again, constant_states_bundle, slots=SLOTS) as engine:
-        beside = engine.submit(asked(3))
-        rest = await all_of(await engine.resume(snapshot))
-        await all_of(beside)
-    both = join([*said, rest])
-    assert (both.token_ids, both.logprobs) == (whole.token_ids, whole.logprobs)
-    assert rest.token_ids
-
-
 async def test_who_leaves_takes_nobody_along(decoder_bundle: Path, provider: str) -> None:
     session = OnDevice(decoder_bundle, provider)
     session.hold_at = 4
@@ -199,15 +171,12 @@ def test_a_window_is_for_the_cpu(decoder_bundle: Path) -> None:
 
 async def test_memory_that_runs_out_ends_the_run_that_asked_for_it_and_no_other(decoder_bundle: Path, afar: None) -> None:
     session = OnDevice(decoder_bundle)
-    state = State(tensors=tuple(beginning(session.decoder)), position=5, logits=None, fingerprint=session.fingerprint)
-    begun = Snapshot(request=asked(3), state=state)
     async with running(session, decoder_bundle, slots=SLOTS) as engine:
         session.full = True
-        for refused in (engine.submit(asked(1)), await engine.resume(begun)):
-            with pytest.raises(RuntimeFailed):
-                await all_of(refused)
+        with pytest.raises(RuntimeFailed):
+            await all_of(engine.submit(asked(1)))
         session.full = False
-        assert (await all_of(await engine.resume(begun))).token_ids
+        assert (await all_of(engine.submit(asked(1)))).token_ids
     with pytest.raises(SettingsConflict, match=r"the states of 1152921504606846976 sequences, .* Set fewer slots"):
         DeviceStepSession.states(session, 2**60)
 

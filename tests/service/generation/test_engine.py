@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import math
 import os
 import re
@@ -26,7 +25,6 @@ from service.generation.sampling.grammar import Grammars, Words
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
 from service.generation.session import Ids, Logits
-from service.generation.snapshot import Snapshot
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
 from service.runtime.priority import NICER
@@ -115,14 +113,6 @@ async def test_tokens_are_handed_over_together_but_the_first_and_the_last_at_onc
             handed_over.clear()
             assert await tokens_of(engine.submit(ask(5, 6, max_tokens=12))) == steps.expected((5, 6), 12)
     assert handed_over == [1, 11]
-
-
-async def test_a_snapshot_leaves_no_token_behind_that_waits_to_be_handed_over(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
-        run = engine.submit(ask(5, max_tokens=100_000, ignore_eos=True))
-        await begun(steps, 20)
-        snapshot = await engine.take(run)
-        assert await tokens_of(run) == list(snapshot.completion)
 
 
 async def test_many_runs_share_steps_and_none_sees_the_others(steps: FakeSteps, tokenizer: Path) -> None:
@@ -266,12 +256,10 @@ async def test_slow_masks_hold_up_their_own_runs_alone_and_change_no_token(
         await anext(beside)
         read = [anext(run) for run in slow]
         begun_with = [list(delta.token_ids) for delta in await asyncio.gather(*read)]
-        snapshot = await engine.take(slow[0])  # wherever it is: with a mask or waiting for one
         seen = beside.usage.completion_tokens
         await until(lambda: beside.usage.completion_tokens > seen + 50)
         masks.open()
-        begun_with[0] += [token for delta in [delta async for delta in slow[0]] for token in delta.token_ids]
-        rest = await asyncio.gather(*map(tokens_of, [await engine.resume(snapshot), *slow[1:]]))
+        rest = await asyncio.gather(*map(tokens_of, slow))
         beside.cancel()
         again = await tokens_of(engine.submit(other))
     assert [start + end for start, end in zip(begun_with, rest, strict=True)] == alone
@@ -398,9 +386,6 @@ async def test_stopping_tells_everybody(steps: FakeSteps, tokenizer: Path) -> No
                 await tokens_of(run)
         with pytest.raises(NotReady):
             engine.submit(ask(1))
-        async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(NotReady):
-                await engine.take(runs[0])
 
 
 async def test_a_thread_that_dies_leaves_nobody_waiting(steps: FakeSteps, tokenizer: Path) -> None:
@@ -705,226 +690,3 @@ async def test_interactive_runs_pass_bulk_ones_that_have_not_waited_long(steps: 
         steps.open()
         await asyncio.gather(*map(tokens_of, runs))
     assert [call for call in steps.calls if call[0][0] in (20, 21)] == [[[21]], [[20]]]
-
-
-# Going elsewhere -------------------------------------------------------------------------------------------------------------------------
-
-
-async def taken(engine: GeneratorEngine, run: Run, steps: FakeSteps) -> Snapshot:
-    """A snapshot of the run after the call that is under way, the gate open from then on."""
-    taking = asyncio.create_task(engine.take(run))
-    await asyncio.sleep(0)
-    steps.open()
-    return await taking
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, RANDOM])
-@pytest.mark.parametrize("after", [0, 1, 5])
-async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
-    steps: FakeSteps, tokenizer: Path, sampling: Sampling, after: int
-) -> None:
-    request = ask(1, 2, 3, sampling=sampling, max_tokens=12, top_logprobs=1)
-    async with running(steps, tokenizer) as engine:
-        whole = await all_of(engine.submit(request))
-        steps.hold()
-        calls = len(steps.calls)
-        run = engine.submit(request)
-        steps.release(after)
-        await begun(steps, calls + after + 1)
-        snapshot = await taken(engine, run, steps)
-        begun_with = [delta async for delta in run]
-    other_steps = FakeSteps()
-    async with running(other_steps, tokenizer) as engine:
-        beside = engine.submit(ask(9, max_tokens=30))
-        rest = await all_of(await engine.resume(snapshot))
-        await tokens_of(beside)
-    first = [token for delta in begun_with for token in delta.token_ids]
-    assert [*first, *rest.token_ids] == list(whole.token_ids)
-    assert "".join(delta.text for delta in begun_with) + rest.text == whole.text
-    assert tuple(snapshot.completion) == tuple(first)
-    assert rest.finish_reason == whole.finish_reason
-
-
-@pytest.mark.slow
-async def test_a_packed_snapshot_goes_on_in_another_process(steps: FakeSteps, tokenizer: Path, tmp_path: Path) -> None:
-    sampling = dataclasses.replace(RANDOM, logit_bias={7: 1.5}, repetition_penalty=1.2)
-    request = ask(1, 2, 3, sampling=sampling, max_tokens=30, top_logprobs=1, stop=("no such word",), deadline=time.monotonic() + 1000)
-    async with running(steps, tokenizer) as engine:
-        whole = await all_of(engine.submit(request))
-        steps.hold()
-        calls = len(steps.calls)
-        run = engine.submit(request)
-        steps.release(9)
-        await begun(steps, calls + 10)
-        packed = (await taken(engine, run, steps)).pack()
-        first = "".join([delta.text async for delta in run])
-    (tmp_path / "snapshot").write_bytes(packed)
-    elsewhere = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.service.generation.test_engine", tokenizer, tmp_path / "snapshot", stdout=asyncio.subprocess.PIPE
-    )
-    said, _ = await elsewhere.communicate()
-    rest = json.loads(said)
-    assert elsewhere.returncode == 0
-    assert (rest["tokens"], first + rest["text"]) == (list(whole.token_ids[-len(rest["tokens"]) :]), whole.text)
-    assert len(rest["tokens"]) >= 20, "the other process drew most of them"
-
-
-@pytest.mark.parametrize("packed", [b"", b"\x10\0\0\0\0\0\0\0{}", b"x" * 400])
-def test_bytes_that_are_no_snapshot_are_refused(packed: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="not the snapshot of a run"):
-        Snapshot.unpack(packed)
-
-
-async def test_a_prompt_taken_out_half_way_is_told_whole_to_who_wants_its_log_probabilities(steps: FakeSteps, tokenizer: Path) -> None:
-    request = ask(*list(range(1, 200)) * 12, prompt_logprobs=0, max_tokens=2)
-    async with running(steps, tokenizer) as engine:
-        whole = engine.submit(request)
-        await all_of(whole)
-        steps.hold()
-        calls = len(steps.calls)
-        run = engine.submit(request)
-        await begun(steps, calls + 1)
-        snapshot = await taken(engine, run, steps)
-        calls = len(steps.calls)
-        again = await engine.resume(Snapshot.unpack(snapshot.pack()))
-        assert await tokens_of(again) == steps.expected(request.prompt, 2)
-    assert again.prompt_logprobs == whole.prompt_logprobs
-    assert snapshot.state.position > 0
-    read = sum(len(row) for call in steps.calls[calls:] for row in call) - 1  # and a token that was drawn
-    assert read == len(request.prompt) - snapshot.state.position, "no token twice"
-
-
-async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=1) as engine:
-        steps.hold()
-        first, second = engine.submit(ask(1, max_tokens=2)), engine.submit(ask(5, max_tokens=3))
-        await begun(steps, 1)
-        snapshot = await taken(engine, second, steps)
-        assert (snapshot.state.position, snapshot.completion, snapshot.state.logits) == (0, (), None)
-        assert await tokens_of(await engine.resume(snapshot)) == steps.expected((5,), 3)
-        await tokens_of(first)
-        with pytest.raises(InvalidRequest, match="ended"):
-            await engine.take(first)
-
-
-async def test_a_run_is_taken_out_once(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer) as engine:
-        steps.hold()
-        run = engine.submit(ask(1, max_tokens=5))
-        await begun(steps, 1)
-        taking = asyncio.create_task(engine.take(run))
-        await asyncio.sleep(0)
-        with pytest.raises(InvalidRequest, match="already"):
-            await engine.take(run)
-        steps.open()
-        await taking
-        with pytest.raises(InvalidRequest, match="ended"):
-            await engine.take(run)
-
-
-async def test_a_snapshot_without_an_end_leaves_the_run_as_it_is(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer) as engine:
-        steps.hold()
-        run = engine.submit(ask(1, 2, max_tokens=30))
-        steps.release(3)
-        await begun(steps, 4)
-        copying = asyncio.create_task(engine.snapshot(run))
-        await asyncio.sleep(0)
-        with pytest.raises(InvalidRequest, match="already"):
-            await engine.take(run)
-        steps.open()
-        snapshot = await copying
-        whole = await tokens_of(run)
-        again = await tokens_of(await engine.resume(snapshot))
-        with pytest.raises(InvalidRequest, match="ended"):
-            await engine.snapshot(run)
-    assert whole == [*snapshot.completion, *again] == steps.expected((1, 2), 30)
-    assert len(again) > 20
-
-
-@pytest.mark.parametrize("more", [(7,), tuple(range(1, 200)) * 12])
-async def test_a_request_begins_at_the_state_of_earlier_tokens(steps: FakeSteps, tokenizer: Path, more: tuple[int, ...]) -> None:
-    """The state is at another position than the request's prompt, wherever a later snapshot is taken."""
-    steps.decoder = steps.decoder.model_copy(update={"exact": False})  # no guesses, because their tokens are fed too
-    async with running(steps, tokenizer) as engine:
-        steps.hold()
-        first = engine.submit(ask(1, 2, 3, max_tokens=9))
-        steps.release(3)
-        await begun(steps, 4)
-        earlier = await taken(engine, first, steps)
-        before, calls = (1, 2, 3, *earlier.completion), len(steps.calls)
-        assert earlier.state.position == len(before)
-        steps.hold()
-        run = await engine.resume(Snapshot(request=ask(*more, max_tokens=12), state=earlier.state, start=earlier.state.position))
-        await begun(steps, calls + 1)
-        snapshot = await taken(engine, run, steps)
-        assert (snapshot.start, snapshot.state.position) == (len(before), len(before) + snapshot.fed)
-        rest = await tokens_of(await engine.resume(Snapshot.unpack(snapshot.pack())))
-        fed = sum(len(row) for call in steps.calls[calls:] for row in call)
-    assert [*snapshot.completion, *rest] == steps.expected((*before, *more), 12)
-    assert fed == len(more) + 11, "no token of the state is fed again"
-
-
-async def test_a_run_ends_with_who_wanted_to_take_it_out(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(PATIENCE_S):
-        steps.hold()
-        run = engine.submit(ask(1, max_tokens=1_000_000))
-        await begun(steps, 1)
-        taking = asyncio.create_task(engine.take(run))
-        await asyncio.sleep(0)
-        taking.cancel()
-        steps.open()
-        assert await tokens_of(engine.submit(ask(2, max_tokens=2))) == steps.expected((2,), 2), "the slot is free"
-        async for _ in run:
-            pass
-
-
-async def test_what_is_no_snapshot_of_this_model_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer) as engine:
-        steps.hold()
-        run = engine.submit(ask(1, 2, max_tokens=20))
-        steps.release(3)
-        await begun(steps, 4)
-        good = await taken(engine, run, steps)
-        state = good.state
-        assert state.logits is not None
-        other = Sampling(seed=0, repetition_penalty=1.1)
-        for changed in (
-            {"state": dataclasses.replace(state, fingerprint="of another bundle, whose states have the same shapes")},
-            {"state": dataclasses.replace(state, tensors=(np.full_like(state.tensors[0], np.nan), *state.tensors[1:]))},
-            {"state": dataclasses.replace(state, tensors=(np.full_like(state.tensors[0], np.inf), *state.tensors[1:]))},
-            {"state": dataclasses.replace(state, logits=np.full_like(state.logits, np.nan))},
-            {"prompt_logprobs": (None,)},
-            {"before": state.logits},
-            {"request": dataclasses.replace(good.request, sampling=Sampling(seed=0, top_k=2**63))},
-            {"request": dataclasses.replace(good.request, top_logprobs=2**63)},
-            {"request": dataclasses.replace(good.request, max_tokens=-1)},
-            {"state": dataclasses.replace(state, tensors=state.tensors[:1])},
-            {"state": dataclasses.replace(state, tensors=tuple(tensor.astype(np.float64) for tensor in state.tensors))},
-            {"state": dataclasses.replace(state, logits=state.logits[:-1])},
-            {"state": dataclasses.replace(state, logits=state.logits[None])},
-            {"state": dataclasses.replace(state, logits=None)},
-            {"state": dataclasses.replace(state, position=state.position + 1)},
-            {"state": dataclasses.replace(state, position=-1, logits=None), "start": -1, "completion": ()},
-            {"start": good.state.position + 1},
-            {"completion": good.completion[:-1]},
-            {"completion": (*good.completion[:-1], VOCAB_SIZE)},
-            {"completion": (*good.completion[:-1], -1), "request": dataclasses.replace(good.request, sampling=other)},
-            {"request": dataclasses.replace(good.request, stop_token_ids=(VOCAB_SIZE,), min_tokens=20)},
-            {"request": dataclasses.replace(good.request, stop=("",))},
-        ):
-            with pytest.raises(InvalidRequest):
-                await engine.resume(dataclasses.replace(good, **changed))
-        rest = await tokens_of(await engine.resume(good))
-    assert [*good.completion, *rest] == steps.expected((1, 2), 20)
-
-
-async def _go_on(tokenizer: Path, packed: bytes) -> None:
-    """The other process: print what comes after a packed snapshot."""
-    async with running(FakeSteps(), tokenizer) as engine:
-        rest = await all_of(await engine.resume(Snapshot.unpack(packed)))
-    print(json.dumps({"tokens": rest.token_ids, "text": rest.text}))
-
-
-if __name__ == "__main__":
-    asyncio.run(_go_on(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes()))

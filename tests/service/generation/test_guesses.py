@@ -5,15 +5,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.sampling import guesses
 from service.generation.sampling.guesses import Guesses, Worth
-from service.generation.snapshot import Snapshot
 from tests.service.generation.fake_steps import FakeSteps
-from tests.service.generation.test_engine import all_of, ask, begun, running, taken
+from tests.service.generation.test_engine import all_of, ask, running
 from tests.service.generation.test_keeping import keeping
 
 PENALISED = Sampling(seed=0, temperature=0, repetition_penalty=1.02, presence_penalty=0.01)
@@ -47,24 +45,6 @@ async def test_runs_say_the_same_with_guesses_and_without(steps: FakeSteps, toke
     assert none == 0
     assert guessed > right > 200, "some guesses are wrong"
     assert len(steps.calls) < len(plain.calls)
-
-
-@pytest.mark.parametrize("after", range(14, 26))
-async def test_a_snapshot_has_the_state_of_the_drawn_tokens_only(steps: FakeSteps, tokenizer: Path, after: int) -> None:
-    """Whatever a step has fed beyond them, or was taken back."""
-    async with running(steps, tokenizer) as engine:
-        steps.hold()
-        run = engine.submit(ask(1, 2, max_tokens=60))
-        steps.release(after)
-        await begun(steps, after + 1)
-        snapshot = await taken(engine, run, steps)
-        rest = [token async for delta in await engine.resume(Snapshot.unpack(snapshot.pack())) for token in delta.token_ids]
-    S, tokens = np.zeros((2, 4), np.float32), (1, 2, *snapshot.completion)
-    for token in tokens[: snapshot.state.position]:
-        S = np.float32(0.75) * S + steps._embedding[token]
-    assert snapshot.state.position == len(tokens)
-    assert np.array_equal(snapshot.state.tensors[0], S)
-    assert [*snapshot.completion, *rest] == steps.expected((1, 2), 60)
 
 
 @pytest.mark.parametrize("n", range(14, 30, 3))

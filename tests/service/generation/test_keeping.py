@@ -22,7 +22,7 @@ from service.generation.sampling.grammar import Grammars
 from service.generation.saved import keeper
 from service.generation.saved.keeper import StateKeeper
 from service.generation.session import OnnxStepSession, StepSession
-from service.generation.snapshot import Snapshot, State
+from service.generation.state import State
 from service.generation.text import Vocabulary
 from service.states.record import Keep, Quota, StateRecord, StateReference, new_state_id
 from service.states.sqlite import SqliteEngine
@@ -458,7 +458,7 @@ async def test_a_run_lost_before_its_first_token_goes_on_from_the_checkpoint_of_
     looked: list[str] = []
     checkpoint_of = StateKeeper.checkpoint_of
 
-    async def counted(self: StateKeeper, request: GenerationRequest, start: int) -> Snapshot | None:
+    async def counted(self: StateKeeper, request: GenerationRequest, start: int) -> State | None:
         looked.append(request.checkpoint)
         return await checkpoint_of(self, request, start)
 

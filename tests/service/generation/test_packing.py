@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from service.generation.saved.packing import Packing
-from service.generation.snapshot import State
+from service.generation.state import State
 from service.states.blob import MOST_RECENT, unpack
 from service.states.record import StateRecord, new_state_id
 from tests.service.generation.fake_steps import VOCAB_SIZE, FakeSteps

@@ -11,7 +11,7 @@ import pytest
 from service.generation.request import Sampling
 from service.generation.saved import prefix_cache, prefixes
 from service.generation.saved.prefix_cache import LEAST_TOKENS, PrefixCache, Salt
-from service.generation.snapshot import State
+from service.generation.state import State
 from tests.service.generation.fake_steps import FakeSteps
 from tests.service.generation.test_engine import all_of, ask, running, tokens_of
 

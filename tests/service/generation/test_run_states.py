@@ -8,7 +8,7 @@ import pytest
 from service.errors import InvalidRequest
 from service.generation.request import GenerationRequest
 from service.generation.saved.run_states import RunStates
-from service.generation.snapshot import State
+from service.generation.state import State
 from service.states.record import StateReference
 from tests.service.generation.test_engine import ask
 

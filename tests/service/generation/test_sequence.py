@@ -8,7 +8,6 @@ from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Sequence
-from service.generation.snapshot import Snapshot, State
 from service.generation.submission import Submission
 from service.generation.text import TextStream, Vocabulary
 from service.telemetry.usage import Usage
@@ -28,12 +27,6 @@ def begun(vocabulary: Vocabulary, **options: Any) -> Sequence:
     submission = Submission[Sequence](request.client, request.lane, 0.0, 0.0)
     run = Run(request, Usage(1), lambda run: None, read)
     return Sequence(run, text if request.stop else None, matcher=None, ends=ends, order=0, submission=submission)
-
-
-def left_by(sequence: Sequence) -> Snapshot:
-    """What the engine takes out of it."""
-    state = State(tensors=(), position=1, logits=None, fingerprint="")
-    return Snapshot(request=sequence.request, state=state, completion=tuple(sequence.completion))
 
 
 def token(letter: str, vocabulary: Vocabulary) -> int:
@@ -90,7 +83,7 @@ def test_a_run_goes_on_with_what_was_held_back(vocabulary: Vocabulary) -> None:
     assert said(here, "xab", vocabulary) == ("x", 3, None, None)
     for rest, told in (("c", ("", 4, "stop", "abc")), ("xyz", ("abxyz", 6, "length", None))):
         there = begun(vocabulary, **options)
-        there.restore(left_by(here))
+        there.replay(tuple(here.completion))
         assert there.run.usage.completion_tokens == 3
         assert said(there, rest, vocabulary) == told
 
@@ -99,4 +92,4 @@ def test_a_run_that_has_ended_does_not_go_on(vocabulary: Vocabulary) -> None:
     here = begun(vocabulary, stop=("b",))
     said(here, "ab", vocabulary)
     with pytest.raises(InvalidRequest, match="ended"):
-        begun(vocabulary, stop=("b",)).restore(left_by(here))
+        begun(vocabulary, stop=("b",)).replay(tuple(here.completion))

@@ -18,7 +18,6 @@ from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.running import MOST_STEPS
 from service.generation.sequence import Sequence
 from service.generation.session import MUCH_TO_FOLLOW, OnnxStepSession, Step
-from service.generation.snapshot import Snapshot
 from tests.service.fakes import PATIENCE_S
 from tests.service.generation import real_engine
 from tests.service.generation.fake_steps import EOS, FakeSteps
@@ -127,25 +126,6 @@ async def test_kept_and_cached_states_are_those_of_the_tokens(tokenizer: Path, a
     assert said == first
     assert went_on == more
     assert again.token_ids == more.token_ids
-    assert steps.steps[MOST_STEPS] > 0
-
-
-@pytest.mark.parametrize("after", range(6, 14))
-async def test_a_snapshot_continues_with_the_same_tokens(tokenizer: Path, after: int) -> None:
-    steps = Counted()
-    asked = ask(1, 2, max_tokens=60, sampling=WARM, ignore_eos=True)
-    async with running(Counted(), tokenizer) as engine:
-        wanted = await all_of(engine.submit(asked))
-    async with running(steps, tokenizer, hand_over_s=PATIENCE_S) as engine:
-        steps.hold(after)
-        run = engine.submit(asked)
-        await asyncio.to_thread(steps.wait, after + 1)
-        taking = asyncio.ensure_future(engine.take(run))
-        await asyncio.sleep(0)
-        steps.open()
-        snapshot = await taking
-        rest = [token async for delta in await engine.resume(Snapshot.unpack(snapshot.pack())) for token in delta.token_ids]
-    assert [*snapshot.completion, *rest] == list(wanted.token_ids)
     assert steps.steps[MOST_STEPS] > 0
 
 

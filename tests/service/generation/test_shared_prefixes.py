@@ -19,7 +19,7 @@ from service.generation.saved import prefixes, shared_prefixes
 from service.generation.saved.packing import Packing
 from service.generation.saved.prefix_cache import Salt
 from service.generation.saved.shared_prefixes import SharedPrefixes
-from service.generation.snapshot import State
+from service.generation.state import State
 from service.generation.text import Vocabulary
 from service.states.record import Document
 from service.states.sqlite import SqliteEngine

@@ -167,7 +167,7 @@ class _Hasty(GeneratorEngine):
 # While it has no slot --------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_set_aside_can_be_left_taken_out_and_ends_at_its_deadline(
+async def test_a_run_set_aside_can_be_left_and_ends_at_its_deadline(
     steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(3 * PATIENCE_S):
@@ -184,14 +184,6 @@ async def test_a_run_set_aside_can_be_left_taken_out_and_ends_at_its_deadline(
         left.cancel()
         await until(lambda: engine._admission.aside == 0)
         holder.cancel()
-
-        taken, holder = await aside()
-        snapshot = await engine.take(taken)
-        assert list(snapshot.completion) == steps.expected((7,), len(snapshot.completion))
-        holder.cancel()
-        request = dataclasses.replace(snapshot.request, max_tokens=len(snapshot.completion) + 9)
-        rest = await tokens_of(await engine.resume(dataclasses.replace(snapshot, request=request)))
-        assert [*snapshot.completion, *rest] == steps.expected((7,), request.max_tokens)
 
         late, holder = await aside(deadline=time.monotonic() + PATIENCE_S)
         set_forward(monkeypatch)(PATIENCE_S)
@@ -370,27 +362,6 @@ async def test_a_full_queue_makes_room_for_a_client_with_fewer_requests(steps: F
             await tokens_of(many.pop())
         steps.open()
         assert all(await asyncio.gather(*map(tokens_of, [holder, *many, other])))
-
-
-async def test_what_waits_of_a_run_is_what_is_left_of_its_prompt(steps: FakeSteps, tokenizer: Path) -> None:
-    """Runs that were taken out behind their prompt wait for a slot alone."""
-    long = [3] * 5000
-    async with running(steps, tokenizer, slots=1, max_waiting_tokens=6000) as engine, asyncio.timeout(3 * PATIENCE_S):
-        snapshots = []
-        for _ in range(2):
-            run = engine.submit(ask(*long, max_tokens=ENDLESS))
-            await until(lambda run=run: run.usage.completion_tokens > 2)
-            snapshots.append(await engine.take(run))
-        steps.hold()
-        calls = len(steps.calls)
-        runs = [engine.submit(ask(9, max_tokens=1, client="b"))]
-        await begun(steps, calls + 1)
-        runs += [await engine.resume(snapshot) for snapshot in snapshots]
-        runs += await engine.open([ask(4, 5, 6, max_tokens=1, client="c")])
-        for run in runs[1:3]:
-            run.cancel()
-        steps.open()
-        await asyncio.gather(*map(tokens_of, (runs[0], runs[3])))
 
 
 # The rule --------------------------------------------------------------------------------------------------------------------------------

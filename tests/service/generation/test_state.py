@@ -8,8 +8,7 @@ import pytest
 
 from export import contract
 from service.errors import InvalidRequest
-from service.generation.request import GenerationRequest, Sampling
-from service.generation.snapshot import Snapshot, State
+from service.generation.state import State
 
 VOCAB_SIZE = 5
 DECODER = contract.Decoder(
@@ -19,18 +18,14 @@ DECODER = contract.Decoder(
 )
 S, Z, LOGITS = np.ones((2, 3), np.float32), np.ones(2, np.float32), np.zeros(VOCAB_SIZE, np.float32)
 GOOD = State(tensors=(S, Z), position=4, logits=LOGITS, fingerprint="ours")
-RUN = Snapshot(request=GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=9), state=GOOD, completion=(3, 4))
-
-SCORED = dataclasses.replace(RUN.request, prompt_logprobs=0)
 
 
 def changed(**fields: Any) -> State:
     return dataclasses.replace(GOOD, **fields)
 
 
-def test_a_good_state_and_a_good_run_are_accepted() -> None:
+def test_a_good_state_is_accepted() -> None:
     GOOD.check(DECODER, VOCAB_SIZE, "ours")
-    RUN.check(DECODER, VOCAB_SIZE, "ours")
     changed(tensors=(0 * S, 0 * Z), position=0, logits=None).check(DECODER, VOCAB_SIZE, "ours")
     changed(logits=np.array([0, -np.inf, 0, 0, 0], np.float32)).check(DECODER, VOCAB_SIZE, "ours")
 
@@ -55,8 +50,6 @@ def test_a_good_state_and_a_good_run_are_accepted() -> None:
 def test_a_bad_state_is_refused_with_the_reason(state: State, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         state.check(DECODER, VOCAB_SIZE, "ours")
-    with pytest.raises(InvalidRequest, match=words):
-        dataclasses.replace(RUN, state=state).check(DECODER, VOCAB_SIZE, "ours")
 
 
 @pytest.mark.parametrize(
@@ -90,20 +83,3 @@ def test_a_position_beyond_those_of_the_model_is_refused() -> None:
     GOOD.check(DECODER.model_copy(update={"n_positions": 4}), VOCAB_SIZE, "ours")
     with pytest.raises(InvalidRequest, match="its position is 4, and the most is 3"):
         GOOD.check(DECODER.model_copy(update={"n_positions": 3}), VOCAB_SIZE, "ours")
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"start": 5}, "position 4 is none of a run that began at 5, with 2 prompt tokens and 2 drawn"),
-        ({"completion": (3,)}, "with 2 prompt tokens and 1 drawn"),
-        ({"state": changed(logits=None)}, "all tokens are fed and the state has no logits of the next token"),
-        ({"start": 3, "request": SCORED}, "cannot be continued after its completion has begun"),
-        ({"completion": (3, VOCAB_SIZE)}, "outside this model's vocabulary of 5"),
-        ({"before": LOGITS}, "log-probabilities of 0 tokens are none of a prompt read up to 2"),
-        ({"before": LOGITS[:-1]}, "before has not 5 numbers"),
-    ],
-)
-def test_a_run_whose_parts_disagree_is_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
-        dataclasses.replace(RUN, **fields).check(DECODER, VOCAB_SIZE, "ours")
