@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-BLOCK = 32  # weights that share a scale; with 128, a row's bits depend on the other rows of its batch (docs/log.md, 2026-11-21)
+BLOCK = 32  # weights that share a scale; with 128, a row's bits depend on the other rows of its batch (docs/decisions.md)
 
 
 @dataclass(frozen=True, eq=False)

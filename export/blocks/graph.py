@@ -5,7 +5,7 @@ chat model's answers within 16 tokens. So activations are computed in two terms:
 too. The products of both are added. They are two rows of one product, so the weights are read once. A rough graph has the first term only.
 
 The bits of a row must not depend on the other rows of its batch. MatMulNBits with 8 bits has this property. With 4 bits it has another
-kernel for a single row, whose sums differ in the last bits (docs/log.md, 2026-11-24). Two terms are never a single row. A rough graph that
+kernel for a single row, whose sums differ in the last bits (docs/decisions.md). Two terms are never a single row. A rough graph that
 has products with 4 bits computes at least two tokens: a call of a single token gets a second one, which no row counts. Products after the
 choice of the wanted tokens may still have a single row, and so have 8 bits.
 """

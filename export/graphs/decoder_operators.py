@@ -3,7 +3,7 @@ depend on the position of a number in its tensor.
 
 A state must have the same bits whatever the chunks of a prompt and the other rows of a batch. In onnxruntime's CPU provider, this holds for
 `LinearAttention`, `CausalConvWithState`, MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax. It fails for Log, Softplus, Sin and Cos,
-which compute four numbers at a time and the remaining ones by a different formula (docs/log.md).
+which compute four numbers at a time and the remaining ones by a different formula (docs/decisions.md).
 """
 
 from collections.abc import Callable, Iterator

@@ -59,7 +59,7 @@ def convolve(window: Tensor, taps: Tensor) -> Tensor:
     """Convolve each channel over the tokens: window (B, K - 1 + N, D_c), taps (K, D_c) -> (B, N, D_c).
 
     Elementwise products of shifted windows take a quarter of the time of CausalConvWithState in a step of 32 rows, and as long in a
-    chunk of 1,024 tokens (docs/log.md).
+    chunk of 1,024 tokens (docs/decisions.md).
     """
     last = len(taps) - 1
     y = window[:, :-last] * taps[0]

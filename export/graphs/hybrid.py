@@ -10,7 +10,7 @@ value S_d / z_d. With the map `positive`, that score is a dot product too, becau
     feature d   [W_d √D_k,        0,     b_d + log g z_d, -√D_k / 2]    W_d and b_d of the map of q, for q that is not scaled
 
 The column of |k|² is for φ_k, which is a product of the same rows with W of the map of k. Rows are gathered from the packed tokens, so that
-nothing is padded or transposed. The equations are those of `models.attention.linear.hybrid`. Figures: docs/log.md, 2026-11-24.
+nothing is padded or transposed. The equations are those of `models.attention.linear.hybrid`. Figures: docs/decisions.md.
 """
 
 import math

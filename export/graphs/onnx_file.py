@@ -1,4 +1,4 @@
-"""Optimises ONNX files with ONNX Runtime, saves them, and describes them for the manifest. Speedups: docs/log.md, 2026-11-21."""
+"""Optimises ONNX files with ONNX Runtime, saves them, and describes them for the manifest. Speedups: docs/decisions.md."""
 
 from collections import Counter
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 T is the number of tokens in the batch. Norms, projections and feed-forward layers process single tokens and need no padded rows.
 Attention unpacks the tokens to (B, N, D), runs as one of the runtime's fused operators, and packs its outputs. Padding then costs
-almost nothing, and products of two-dimensional matrices use `Gemm`, which adds the bias at no cost. Figures: docs/log.md, 2026-11-21.
+almost nothing, and products of two-dimensional matrices use `Gemm`, which adds the bias at no cost. Figures: docs/decisions.md.
 
 The outputs of padded queries are dropped. The operators give different results for a row without keys, but these never reach an output.
 """

@@ -3,7 +3,7 @@
 An int8 product needs 8-bit activations too, and its accuracy depends on their scale. onnxruntime's dynamic quantisation has one scale
 for the whole batch: a text's vector then depends on the other texts, and one outlier reduces the precision of all. `per_token`
 computes a scale for each token with ordinary operators around the same integer product. Before that, it also moves the outliers of single
-columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/log.md.
+columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/decisions.md.
 """
 
 import logging

@@ -15,7 +15,7 @@ from service.generation.state import State
 from service.generation.submission import Submission
 from service.generation.text import TextStream
 
-CHECKPOINT_TOKENS = 256  # tokens between two checkpoints; their cost and their benefit are measured in docs/log.md (2026-11-23)
+CHECKPOINT_TOKENS = 256  # tokens between two checkpoints; their cost and their benefit are measured in docs/decisions.md
 PROMPT_CHECKPOINT_TOKENS = 1_024  # tokens between two checkpoints in a prompt, whose tokens are fed faster than tokens are drawn
 
 

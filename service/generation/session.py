@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 SHRINKS = 2  # slots are given back when half of them would do: each step reads all of them
 MUCH_TO_FOLLOW = 2**17  # number of logits above which what follows a step on all cores is divided among them too
-LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/log.md, 2026-11-21)
+LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/decisions.md)
 
 
 class States(Protocol):

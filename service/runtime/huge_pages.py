@@ -1,6 +1,6 @@
 """Puts the weights into huge pages of memory: 2 MiB each in place of 4 KiB.
 
-A run reads all weights, and the CPU must look up the address of each page. A huge page replaces 512 look-ups. Figures: docs/log.md.
+A run reads all weights, and the CPU must look up the address of each page. A huge page replaces 512 look-ups. Figures: docs/decisions.md.
 Linux collapses pages on request since version 6.1 (`MADV_COLLAPSE`, madvise(2)); elsewhere nothing happens.
 """
 

@@ -43,7 +43,7 @@ from service.states.refusals import gone, key_reused, no_page, no_state, over_qu
 from service.states.sqlite_disk import StoreDisk
 from service.states.sqlite_schema import FIELDS, FILE, FROM, FROM_VERSION_1, SCHEMA, SELECT, VERSION, record_of, stored_record
 
-INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
+INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/decisions.md has the measurement
 TOMBSTONE_S = 86_400.0  # seconds for which requests for a state that is gone are answered with the reason
 KEY_S = 86_400.0  # seconds for which an idempotency key is kept
 _AT_ONCE, _WAITS = -math.inf, math.inf  # `used` of a state that is gone: the next sweep deletes its row; the row stays for its children

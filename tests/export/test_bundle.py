@@ -130,7 +130,7 @@ def test_all_minilm_is_exported_within_tolerance(minilm_bundle: Path) -> None:
     assert (1, 1) in manifest.parity.shapes
     assert (2, manifest.limits.max_tokens) in manifest.parity.shapes
     assert manifest.graph.operators["Attention"] == 6
-    assert "SkipLayerNormalization" not in manifest.graph.operators, "it costs 15 % on a CPU: docs/log.md"
+    assert "SkipLayerNormalization" not in manifest.graph.operators, "it costs 15 % on a CPU: docs/decisions.md"
 
 
 def test_golden_texts_reach_the_limit_of_length(minilm_bundle: Path) -> None:

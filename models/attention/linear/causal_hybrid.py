@@ -24,7 +24,7 @@ from models.attention.layers.mechanism import Cost, Examples
 from models.attention.sparse.sink_window import SinkWindowAttention, WindowCall
 from models.parts.positions import Rotation, rotate
 
-SHARPNESS = 3.0  # of the initial maps: with 1, 2, 4 and 6 more layers had larger errors after the same training (docs/log.md)
+SHARPNESS = 3.0  # of the initial maps: with 1, 2, 4 and 6 more layers had larger errors after the same training (docs/decisions.md)
 LEAST = 1e-30  # added to the sum of all weights, so that it is never 0
 
 

@@ -52,7 +52,7 @@ from models.training.trainer import TrainingError
 TRANSFER = "transfer.json"
 PROJECTIONS = ("layer.to_q", "layer.to_k", "layer.to_v", "layer.to_out")
 FEEDFORWARD = ("feedforward.up", "feedforward.gate", "feedforward.down")
-SHORT = 2_048  # tokens of the shorter measurement: that of the bar in docs/log.md
+SHORT = 2_048  # tokens of the shorter measurement: that of the bar in docs/decisions.md
 WARM_UP_STEPS = 20  # at least, if the run is short
 LONG_WINDOW = 1_024  # of the window to compare with
 

@@ -1,6 +1,6 @@
 """Draws tokens by a small graph in ONNX Runtime, `draw.onnx`, which `export/graphs/draw.py` writes.
 
-Draws on several cores do not wait for the interpreter's lock there, as calls of numpy do (docs/log.md, 2026-11-26).
+Draws on several cores do not wait for the interpreter's lock there, as calls of numpy do (docs/decisions.md).
 """
 
 from collections.abc import Callable

@@ -13,7 +13,7 @@ from typing import Final
 from service.runtime.moving_average import averaged
 
 WIDTH: Final = (
-    4  # most tokens of a run in one step; on a CPU, a step of one run takes hardly longer with 4 tokens than with 1 (docs/log.md)
+    4  # most tokens of a run in one step; on a CPU, a step of one run takes hardly longer with 4 tokens than with 1 (docs/decisions.md)
 )
 _GRAM = 3  # tokens that must occur again
 MOST_PLACES: Final = 4096  # tokens back to which the lookup reaches
