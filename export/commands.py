@@ -168,7 +168,7 @@ def compare(
     seconds: Annotated[float, typer.Option(min=0.01, help="Duration of the repeated runs at one N.")] = 0.5,
     memory_gib: Annotated[float, typer.Option(min=0.1, help="A length N that would need more is left out.")] = 6,
     runtime: Annotated[Runtime, typer.Option(help="onnxruntime measures the exported graphs, torch the layers.")] = Runtime.onnxruntime,
-    docs: Annotated[Path | None, typer.Option(help="Folder for another copy of compare.md and its pictures.")] = None,
+    docs: Annotated[Path | None, typer.Option(help="Folder for a short compare.md and the pictures.")] = None,
 ) -> None:
     """Measure all attention mechanisms under the same conditions, and write one page about them.
 
@@ -189,7 +189,7 @@ def compare(
     found = {result.name: result for result in results}
     console.print(f"[green]{page.write(found, plan, out)}[/green]", soft_wrap=True)
     if docs is not None:
-        page.write_markdown(found, plan, docs)
+        page.write_summary(found, plan, docs)
     if failed := [result for result in results if result.failure]:
         for result in failed:
             console.print(f"[bold red]{result.name}[/bold red]: {escape(str(result.failure))}", highlight=False, soft_wrap=True)

@@ -26,34 +26,37 @@ PICTURES = {
 
 def write(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> Path:
     """Write the pictures, compare.md and compare.html, and return the path of compare.html."""
-    text = write_markdown(results, plan, out)
+    text = _write_markdown(results, plan, out, short=False)
     page = out / "compare.html"
     page.write_text(html(text, out), encoding="utf-8")
     return page
 
 
-def write_markdown(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> str:
-    """Write the pictures and compare.md, and return its text. Raises ExportError if a file cannot be written."""
+def write_summary(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> None:
+    """Write the pictures and a compare.md of complexity and growth only. Raises ExportError if a file cannot be written."""
+    _write_markdown(results, plan, out, short=True)
+
+
+def _write_markdown(results: Mapping[str, Result], plan: ComparisonPlan, out: Path, *, short: bool) -> str:
     with in_sentences(f"{out} cannot take the page", ExportError):
         out.mkdir(parents=True, exist_ok=True)
         plots.growth(results, out / "compare-time.svg", what="ms a run", value=plots.seconds)
         plots.growth(results, out / "compare-memory.svg", what="MiB a run adds", value=plots.memory)
         plots.ranks(results, plan, out / "compare-ranks.svg")
-        text = markdown(results, plan, out)
+        text = markdown(results, plan, out, short=short)
         (out / "compare.md").write_text(text, encoding="utf-8")
     return text
 
 
-def markdown(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> str:
-    """Return the page as Markdown. Pictures that do not exist in `out` are left out."""
+def markdown(results: Mapping[str, Result], plan: ComparisonPlan, out: Path, *, short: bool = False) -> str:
+    """Return the page as Markdown, or its beginning and all pictures if `short`. Pictures that do not exist in `out` are left out."""
     missing = [f"`{name}`" + (f" ({result.failure})" if result.failure else "") for name, result in results.items() if not result.complete]
     parts = [
         "# Attention mechanisms side by side\n",
         _about(plan),
         *([f"**Not finished**: {'; '.join(missing)}. The command that began goes on with it.\n"] if missing else []),
         "## The complexity table, measured\n",
-        f"Exponents are fitted to time and memory from N = {GROWTH_FROM:,} on. Stated ones are fitted to the stated formula over the same "
-        "lengths, with the widths of the table at the end.\n",
+        f"Exponents are fitted to time and memory from N = {GROWTH_FROM:,} on, stated ones to the stated formula over the same lengths.\n",
         tables.complexity(results, plan),
         _picture("compare-time.svg", out),
         _picture("compare-memory.svg", out),
@@ -62,6 +65,21 @@ def markdown(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> 
         tables.width_growth(results, plan),
         "## Growth of every mechanism\n",
         tables.every_growth(results, plan),
+        *(_rest_is_elsewhere(out) if short else _details(results, plan, out)),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _rest_is_elsewhere(out: Path) -> list[str]:
+    return [
+        "## Rank\n",
+        _picture("compare-ranks.svg", out),
+        "`attnserve compare` also writes what each can do, parity, ranks, operators and formulas.\n",
+    ]
+
+
+def _details(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> list[str]:
+    return [
         "## What each can do\n",
         tables.abilities(results),
         "## onnxruntime against torch\n",
@@ -80,7 +98,6 @@ def markdown(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> 
         "## Widths\n",
         tables.widths(results),
     ]
-    return "\n".join(part for part in parts if part)
 
 
 def html(text: str, out: Path) -> str:

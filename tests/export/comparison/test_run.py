@@ -151,11 +151,14 @@ def test_values_of_the_other_letters_are_what_layers_take(name: str) -> None:
         build(name, 8, 2, longest=64, more={option: value})
 
 
-def test_the_documentation_gets_the_page_without_the_file_of_pictures_inside(found: dict[str, Result], tmp_path: Path) -> None:
-    page.write_markdown(found, PLAN, tmp_path)
+def test_the_documentation_gets_all_pictures_and_the_tables_of_complexity_and_growth(found: dict[str, Result], tmp_path: Path) -> None:
+    page.write_summary(found, PLAN, tmp_path)
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {"compare.md", "compare-time.svg", "compare-memory.svg", "compare-ranks.svg"}
-    assert all(f"]({name})" in (tmp_path / "compare.md").read_text() for name in names - {"compare.md"})
+    text = (tmp_path / "compare.md").read_text()
+    assert all(f"]({name})" in text for name in names - {"compare.md"})
+    assert "## Growth of every mechanism" in text
+    assert "## One by one" not in text
 
 
 def test_the_page_holds_every_mechanism_and_every_picture(out: Path, found: dict[str, Result]) -> None:
