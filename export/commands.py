@@ -52,7 +52,7 @@ def export(
     min_cosine: Annotated[float, typer.Option(min=0.5, max=1, help="int8 encoders: lowest cosine to fp32 on the golden texts.")] = 0.99,
     held_out: Annotated[
         Path | None,
-        typer.Option(help="Decoders: text whose bits per byte are measured; a file, or a folder that `models.training.collect` wrote."),
+        typer.Option(help="Decoders: text whose bits per byte are measured; a file, or a folder of `python -m models.training collect`."),
     ] = None,
     maps: Annotated[bool, typer.Option("--maps", help="Add the graph that `attnserve attention` and /v1/attention use.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="Add a graph for GPUs, in fp16; see docs/gpu.md.")] = False,

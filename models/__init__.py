@@ -1,8 +1,8 @@
 """Attention layers in torch, and the models that are built from them. No file here imports ONNX or HTTP libraries.
 
 A folder imports only from folders before it in this list: `parts/`, `attention/` (the layers of the table below), `folders/`,
-`encoder/`, `decoder/`, `reformer/`, `checkpoints/` (loads folders as models), `encoder_decoder/`, `maps/`, `training/`,
-`distillation/`. `configs/` and `pretrained/` are data.
+`encoder/`, `decoder/`, `reformer/`, `checkpoints/` (loads folders as models), `encoder_decoder/`, `maps/`, `training/`.
+`configs/` and `pretrained/` are data.
 
 Letters: B batch, H heads, H_k heads of keys where they are fewer, N length in tokens (N_q, N_k when they differ, N_max the largest), C
 chunk length, K tokens of a short convolution, L labels, M wanted positions, N_l landmarks, V vocabulary, Z codes of a codebook, A hidden

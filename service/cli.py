@@ -22,9 +22,6 @@ from service.terminal import console, errors_printed, pairs, print_error, progre
 # Command -> the module whose `app` defines it, in the order of `attnserve --help`.
 COMMANDS = {
     "export": "export.commands",
-    "train": "models.training.commands",
-    "train-number-words": "models.training.commands",
-    "distill": "models.distillation.commands",
     "inspect": "export.commands",
     "fetch": "service.deployment.commands",
     "serve": "service.cli",

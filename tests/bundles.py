@@ -10,8 +10,8 @@ from export import contract
 from export.bundle import export_bundle
 from models.checkpoints.own_encoder import save_encoder
 from models.checkpoints.published import load_checkpoint
-from models.distillation.delta import softmax_tokens
-from models.distillation.student import with_attention
+from models.training.distillation.delta import softmax_tokens
+from models.training.distillation.student import with_attention
 from tests.checkpoints import VOCABULARY, tiny_classifier, tiny_encoder
 
 WITHHELD = "~"  # a text of a bundle that `withholding` has changed, which is answered with 500

@@ -5,14 +5,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from models.attention.linear.causal_hybrid import CausalHybridAttention
 from models.decoder.model import HYBRID, SINK_WINDOW, WITH_FIRST, Decoder
 
 SOFTMAX = "causal_softmax"
 ONLY_OF_WINDOWS = ("window", "n_first", "piece", "counted")  # options that softmax attention to all tokens does not have
-NO_WEIGHT = -1e4  # exp of it is 0
 
 
 def windowed(decoder: Decoder, window: int) -> Decoder:
@@ -60,14 +58,6 @@ def _check_long(decoder: Decoder, window: int, long: LongWindow) -> None:
         raise ValueError(f"a long window of {long.window} tokens must exceed the other layers' window of {window}")
     if SINK_WINDOW in layers:
         raise ValueError(f"layer {layers.index(SINK_WINDOW)} has a window already; longer windows are for decoders without")
-
-
-def without_far(decoder: Decoder) -> Decoder:
-    """Return `decoder`, in which the weights of all tokens beyond the windows of its hybrid layers are 0, in place."""
-    for block in decoder.blocks:
-        if isinstance(block.layer, CausalHybridAttention):
-            nn.init.constant_(block.layer.phi_q.bias, NO_WEIGHT)
-    return decoder
 
 
 def softmax_of(decoder: Decoder) -> Decoder:

@@ -3,10 +3,8 @@
 `config.py` (the YAML file of a run), `optimisation.py` (parameters, AdamW, learning rate), `trainer.py` (the loop), `checkpoints.py`
 (saves and resumes a run), `display.py` (progress bar), `run.py` (the output folder), `cards.py` (parts of all model cards).
 
-Tasks: `text/`, `pictures/`, `number_words/`, and `models/distillation/`. `start.py` starts the first three, `commands.py` has their
-commands.
+Tasks: `text/`, `pictures/`, `number_words/` and `distillation/`. `start.py` starts the first three, `__main__.py` has the commands.
 
-Training text: `licences.py` (which installed packages may be used), `sources.py` (reads their files), `collect.py` (the command that
-writes these texts to a data folder), `tokenizer.py`, `corpus.py` (the data folder: texts and tokens). `compare.py` compares several
-runs.
+Training text: `licences.py` (which installed packages may be used), `sources.py` (reads their files), `collect.py` (writes these texts to a
+data folder), `tokenizer.py`, `corpus.py` (the data folder: texts and tokens). `compare.py` compares several runs.
 """

@@ -1,4 +1,4 @@
-"""Collects training text from installed packages: python -m models.training.collect --out data/python
+"""Collects training text from installed packages.
 
 Whole packages are held out for evaluation. A file is left out if it is a copy or a near copy of a file that is kept. A near copy is a
 file of which more than half of the distinct lines of at least 20 characters occur in kept files. Held-out packages are read first, so
@@ -6,7 +6,6 @@ that files similar to theirs are removed from the training text and not from the
 fits into the largest allowed size. Of the other packages the largest are cut until the text fits, so that no single package dominates.
 """
 
-import argparse
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
@@ -16,13 +15,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from models.training.corpus import TextDocument, write_texts
 from models.training.sources import STANDARD_LIBRARY, Package, packages, texts
 from service.errors import AttnserveError
 
-HELD_OUT = ("attrs", "click", "jsonschema", "networkx", "requests", "tenacity", "Werkzeug")
 MB = 1_000_000
 SEEN = 0.5  # a file is a near copy if a larger share of its lines occurs in kept files
 HELD_OUT_FILE = 50_000  # largest held-out file in bytes, because a softmax model evaluates a document in quadratic time
@@ -53,7 +50,7 @@ class KeptText:
         return None
 
 
-def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 2) -> dict[str, Any]:
+def collect(out: Path, *, held_out: Sequence[str], max_mb: float = 64, max_held_out_mb: float = 2) -> dict[str, Any]:
     """Write the folder `out` and return the content of its `sources.json`. Raises CollectionError if a split would be empty."""
     names = {name.lower() for name in held_out}
     installed = packages()
@@ -149,22 +146,3 @@ def _summary(
             for split, documents in splits.items()
         },
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m models.training.collect", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--held-out", nargs="+", default=HELD_OUT, metavar="PACKAGE", help=f"for evaluation only ({', '.join(HELD_OUT)})")
-    parser.add_argument("--max-mb", type=float, default=64, help="largest size of the training text, in 1,000,000 bytes (64)")
-    parser.add_argument("--max-held-out-mb", type=float, default=2, help="largest size of the evaluation text (2)")
-    options = parser.parse_args(arguments)
-    summary = collect(options.out, held_out=options.held_out, max_mb=options.max_mb, max_held_out_mb=options.max_held_out_mb)
-    table = Table("split", "packages", "files", "MB", title=str(options.out))
-    for split, total in summary["totals"].items():
-        n_packages = sum(package["split"] == split for package in summary["packages"])
-        table.add_row(split, str(n_packages), f"{total['files']:,}", f"{total['bytes'] / MB:.1f}")
-    Console().print(table, f"{len(summary['refused'])} packages refused for their licence; all of it in {options.out / 'sources.json'}")
-
-
-if __name__ == "__main__":
-    main()

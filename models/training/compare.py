@@ -1,13 +1,9 @@
-"""Compares several training runs: python -m models.training.compare RUN... --out DIR writes compare.png and compare.md."""
+"""Compares several training runs."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.markdown import Markdown
 
 from models.training.text.plot import plot
 from service.errors import AttnserveError
@@ -37,7 +33,7 @@ def compare(folders: Sequence[Path], out: Path) -> str:
 def _read(folder: Path) -> dict[str, Any]:
     file = folder / "run.json"
     if not file.is_file():
-        raise CompareError(f"{file} is missing; `attnserve train --out {folder}` writes it")
+        raise CompareError(f"{file} is missing; `python -m models.training train --out {folder}` writes it")
     run = json.loads(file.read_text())
     if "held_out" not in run:
         raise CompareError(f"{folder} is not finished; repeat its command to continue it")
@@ -58,15 +54,3 @@ def _table(runs: list[dict[str, Any]]) -> str:
             f"| {held_out['carried']['overall']:.3f} | {held_out['windows']['overall']:.3f} | {run['hardware']} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m models.training.compare", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders that `attnserve train` wrote")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    Console().print(Markdown(compare(options.runs, options.out)))
-
-
-if __name__ == "__main__":
-    main()

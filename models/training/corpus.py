@@ -105,7 +105,7 @@ def read_texts(data: Path, split: str) -> Iterator[TextDocument]:
     """Yield the documents of a split, in order. Raises CorpusError if no text was collected in `data`."""
     folder = data / "texts"
     if not folder.is_dir():
-        raise CorpusError(f"{folder} is missing; collect text with `python -m models.training.collect --out {data}`")
+        raise CorpusError(f"{folder} is missing; collect text with `python -m models.training collect --out {data}`")
     _check_files(folder / f"{split}.bin", folder / f"{split}.json")
     with (folder / f"{split}.bin").open("rb") as file:
         for entry in json.loads((folder / f"{split}.json").read_text()):
@@ -152,7 +152,7 @@ def _check_files(*files: Path) -> None:
     for file in files:
         if not file.is_file():  # checked first, because opening a pipe would block
             raise CorpusError(
-                f"{file} is missing or is not a regular file; run `python -m models.training.collect` to make the folder again"
+                f"{file} is missing or is not a regular file; run `python -m models.training collect` to make the folder again"
             )
 
 

@@ -83,7 +83,8 @@ def missing_of_command(text: str) -> str | None:
             module = parts[start + 1]
             if not names.has_module(module):
                 return module
-            return wrong_flag((module,), until_end(parts[start + 2 :]))
+            named = 2 + ((ROOT / module.replace(".", "/") / "__main__.py").exists())  # a package's commands, as `models.training train`
+            return wrong_flag((module, *parts[start + 2 : start + named]), until_end(parts[start + named :]))
         elif program == "pytest":
             paths = [each for each in until_end(parts[start + 1 :]) if each.startswith("tests")]
             return next((each for each in paths if not (ROOT / each.split("::")[0]).exists()), None)

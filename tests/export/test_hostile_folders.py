@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
+from models.training.__main__ import app as training
 from service import cli
+from service.terminal import errors_printed
 from tests.checkpoints import tiny_encoder
 from tests.decoders import tiny_decoder
 from tests.service.fakes import fake_bundle
@@ -20,12 +22,12 @@ DEEP = "[" * 100_000
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs the command as from a shell and returns the one line that it ends with."""
+    """Runs a command as from a shell, by `attnserve` or `python -m models.training`, and returns the one line that it ends with."""
 
-    def run(*arguments: object) -> str:
-        monkeypatch.setattr("sys.argv", ["attnserve", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
+    def run(command: str, *arguments: object) -> str:
+        monkeypatch.setattr("sys.argv", ["attnserve", command, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended, errors_printed():
+            training() if command in ("train", "distill") else cli.main()
         assert ended.value.code == 1, "a status that scripts see"
         told = [line for line in capsys.readouterr().err.splitlines() if line]
         assert told[-1].startswith("error: ")

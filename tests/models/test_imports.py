@@ -11,7 +11,7 @@ FILES = sorted(MODELS.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
 ORDER = [
     *("parts", "attention", "folders", "encoder", "decoder", "reformer", "checkpoints", "encoder_decoder", "maps"),
-    *("training", "distillation"),
+    "training",
 ]
 MECHANISMS = ["layers", "scoring", "sparse", "recurrent", "linear", "gated"]  # the same within attention
 

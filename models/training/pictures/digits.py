@@ -1,4 +1,4 @@
-"""Writes training pictures as text: python -m models.training.pictures.digits --out data/digits
+"""Writes training pictures as text.
 
 scikit-learn has 1,797 handwritten digits (8x8 pixels, grey levels 0 to 16). They become pictures of 28x28 pixels in 16 levels.
 Each picture is a document: first the digit that it shows, then a letter for each pixel, row by row from the upper left, from `a` (black)
@@ -7,8 +7,7 @@ to `p` (white). If each byte is one token, a decoder learns these documents like
 zoomed variants.
 """
 
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -92,15 +91,9 @@ def sources(splits: dict[str, list[TextDocument]]) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m models.training.pictures.digits", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    options = parser.parse_args(arguments)
+def write_digits(out: Path) -> None:
+    """Write the pictures to the data folder `out`."""
     splits = pictures()
-    write_texts(options.out, splits, sources(splits))
+    write_texts(out, splits, sources(splits))
     counts = ", ".join(f"{len(documents):,} {split.replace('_', ' ')}" for split, documents in splits.items())
-    Console().print(f"{options.out}: pictures of {SIDE}x{SIDE} pixels, {counts}")
-
-
-if __name__ == "__main__":
-    main()
+    Console(stderr=True).print(f"{out}: pictures of {SIDE}x{SIDE} pixels, {counts}")

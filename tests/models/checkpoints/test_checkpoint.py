@@ -602,12 +602,12 @@ def test_a_default_prompt_without_a_text_is_refused(bert: Path) -> None:
 
 
 def test_loading_runs_no_code_and_no_transformers() -> None:
-    """The room imports torch, safetensors and the standard library. Training and distillation, which draw and count, also import numpy, and
+    """The room imports torch, safetensors and the standard library. Training, which draws and counts, also imports numpy, and
     so do GGUF files, whose package returns arrays."""
     room = Path(__file__).parents[3] / "models"
     for file in room.rglob("*.py"):
         source = file.read_text(encoding="utf-8")
         words = ["import transformers", "from transformers", "import pickle", "import onnx"]
-        counting = any(file.is_relative_to(room / folder) for folder in ("training", "distillation", "checkpoints/gguf"))
+        counting = any(file.is_relative_to(room / folder) for folder in ("training", "checkpoints/gguf"))
         for word in words if counting else [*words, "import numpy"]:
             assert word not in source, f"{file}: {word}"

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from models.checkpoints.published import load_checkpoint
-from models.distillation.delta import SOFTMAX_TOKENS, softmax_tokens
-from models.distillation.student import with_attention
 from models.encoder.model import Encoder, EncoderConfig
 from models.encoder.softmax import softmax_of
 from models.folders.folder import CheckpointError
+from models.training.distillation.delta import SOFTMAX_TOKENS, softmax_tokens
+from models.training.distillation.student import with_attention
 from tests.bundles import tiny_hybrid_checkpoint
 from tests.checkpoints import tiny_encoder
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from models.checkpoints.decoder import load_decoder
+from models.training.__main__ import app
 from models.training.checkpoints import ResumeError
 from models.training.compare import CompareError, compare
 from models.training.config import ConfigError, TrainingConfig
@@ -17,7 +18,6 @@ from models.training.corpus import Tokens
 from models.training.start import train_decoder
 from models.training.text.evaluation import evaluate
 from models.training.text.task import build
-from service.cli import app
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from models.encoder_decoder.checkpoint import load_encoder_decoder
 from models.encoder_decoder.search import SearchOutputs, greedy
+from models.training.__main__ import app
 from models.training.checkpoints import ResumeError
 from models.training.config import ConfigError, read_config
 from models.training.number_words.config import NumberWordsConfig
@@ -25,7 +26,6 @@ from models.training.number_words.words import Example
 from models.training.run import CHECKPOINTS
 from models.training.start import train_number_words
 from models.training.trainer import train
-from service.cli import app
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CONFIG = {
@@ -57,7 +57,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     papers = {"positions": "sinusoidal", "norm": "post", "activation": "relu"}
     changes = {} if request.param == "recurrent" else {"kind": "transformer", "model": shape | papers}
     config = str(written(folder, **changes))
-    result = CliRunner().invoke(app, ["train-number-words", "--config", config, "--out", str(folder / "out")])
+    result = CliRunner().invoke(app, ["number-words", "--config", config, "--out", str(folder / "out")])
     assert result.exit_code == 0, result.output
     return folder / "out"
 

@@ -2,7 +2,6 @@
 
 `pieces.py` and `collect.py` make the training texts, `config.py` has the config, `batches.py` the batches, `student.py` builds
 the student, `objectives.py` has the losses, `evaluation.py` compares student and teacher, `task.py` is the task that
-`models/training/trainer.py` runs, `delta.py` saves the student as its difference to the teacher, `plot.py` draws curves, `card.py`
-writes the model card, and `commands.py` has the command `distill`. `trials.py` compares feature maps.
-`decoder/` is the same for decoders.
+the trainer runs, `delta.py` saves the student as its difference to the teacher, `plot.py` draws curves and `card.py`
+writes the model card. `decoder_delta.py` rebuilds a decoder from such a difference.
 """

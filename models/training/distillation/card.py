@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from models.distillation.delta import SOFTMAX_TOKENS
 from models.training.cards import MB, front_matter, held_out_packages, licence_table, training_section
+from models.training.distillation.delta import SOFTMAX_TOKENS
 
 
 def model_card(report: dict[str, Any], sources: dict[str, Any]) -> str:
@@ -23,7 +23,7 @@ teacher has {report["teacher_tokens"]:,}. Its cost grows with the length of a te
 to the teacher, {report["delta_bytes"] / MB:.1f} MB: {report["new_parameters"]:,} new parameters{_changed(report)}.
 The teacher's weights come from where they are published.
 
-    python -m models.distillation.delta --teacher TEACHER --delta THIS_FOLDER --out out/{name}
+    python -m models.training assemble --teacher TEACHER --delta THIS_FOLDER --out out/{name}
     attnserve export --checkpoint out/{name} --out bundles/{name}
 
 Positions beyond the teacher's are the teacher's again from the beginning, t mod {report["teacher_tokens"]}.

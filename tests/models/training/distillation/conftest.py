@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from models.distillation.collect import collect
-from models.distillation.config import DistillationConfig
 from models.training.corpus import write_texts
+from models.training.distillation.collect import collect_pieces
+from models.training.distillation.config import DistillationConfig
 from tests.checkpoints import tiny_encoder
 from tests.models.training.texts import SOURCES, documents
 
@@ -22,10 +22,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pieces of made-up Python; message catalogues that happen to be installed are left alone."""
     folder = tmp_path_factory.mktemp("distillation")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.distillation.collect.distributions", list)
+        patch.setattr("models.training.distillation.collect.distributions", list)
         texts = {"train": documents(("p0",), files=60, seed=0), "held_out": documents(("q0",), files=12, seed=1)}
         write_texts(folder / "texts", texts, SOURCES)
-        collect(folder / "texts", folder / "pieces", per_kind={"train": 60, "held_out": 20})
+        collect_pieces(folder / "texts", folder / "pieces", per_kind={"train": 60, "held_out": 20})
     return folder / "pieces"
 
 

@@ -3,17 +3,14 @@
     FOLDER/delta.safetensors   in float16: new parameters, and the changes of those parameters that training changed
     FOLDER/delta.json          the teacher's fingerprint, the attention and its options, the number of positions
 
-`python -m models.distillation.delta --teacher T --delta FOLDER --out OUT` adds the difference to the teacher and writes an ordinary
-checkpoint. With --softmax it writes the teacher with the student's number of positions instead, for comparisons.
+`python -m models.training assemble` adds the difference to the teacher and writes an ordinary checkpoint.
 
 If training left the teacher's weights as they were, the checkpoint says that short texts are computed with softmax attention, by which they
 get exactly the teacher's vectors. Short texts are those that fit the teacher's positions, of up to SOFTMAX_TOKENS tokens.
 """
 
-import argparse
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,11 +21,11 @@ from torch import Tensor, nn
 
 from models.checkpoints.own_encoder import save_encoder
 from models.checkpoints.published import Checkpoint, load_checkpoint
-from models.distillation.config import DistillationConfig
-from models.distillation.student import with_attention
 from models.encoder.model import Encoder
 from models.encoder.softmax import softmax_of
 from models.folders.folder import CheckpointError
+from models.training.distillation.config import DistillationConfig
+from models.training.distillation.student import with_attention
 
 WEIGHTS, DESCRIPTION = "delta.safetensors", "delta.json"
 SOFTMAX_TOKENS = 512  # about the length from which hybrid attention is faster than softmax attention; docs/figures.md, The linear encoder
@@ -49,7 +46,7 @@ def fingerprint_of(model: nn.Module) -> str:
 
 def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, config: DistillationConfig) -> int:
     """Write delta.safetensors and delta.json, and return their total size in bytes."""
-    known = dict(_extended(teacher, config.attention, config.options, config.n_positions).named_parameters())
+    known = dict(with_attention(teacher, config.attention, config.options, config.n_positions).named_parameters())
     old = dict(teacher.model.encoder.named_parameters())
     kept: dict[str, Tensor] = {}
     for name, parameter in student.named_parameters():
@@ -69,14 +66,14 @@ def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, config: Dis
     return sum((folder / name).stat().st_size for name in (WEIGHTS, DESCRIPTION))
 
 
-def read_description(folder: Path, found: str, teacher: Path, *, written_by: str) -> dict[str, Any]:
+def read_description(folder: Path, found: str, teacher: Path) -> dict[str, Any]:
     """Return what delta.json says. found: the fingerprint of the model in the folder `teacher`.
 
     Raises CheckpointError if a file is missing, or if this is not the teacher of the difference.
     """
     for name in (WEIGHTS, DESCRIPTION):
         if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name} is missing; `{written_by}` writes it")
+            raise CheckpointError(f"{folder / name} is missing; copy the folder again, or make it with `python -m models.training distill`")
     described: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
     if found != described["teacher_sha256"]:
         raise CheckpointError(
@@ -86,13 +83,19 @@ def read_description(folder: Path, found: str, teacher: Path, *, written_by: str
     return described
 
 
+def is_of_decoder(folder: Path) -> bool:
+    """Return whether the difference in a folder is that of a decoder, which has a window."""
+    file = folder / DESCRIPTION
+    return file.is_file() and "window" in json.loads(file.read_text())
+
+
 def read_student(folder: Path, teacher: Checkpoint) -> Encoder:
     """Rebuild the student from the teacher and the saved difference.
 
     Raises CheckpointError if `teacher` is not the teacher of the difference, or if the files are missing or inconsistent.
     """
-    described = read_description(folder, fingerprint(teacher), teacher.folder, written_by="attnserve distill")
-    student = _extended(teacher, described["attention"], described["options"], described["n_positions"])
+    described = read_description(folder, fingerprint(teacher), teacher.folder)
+    student = with_attention(teacher, described["attention"], described["options"], described["n_positions"])
     old = {name for name, _ in teacher.model.encoder.named_parameters()}
     places = dict(student.named_parameters())
     delta = load_file(folder / WEIGHTS)
@@ -116,7 +119,7 @@ def assemble(teacher_folder: Path, folder: Path, out: Path, *, softmax: bool = F
     teacher = load_checkpoint(teacher_folder)
     student = read_student(folder, teacher)
     if softmax:
-        student = _extended(teacher, "softmax", {}, student.config.n_positions)
+        student = with_attention(teacher, "softmax", {}, student.config.n_positions)
     assert teacher.pooling is not None, "an encoder has one"
     tokenizer = teacher.tokenizer_file.read_text(encoding="utf-8")
     how: dict[str, Any] = {"tokenizer": tokenizer, "pooling": teacher.pooling, "normalized": teacher.normalized}
@@ -133,21 +136,3 @@ def softmax_tokens(student: Encoder, teacher: Checkpoint) -> int | None:
     theirs = teacher.model.encoder.state_dict()
     same = (torch.equal(tensor, theirs[name][: len(tensor)]) for name, tensor in softmax_of(student, limit).state_dict().items())
     return limit if all(same) else None
-
-
-def _extended(teacher: Checkpoint, attention: str, options: Any, n_positions: int) -> Encoder:
-    return with_attention(teacher, attention, options, n_positions)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m models.distillation.delta", description=__doc__.partition("\n")[0])
-    parser.add_argument("--teacher", type=Path, required=True, help="checkpoint folder")
-    parser.add_argument("--delta", type=Path, required=True, help="folder that `attnserve distill` wrote")
-    parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    parser.add_argument("--softmax", action="store_true", help="write the teacher with the student's positions instead")
-    options = parser.parse_args(arguments)
-    assemble(options.teacher, options.delta, options.out, softmax=options.softmax)
-
-
-if __name__ == "__main__":
-    main()

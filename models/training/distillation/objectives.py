@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.distillation.batches import Batch
-from models.distillation.config import DistillationConfig
 from models.encoder.model import Encoder
 from models.encoder.pooling import POOLINGS, unit_length
+from models.training.distillation.batches import Batch
+from models.training.distillation.config import DistillationConfig
 
 
 class Embedder(NamedTuple):

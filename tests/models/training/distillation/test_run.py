@@ -13,13 +13,13 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from models.checkpoints.published import load_checkpoint
-from models.distillation.config import DistillationConfig
-from models.distillation.delta import DESCRIPTION, WEIGHTS, assemble, read_student
-from models.distillation.evaluation import embed, texts_of
-from models.distillation.objectives import Embedder
-from models.distillation.task import distill
 from models.folders.folder import CheckpointError
 from models.training.checkpoints import ResumeError, newest
+from models.training.distillation.config import DistillationConfig
+from models.training.distillation.delta import DESCRIPTION, WEIGHTS, assemble, read_student
+from models.training.distillation.evaluation import embed, texts_of
+from models.training.distillation.objectives import Embedder
+from models.training.distillation.task import distill
 from tests.checkpoints import tiny_encoder
 
 
@@ -54,7 +54,7 @@ def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
     made: Path, teacher: Path, data: Path, tmp_path: Path, plan: DistillationConfig
 ) -> None:
     arguments = [str(teacher), str(data), str(tmp_path / "killed"), json.dumps(asdict(plan)), "21"]
-    command = [sys.executable, "-m", "tests.models.distillation.killed", *arguments]
+    command = [sys.executable, "-m", "tests.models.training.distillation.killed", *arguments]
     assert subprocess.run(command, check=False, timeout=600).returncode == -signal.SIGKILL
     assert newest(tmp_path / "killed" / "checkpoints").name == "step-000018"
     assert distill(teacher, data, tmp_path / "killed", plan, Console(quiet=True))

@@ -2,7 +2,7 @@
 
 Besides what every task writes (see models/training/run.py), its output folder has:
 OUT/
-  delta.safetensors, delta.json   the student, see models/distillation/delta.py
+  delta.safetensors, delta.json   the student, see models/training/distillation/delta.py
   curve.png        curves, redrawn at every evaluation
   sources.json     every package of the training text, with its licence and size
 """
@@ -21,18 +21,18 @@ from torch.optim import AdamW
 
 from models.checkpoints.own import CARD
 from models.checkpoints.published import load_checkpoint
-from models.distillation.batches import TextBatches, read_pieces, tokenize
-from models.distillation.card import model_card
-from models.distillation.config import DistillationConfig
-from models.distillation.delta import read_student, write_delta
-from models.distillation.evaluation import beyond, by_kind, by_length, embed, likeness
-from models.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
-from models.distillation.pieces import TextPiece
-from models.distillation.plot import CURVE, plot
-from models.distillation.student import new_parameters, reading, with_attention
 from models.folders.folder import in_sentences, read_tokenizer
 from models.training.config import Budget
 from models.training.corpus import SOURCES
+from models.training.distillation.batches import TextBatches, read_pieces, tokenize
+from models.training.distillation.card import model_card
+from models.training.distillation.config import DistillationConfig
+from models.training.distillation.delta import read_student, write_delta
+from models.training.distillation.evaluation import beyond, by_kind, by_length, embed, likeness
+from models.training.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
+from models.training.distillation.pieces import TextPiece
+from models.training.distillation.plot import CURVE, plot
+from models.training.distillation.student import new_parameters, reading, with_attention
 from models.training.run import run_task
 from models.training.task import Loss, Progress, Report, Task
 from models.training.trainer import TrainingError

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from models.distillation.collect import collect
-from models.distillation.pieces import TextPiece, pieces, translated
 from models.training.corpus import CorpusError, TextDocument
+from models.training.distillation.collect import collect_pieces
+from models.training.distillation.pieces import TextPiece, pieces, translated
 
 CODE = '''"""Reads tables. It does so row by row."""
 
@@ -82,8 +82,8 @@ def test_no_text_is_in_both_splits(data: Path) -> None:
 
 
 def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"models\.training\.collect"):
-        collect(tmp_path, tmp_path / "out", per_kind={"train": 1, "held_out": 1})
+    with pytest.raises(CorpusError, match=r"models\.training collect"):
+        collect_pieces(tmp_path, tmp_path / "out", per_kind={"train": 1, "held_out": 1})
 
 
 def write_catalogue(file: Path, messages: dict[str, str]) -> None:

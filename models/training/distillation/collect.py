@@ -1,6 +1,6 @@
-"""Cut collected documents into texts to distil on: python -m models.distillation.collect --data data/python --out data/distillation
+"""Cuts collected documents into texts to distil on.
 
-DATA is a folder written by `models.training.collect`, which has already checked licences, removed copies and held out packages.
+The folder of documents is that of `models.training.collect`, which has already checked licences, removed copies and held out packages.
 Texts in non-Latin scripts come from the message catalogues of installed packages, whose licences must pass the same check. For these
 texts, too, whole packages are held out. No text occurs twice, neither within a split nor in both splits. For each kind of text, the
 packages contribute in turns until the limit for this kind is reached, so that no package dominates.
@@ -9,7 +9,6 @@ packages contribute in turns until the limit for this kind is reached, so that n
     OUT/sources.json                        packages, versions, licences, sizes
 """
 
-import argparse
 import hashlib
 import json
 from collections import Counter, defaultdict
@@ -20,19 +19,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from models.distillation.pieces import KINDS, TextPiece, pieces, translated
 from models.training.collect import CollectionError
 from models.training.corpus import SOURCES, SPLITS, TextDocument, read_texts
+from models.training.distillation.pieces import TextPiece, pieces, translated
 from models.training.licences import licence_of
 
 HELD_OUT_CATALOGUES = ("humanize",)
-PER_KIND = {"train": 8_000, "held_out": 200}
 MB = 1_000_000
 
 
-def collect(
+def collect_pieces(
     data: Path, out: Path, *, per_kind: dict[str, int], max_mb: float = 16, held_out_catalogues: Sequence[str] = HELD_OUT_CATALOGUES
 ) -> dict[str, Any]:
     """Write the folder `out` and return the content of its sources.json.
@@ -50,7 +47,7 @@ def collect(
         found = _new((piece for document in documents for piece in pieces(document)), seen)
         kept[split] = _shared_out([*found, *_new(messages, seen)], per_kind[split])
         if not kept[split]:
-            raise CollectionError(f"{data} has no text for {split}; collect more with `python -m models.training.collect`")
+            raise CollectionError(f"{data} has no text for {split}; collect more with `python -m models.training collect`")
     summary = _summary(json.loads((data / SOURCES).read_text()), catalogues, kept)
     out.mkdir(parents=True, exist_ok=True)
     for split, texts in kept.items():
@@ -126,23 +123,3 @@ def _summary(
         ],
         "kinds": {split: dict(Counter(piece.kind for piece in texts)) for split, texts in kept.items()},
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m models.distillation.collect", description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder that `python -m models.training.collect` wrote")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--per-kind", type=int, default=PER_KIND["train"], help=f"texts of a kind to train on ({PER_KIND['train']})")
-    parser.add_argument("--held-out-per-kind", type=int, default=PER_KIND["held_out"], help=f"texts to test on ({PER_KIND['held_out']})")
-    parser.add_argument("--max-mb", type=float, default=16, help="size of the Python files to cut, in 1,000,000 bytes (16)")
-    options = parser.parse_args(arguments)
-    per_kind = {"train": options.per_kind, "held_out": options.held_out_per_kind}
-    summary = collect(options.data, options.out, per_kind=per_kind, max_mb=options.max_mb)
-    table = Table("split", *KINDS, title=str(options.out))
-    for split, numbers in summary["kinds"].items():
-        table.add_row(split, *(f"{numbers.get(kind, 0):,}" for kind in KINDS))
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,7 @@ FOLDER = Path(models.__file__).parent / "pretrained" / "all-MiniLM-L6-v2-linear"
 
 
 def test_the_difference_is_small_and_complete() -> None:
-    names = {"delta.json", "delta.safetensors", "README.md", "curve.png", "run.json", "sources.json", "trials.md"}
+    names = {"delta.json", "delta.safetensors", "README.md", "curve.png", "run.json", "sources.json"}
     assert {file.name for file in FOLDER.iterdir()} == names
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 16_000_000
     described = json.loads((FOLDER / "delta.json").read_text())

@@ -1,4 +1,4 @@
-"""python -m tests.models.distillation.killed TEACHER DATA OUT CONFIG STEP: a distillation that kills itself after a step."""
+"""python -m tests.models.training.distillation.killed TEACHER DATA OUT CONFIG STEP: a distillation that kills itself after a step."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from models.distillation.config import DistillationConfig
-from models.distillation.task import DistillationTask, distill
+from models.training.distillation.config import DistillationConfig
+from models.training.distillation.task import DistillationTask, distill
 
 
 def main(teacher: str, data: str, out: str, config: str, step: str) -> None:

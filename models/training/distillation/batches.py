@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.distillation.pieces import TextPiece
+from models.training.distillation.pieces import TextPiece
 from service.errors import AttnserveError
 
 LENGTH_STEP = 16  # for sorting, lengths in tokens are rounded down to a multiple of this
@@ -29,12 +29,12 @@ def read_pieces(data: Path, split: str) -> list[TextPiece]:
     """Read the texts of a split, "train" or "held_out". Raises TextError if the split's file is missing or malformed."""
     file = data / f"{split}.jsonl"
     if not file.is_file():
-        raise TextError(f"{file} is missing; make it with `python -m models.distillation.collect --data TEXTS --out {data}`")
+        raise TextError(f"{file} is missing; make it with `python -m models.training pieces --data TEXTS --out {data}`")
     try:
         with file.open(encoding="utf-8") as lines:
             return [TextPiece(**json.loads(line)) for line in lines]
     except (TypeError, ValueError, RecursionError) as error:
-        raise TextError(f"{file} is not what `python -m models.distillation.collect` writes ({error}); run that command again") from error
+        raise TextError(f"{file} is not what `python -m models.training pieces` writes ({error}); run that command again") from error
 
 
 def tokenize(pieces: Sequence[TextPiece], tokenizer: Tokenizer, *, longest: int) -> list[list[int]]:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.distillation.batches import cut_into_batches, padded
-from models.distillation.objectives import Embedder
+from models.training.distillation.batches import cut_into_batches, padded
+from models.training.distillation.objectives import Embedder
 
 LENGTHS = (32, 64, 128, 256, 512)  # upper limits, in tokens, of the ranges of length that are evaluated
 TOKENS = 8_192  # largest number of tokens in a batch

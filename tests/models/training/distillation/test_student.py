@@ -8,13 +8,13 @@ import torch
 from scipy.stats import spearmanr
 
 from models.checkpoints.published import load_checkpoint
-from models.distillation.batches import TextBatches, TextError, cut_into_batches, padded, read_pieces
-from models.distillation.config import DistillationConfig
-from models.distillation.evaluation import by_kind, by_length, likeness, spearman
-from models.distillation.objectives import Embedder, end_to_end_loss, teachers_layers, transfer_loss
-from models.distillation.student import new_parameters, repeated_positions, with_attention
 from models.encoder.pooling import unit_length
 from models.folders.folder import CheckpointError
+from models.training.distillation.batches import TextBatches, TextError, cut_into_batches, padded, read_pieces
+from models.training.distillation.config import DistillationConfig
+from models.training.distillation.evaluation import by_kind, by_length, likeness, spearman
+from models.training.distillation.objectives import Embedder, end_to_end_loss, teachers_layers, transfer_loss
+from models.training.distillation.student import new_parameters, repeated_positions, with_attention
 from tests.checkpoints import tiny_classifier
 
 SAME = 1e-5  # float32
@@ -92,7 +92,7 @@ def test_batches_hold_all_texts_within_the_bound_and_are_a_function_of_the_step(
 
 
 def test_a_folder_without_pieces_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(TextError, match=r"python -m models\.distillation\.collect"):
+    with pytest.raises(TextError, match=r"python -m models.training pieces"):
         read_pieces(tmp_path, "train")
 
 
