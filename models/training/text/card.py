@@ -59,10 +59,6 @@ def _samples(samples: list[tuple[str, str]]) -> str:
 
 def _data(sources: dict[str, Any]) -> str:
     totals = sources["totals"]
-    rows = [
-        f"| {p['name']} | {p['version']} | {p['licence']} | {p['split'].replace('_', '-')} | {p['files']} | {p['bytes']:,} |"
-        for p in sources["packages"]
-    ]
     return "\n".join(
         (
             "## Data",
@@ -71,17 +67,10 @@ def _data(sources: dict[str, Any]) -> str:
             f"{totals['train']['bytes'] / MB:.1f} MB in {totals['train']['files']:,} files to train on, and",
             f"{totals['held_out']['bytes'] / MB:.1f} MB held out as whole packages ({held_out_packages(sources)}). Left out:",
             "packages under other licences, files that name a copyleft licence, code carried along from elsewhere, tests, generated files,",
-            "tables, copies and near copies, those of held-out files included. Copyright heads were cut off. `sources.json` counts them.",
+            "tables, copies and near copies, those of held-out files included. Copyright heads were cut off. `sources.json` lists every",
+            "package with its licence and counts what was left out.",
             "",
             *licence_table(sources["packages"]),
-            "",
-            "<details><summary>All packages</summary>",
-            "",
-            "| package | version | licence | split | files | bytes |",
-            "|---|---|---|---|---|---|",
-            *rows,
-            "",
-            "</details>",
         )
     )
 

@@ -90,8 +90,7 @@ def test_the_card_says_what_a_stranger_has_to_know(runs: dict[str, Path]) -> Non
     front = yaml.safe_load(card.split("---")[1])
     assert front["license"] == "apache-2.0"
     assert f"**{report['held_out']['carried']['overall']:.3f}**" in card
-    assert "| p0 | 1.0 | MIT | train | 20 | 9,000 |" in card
-    assert "| q0 | 2.0 | ISC | held-out | 6 | 3,000 |" in card
+    assert "| ISC | 1 | 0.00 |" in card
     for words in (report["hardware"], report["date"], "Intended use", "## Limits", "learning_rate: 0.01", "def read_config(path):"):
         assert words in card
     assert json.loads((folder / "sources.json").read_text())["packages"][0]["name"] == "p0"
