@@ -2,7 +2,7 @@
 
 Read in this order:
 
-- `contract.py`: the definition of a bundle, its files and its manifest. `service` imports only this file of the package.
+- `contract/`: the definition of a bundle, its files and its manifest. `service` imports only this folder of the package.
 - `errors.py`: the error of an export that failed.
 - `checks/`: comparisons of a graph with torch, and the golden examples that a bundle contains.
 - `graphs/`: torch models as ONNX graphs.

@@ -11,7 +11,7 @@ from export import contract
 from tests.imports import ROOT
 
 SERVED = {"DecoderModel", "Generator", "Model"}
-FILES = [*sorted((ROOT / "service").rglob("*.py")), ROOT / "export" / "contract.py"]
+FILES = [*sorted((ROOT / "service").rglob("*.py")), *sorted((ROOT / "export" / "contract").glob("*.py"))]
 
 
 def questions(source: str) -> list[str]:
