@@ -17,11 +17,9 @@ PORT ?= 8000
 # Bytecode is kept, or pytest would compile all tests in every worker, and each process that they start all of the service.
 unexport PYTHONDONTWRITEBYTECODE
 
-QUICK := not (alone or cluster or export or gpu or pool or prometheus or service or slow)
-
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export console test quick check bench bench-generate bench-states bench-long bench-long-int8 load peers chart kind kind-tools kind-delete clean
+.PHONY: serve export console test test-live test-all check bench bench-generate bench-states bench-long bench-long-int8 load peers chart kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER)-int8 --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) \
@@ -85,14 +83,16 @@ WRITERS := number-words number-words-transformer number-words-english
 $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
-test: $(VENV)/.test $(VENV)/.npm  ## All tests: 25 minutes on two fast cores, 37 on two of a 2.5 GHz Cascade Lake
-	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
-	$(BIN)/pytest -m alone tests/cluster
+test: $(VENV)/.test  ## The tests that start no service, cluster or browser, and no program of others
+	$(BIN)/pytest -n 2 --dist loadfile -m "not (live or exhaustive)"
 
-# One thread for each torch: two processes of two threads each would wait for each other.
-quick: $(VENV)/.test  ## The quick tests, which need no service, Redis, cluster or export: 2 to 3 minutes on two cores
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "$(QUICK)" tests/docs tests/models tests/service \
-	  --ignore tests/models/training --ignore tests/service/deployment
+# Three workers, because these tests mostly wait for processes that start.
+test-live: $(VENV)/.test $(VENV)/.npm  ## The tests of real services, clusters and kills, and those with a browser, Locust, Prometheus, kubectl or Node.js
+	$(BIN)/pytest -n 3 --dist loadfile -m "live and not (alone or exhaustive)"
+	$(BIN)/pytest -m "alone and not exhaustive" tests/cluster
+
+test-all: test test-live  ## Both, and all parameters and schedules
+	$(BIN)/pytest -n 2 --dist loadfile -m exhaustive
 
 check: $(VENV)/.test  ## Lint, format, types
 	$(BIN)/ruff check .

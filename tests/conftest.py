@@ -2,8 +2,9 @@
 
 import gc
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,16 +34,35 @@ def pytest_configure() -> None:
     Settings.model_rebuild(force=True)
     os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="states-of-tests-"))
     faster_exports.remember()
+    sys.addaudithook(_refuse_live_programs)
+
+
+LIVE_PROGRAMS = {"serve", "haproxy", "haproxy.py", "ray", "chromium", "kubectl", "kustomize", "helm", "promtool", "prometheus", "locust"}
+LIVE_PROGRAMS |= {"loadtest.load", "node", "npm", "npx", "tsc"}
+_running: list[pytest.Item] = []  # the test that runs
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    _running[:] = [item]
+    return (yield)
+
+
+def _refuse_live_programs(event: str, about: tuple[Any, ...]) -> None:
+    """Fail a test that starts one of these programs and would make `make test` slow; not if it only asks for the help."""
+    if event == "subprocess.Popen" and not any(test.get_closest_marker("live") for test in _running):
+        words = [Path(os.fsdecode(word)).name for word in (about[0], *about[1])]
+        if (found := LIVE_PROGRAMS.intersection(words)) and "--help" not in words:
+            pytest.fail(f"the test starts {', '.join(found)}: mark it with @pytest.mark.live, so that `make test-live` runs it")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a bundle of the session export a model: `make quick` leaves them out. `make test` looks for those that run alone in one
-    folder only."""
+    """`make test-live` looks for tests that run alone in one folder only."""
     for item in items:
-        if "once" in getattr(item, "fixturenames", ()):
-            item.add_marker("export")
         if item.get_closest_marker("alone") and ALONE not in item.path.parents:
-            raise pytest.UsageError(f"`make test` would not run {item.nodeid}: those marked `alone` belong in {ALONE.relative_to(ROOT)}")
+            raise pytest.UsageError(
+                f"`make test-live` would not run {item.nodeid}: those marked `alone` belong in {ALONE.relative_to(ROOT)}"
+            )
 
 
 def pytest_collection_finish() -> None:

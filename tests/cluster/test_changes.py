@@ -21,7 +21,7 @@ from tests.cluster.conftest import WORKERS
 from tests.cluster.load import Load, held
 from tests.service.fakes import PATIENCE_S
 
-pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.alone]
 DEPLOYMENTS = ("gateway", "encoder", "generator")
 
 

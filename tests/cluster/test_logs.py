@@ -11,7 +11,7 @@ from tests.bundles import WITHHELD
 from tests.cluster.conftest import WORKERS
 from tests.service.fakes import PATIENCE_S
 
-pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.alone]
 
 
 def test_a_500_is_found_by_its_request_id(cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ from loadtest.faults.cluster import APPLICATION, Cluster
 from tests.cluster.conftest import WORKERS
 from tests.cluster.load import HELD_STREAMS, HELD_TOKENS, PATIENCE_S, Load, Outcome, held, missing
 
-pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.alone]
 STREAMS = 12
 # What clients are told of a stream that was lost: by its gateway, or by the connection where the gateway is lost too.
 GONE, CUT = "the replica that worked on the request is gone", "incomplete chunked read"

@@ -21,6 +21,8 @@ from tests.deploy.test_manifests import bytes_of
 from tests.deploy.test_schemas import KUBERNETES, MONITORS, ray_service_schema
 from tests.service.fakes import PATIENCE_S
 
+pytestmark = pytest.mark.live
+
 __all__ = ["ray_service_schema"]  # a fixture
 
 CHART = DEPLOY / "chart"

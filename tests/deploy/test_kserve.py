@@ -16,6 +16,8 @@ from tests.deploy.rendered import DEPLOY, manifests, of_kind
 from tests.deploy.test_manifests import DEREGISTERED_S, STOPPING_S, bytes_of, serving
 from tests.deploy.test_schemas import KUBERNETES
 
+pytestmark = pytest.mark.live
+
 MOUNT = "/mnt/models"  # where KServe puts what storageUri names
 PREDICTED = "kserve-container"  # the container of a runtime that a model's own env and resources are merged into
 TEXT = {"type": "string"}

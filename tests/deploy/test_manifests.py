@@ -34,6 +34,8 @@ from tests.deploy.rendered import (
     with_component,
 )
 
+pytestmark = pytest.mark.live
+
 KUBERAY_LONGEST_NAME = 47  # of a RayService: it makes names of 63 out of it
 RAY_PORTS = {"serve": 8000, "metrics": 8080}  # of KubeRay and Ray, where nothing else is said
 HAPROXY = "RAY_SERVE_HAPROXY_BINARY_PATH"

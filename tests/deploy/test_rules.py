@@ -144,7 +144,7 @@ def test_every_alert_is_tested_both_ways() -> None:
 # By Prometheus itself --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.prometheus
+@pytest.mark.live
 def test_promtool_takes_the_rules_and_its_tests_pass(tmp_path: Path) -> None:
     write_rules(tmp_path)
     for file in TESTS:
@@ -153,7 +153,7 @@ def test_promtool_takes_the_rules_and_its_tests_pass(tmp_path: Path) -> None:
     promtool(tmp_path, "test", "rules", *TESTS)
 
 
-@pytest.mark.prometheus
+@pytest.mark.live
 @pytest.mark.parametrize("foreign", [{"job": "vllm"}, {"namespace": "of-others"}], ids=lambda labels: next(iter(labels)))
 def test_nothing_is_raised_by_the_same_series_of_others(tmp_path: Path, foreign: dict[str, str]) -> None:
     """What raises an alert of ours raises none with another job, or in another namespace."""
@@ -177,6 +177,7 @@ def promtool(folder: Path, *command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_to_be_changed_is_changed_by_the_line_that_says_how(name: str) -> None:
     """Other namespaces, and an address in front of the runbook's pages."""
@@ -194,7 +195,7 @@ def test_what_is_to_be_changed_is_changed_by_the_line_that_says_how(name: str) -
         assert all(page.startswith("https://git.example/attnserve/blob/main/deploy/") for page in pages)
 
 
-@pytest.mark.prometheus
+@pytest.mark.live
 def test_promtool_takes_the_scrape_configuration(tmp_path: Path) -> None:
     command = [binary("promtool"), "check", "config", str(PROMETHEUS / "scrape.yaml")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -261,8 +262,7 @@ def _listens(server: Prometheus, process: "subprocess.Popen[bytes]", log: Path) 
         return False
 
 
-@pytest.mark.service
-@pytest.mark.prometheus
+@pytest.mark.live
 def test_a_real_prometheus_scrapes_the_service_and_every_panel_of_ours_has_something_to_show(service: LiveService, tmp_path: Path) -> None:
     def post(path: str, **body: Any) -> int:
         request = urllib.request.Request(service.url + path, json.dumps(body).encode(), {"content-type": "application/json"})

@@ -11,6 +11,8 @@ import pytest
 
 from tests.deploy.rendered import ALL, COMPONENTS, OVERLAYS, RAY_OVERLAYS, manifests, of_kind, with_component
 
+pytestmark = pytest.mark.live
+
 KUBERNETES = ("1.31", "1.37")  # the oldest that is looked after here, and the newest known to the validator
 MONITORS = {"PodMonitor": "podMetricsEndpoints", "ServiceMonitor": "endpoints"}
 SCHEMA = Path(__file__).parent / "schemas" / "rayservice-v1.schema.json.gz"

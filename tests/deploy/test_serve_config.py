@@ -25,6 +25,8 @@ from service.deployment.ports import free_ports
 from tests.deploy.rendered import RAY_OVERLAYS, environment, manifests, pods, ray_service
 from tests.service.fakes import PATIENCE_S
 
+pytestmark = pytest.mark.live
+
 # The one place of the tests that says what a cluster imports.
 IMPORT_PATH = "service.deployment.split:application"
 KEY = "a-key-of-the-test"
@@ -143,7 +145,6 @@ def cluster(classifier_bundle: Path, decoder_bundle: Path, tmp_path_factory: pyt
         running.stop()
 
 
-@pytest.mark.service
 def test_the_rendered_cluster_answers(cluster: Cluster) -> None:
     """What `kubectl apply -k deploy/overlays/cpu` has KubeRay send to a Ray with these flags comes up and asks for its key.
 

@@ -24,7 +24,7 @@ def asks_a_service(block: Block) -> bool:
 
 def parameters() -> list[ParameterSet]:
     def marks(block: Block) -> list[pytest.MarkDecorator]:
-        return [pytest.mark.service] if starts_a_service(block) or asks_a_service(block) else []
+        return [pytest.mark.live] if starts_a_service(block) or asks_a_service(block) else []
 
     return [pytest.param(block, id=block.name, marks=marks(block)) for block in BLOCKS if block.language in EXECUTED and not block.not_run]
 

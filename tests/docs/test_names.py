@@ -121,7 +121,6 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", pages(), ids=title)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
     """In its text and its blocks, also of those that are not executed."""
@@ -195,7 +194,6 @@ def test_the_makefile_and_pyproject_name_the_same_torch() -> None:
     assert set(re.findall(r"torch==([\d.]+)", (ROOT / "pyproject.toml").read_text())) == {installed}
 
 
-@pytest.mark.slow
 def test_every_description_of_the_product_names_what_it_serves() -> None:
     """In the package, the command, the OpenAPI document, the chart and the README: embeddings, rerank scores and text."""
     import yaml
@@ -265,7 +263,6 @@ def test_what_does_not_exist_is_found(text: str, wrong: bool) -> None:
     assert (missing_of(text, ROOT / "README.md") is not None) == wrong
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

@@ -32,7 +32,6 @@ def test_what_matters_is_shown_first(encoder_bundle: Path) -> None:
     assert "/v1/embeddings" in first[2]
 
 
-@pytest.mark.export
 def test_a_graph_for_short_texts_is_shown(hybrid_bundle: Path) -> None:
     text = " ".join(shown(hybrid_bundle).split())
     assert "short texts up to 64 tokens: softmax" in text

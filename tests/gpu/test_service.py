@@ -13,7 +13,7 @@ from tests.gpu import ON_A_GPU
 from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 
-pytestmark = [*ON_A_GPU, pytest.mark.service]
+pytestmark = [*ON_A_GPU, pytest.mark.live]
 
 
 @pytest.fixture(scope="module", params=["single", "split"])

@@ -21,6 +21,8 @@ from service.deployment.ports import free_port
 from tests.service.fakes import PATIENCE_S, fake_app, fake_bundle, serve_in_thread
 from tests.service.live import LiveService
 
+pytestmark = pytest.mark.live
+
 ROOT = Path(__file__).parents[2]
 LOCUST = [str(Path(sys.executable).with_name("locust"))]
 LOCUSTFILE = str(ROOT / "loadtest" / "locustfile.py")
@@ -68,7 +70,6 @@ def encoder_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.service
 def test_headless(service: LiveService, tmp_path: Path) -> None:
     """`locust -f .. --host URL` and nothing else of ours: every kind of client asks and is answered."""
     status, said = ran(
@@ -104,7 +105,6 @@ def test_headless(service: LiveService, tmp_path: Path) -> None:
     assert "first token, ms" in said
 
 
-@pytest.mark.service
 def test_the_web_ui(service: LiveService, tmp_path: Path) -> None:
     """Its start page has our options in its form, its swarm request starts users, and its stop request ends them."""
     port = free_port()
@@ -127,7 +127,6 @@ def test_the_web_ui(service: LiveService, tmp_path: Path) -> None:
         until(lambda: browser.get("/stats/requests").json()["state"] == "stopped", "users have stopped", locust)
 
 
-@pytest.mark.service
 def test_a_master_with_a_worker(service: LiveService, tmp_path: Path) -> None:
     """Options go to the master alone; the worker sends, and the master counts."""
     port = str(free_port())

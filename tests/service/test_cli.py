@@ -39,7 +39,6 @@ def test_help_lists_every_command_without_torch() -> None:
     assert listed == list(cli.COMMANDS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_a_command_shows_its_options_without_torch(command: str) -> None:
     done = helped(command)

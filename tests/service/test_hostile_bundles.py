@@ -322,7 +322,6 @@ def put(document: Any, place: tuple[str | int, ...], value: Any) -> None:
     document[place[-1]] = value
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["encoder", "classifier"])
 def test_no_change_of_a_manifest_ends_in_anything_but_a_sentence(tmp_path: Path, kind: Any) -> None:
     """ATTNSERVE_HOSTILE_EXAMPLES sets how many are tried."""

@@ -60,7 +60,6 @@ def test_no_folder_is_a_heap() -> None:
     assert crowded(FILES) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("module", ["service.app", "service.cli"])
 def test_serving_loads_no_torch(module: str) -> None:
     heavy = ("torch", "transformers", "onnx", "onnxscript", "models", "loadtest")
@@ -69,7 +68,6 @@ def test_serving_loads_no_torch(module: str) -> None:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-@pytest.mark.slow
 def test_the_application_loads_no_ray() -> None:
     code = "import sys, service.app; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False)

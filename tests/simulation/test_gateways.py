@@ -2,15 +2,12 @@
 
 from collections import Counter
 
-import pytest
-
 from tests.simulation.gateways import simulate_gateways
 from tests.simulation.world import explain
 
 SCHEDULES = 150
 
 
-@pytest.mark.slow
 def test_no_schedule_of_gateways_lets_two_write_or_send_a_run() -> None:
     stats: Counter[str] = Counter()
     for seed in range(SCHEDULES):

@@ -7,7 +7,6 @@ from tests.simulation.mutants import MUTANTS, SCHEDULES
 MOST_SCHEDULES = 300  # well under a minute; most bugs show in the first ten
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_planted_bug_is_found(mutant: str) -> None:
     with MUTANTS[mutant]():

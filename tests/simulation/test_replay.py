@@ -4,12 +4,9 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.simulation.world import simulate
 
 
-@pytest.mark.slow
 def test_a_seed_replays_exactly_in_any_process() -> None:
     here = [f"{seed} {simulate(seed).digest}" for seed in range(12)]
     assert here == [f"{seed} {simulate(seed).digest}" for seed in range(12)]

@@ -257,12 +257,10 @@ def _run(*phases: Phase) -> None:
     )
 
 
-@pytest.mark.slow
 def test_any_sequence_gives_the_tokens_and_states_of_a_plain_run() -> None:
     _run(Phase.generate, Phase.shrink)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", ["a run is resumed from before its last token", "a grammar is restarted on resume"])
 def test_a_planted_bug_is_found_by_sequences(mutant: str) -> None:
     with MUTANTS[mutant](), pytest.raises(Exception):  # noqa: B017, PT011  # whatever it breaks

@@ -15,7 +15,6 @@ FOUND = (  # seeds that once failed
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.slow
 def test_no_schedule_loses_doubles_or_changes_anything(part: int) -> None:
     stats: Counter[str] = Counter()
     for seed in range(part, SCHEDULES, PARTS):
@@ -28,7 +27,6 @@ def test_no_schedule_loses_doubles_or_changes_anything(part: int) -> None:
     assert stats["streams"] > 3 * SCHEDULES / PARTS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", FOUND)
 def test_schedules_that_went_wrong_once(seed: int) -> None:
     result = simulate(seed)

@@ -63,7 +63,6 @@ def test_joined_matrices_are_found_and_get_the_bits_of_the_widest(tmp_path: Path
     assert np.array_equal(wide.weights(), np.concatenate([found.weights(), rounded(joined, 8).weights()]))
 
 
-@pytest.mark.export
 def test_a_bundle_keeps_the_blocks_of_its_file(tmp_path: Path) -> None:
     """No matrix is left in float32, the bundle is about as large as the file, and its answers are exact."""
     file = tiny_gguf(tmp_path / "tiny.gguf", "Q4_1", fields=WINDOW)

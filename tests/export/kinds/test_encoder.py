@@ -33,7 +33,6 @@ def checkpoint(folder: Path, model_class: str, settings: dict) -> Path:
     return folder
 
 
-@pytest.mark.export
 def test_shared_layers_are_written_once_and_have_a_map_each(tmp_path: Path) -> None:
     """ALBERT: the weights of three layers take the bytes of one, in the graph for GPUs too."""
     folder = checkpoint(tmp_path / "albert", "AlbertModel", {**tiny.ALBERT, "hidden_size": 96, "intermediate_size": 192})
@@ -51,7 +50,6 @@ def test_shared_layers_are_written_once_and_have_a_map_each(tmp_path: Path) -> N
     assert all(abs(got - each.A.numpy()).max() <= SAME for got, each in zip(maps.A, wanted, strict=True))
 
 
-@pytest.mark.export
 async def test_a_reranker_with_disentangled_attention_is_served(tmp_path: Path) -> None:
     """DeBERTa: of pairs of several lengths in one request, and the scores are those of torch for each pair alone."""
     settings = {**tiny.DEBERTA, "num_labels": 1, "max_position_embeddings": 64}
@@ -85,7 +83,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.export
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 async def test_static_embeddings_are_served(table: Path, tmp_path: Path, precision: contract.Precision) -> None:
     """The bundle's tokenizer adds no special tokens, which would count in the mean."""

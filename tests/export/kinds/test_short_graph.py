@@ -26,8 +26,6 @@ from service.runtime.onnx import OnnxSession
 from tests.bundles import tiny_hybrid_checkpoint
 from tests.checkpoints import tiny_tokenizer
 
-pytestmark = pytest.mark.export
-
 SHORT = 64  # tokens
 SAME = 1e-5  # float32 on both sides, sums in another order
 

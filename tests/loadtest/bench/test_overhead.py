@@ -34,7 +34,6 @@ def test_no_input_is_sent_twice(form: Form) -> None:
     assert len(inputs) == len(set(inputs)) == 20 * form.inputs
 
 
-@pytest.mark.slow
 def test_the_service_takes_the_flag_that_gives_every_stream_a_slot(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "service.cli", "config", *overhead._SLOTS, "--bundle", str(fake_bundle(tmp_path / "b"))]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)

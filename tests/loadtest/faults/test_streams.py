@@ -85,13 +85,13 @@ def running(decoder_bundle: Path) -> Iterator[Service]:
         yield started
 
 
-@pytest.mark.service
+@pytest.mark.live
 @pytest.mark.parametrize("what", [What.kill, What.gateway, What.haproxy])
 def test_streams_are_the_same_after_two_kills(running: Service, what: What) -> None:
     same_after_two_faults(running, what)
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_streams_are_the_same_after_redis_was_killed_twice(decoder_bundle: Path) -> None:
     if shutil.which("redis-server") is None:
         pytest.skip("needs Redis: apt-get install redis-server")
@@ -106,7 +106,7 @@ def same_after_two_faults(running: Service, what: What) -> None:
     assert len(made.faults) == 2
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_demo_crash_shows_the_same_text_twice(decoder_bundle: Path) -> None:
     command = [
         sys.executable,

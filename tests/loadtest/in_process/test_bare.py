@@ -40,7 +40,6 @@ def test_a_bundle_is_run_in_a_process_of_its_own(encoder_bundle: Path):
     assert bare.token_counts(encoder_bundle, ["the cat", "the cat " * 100]) == [4, 64]
 
 
-@pytest.mark.export
 def test_a_length_is_run_in_the_graph_that_computes_it(hybrid_bundle: Path, tmp_path: Path):
     """Without its graph for short texts, only longer texts can be run."""
     bundle = Path(shutil.copytree(hybrid_bundle, tmp_path / "bundle"))

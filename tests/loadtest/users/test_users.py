@@ -20,6 +20,8 @@ from service.errors import Overloaded
 from tests.service.fakes import fake_app, fake_bundle, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
+pytestmark = pytest.mark.live
+
 TAKEN = 10  # streams before the fake decoder is full
 ENCODER_KINDS = ("embed", "embed_batch", "embed_mixed", "documents", "rerank", "hostile")
 

@@ -296,7 +296,6 @@ def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
     assert all(torch.isfinite(parameter.grad).all() for parameter in layer.parameters())
 
 
-@pytest.mark.slow
 @every_layer
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()
@@ -309,7 +308,6 @@ def test_half_precision_stays_finite_over_many_tokens(name: str, dtype: torch.dt
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
-@pytest.mark.slow
 @every_true_gradient
 def test_gradients(name: str) -> None:
     """Against finite differences, through two calls and the state between them, with a row that is absent from the first."""
@@ -436,7 +434,6 @@ def test_a_window_without_a_past_is_refused() -> None:
         LAYERS["sliding_window"](D, H, window=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["retention", "gated_linear", "delta", "gated_delta"])
 @torch.no_grad()
 def test_a_sum_beyond_half_precision_is_normalised_before_it_is_rounded(name: str) -> None:

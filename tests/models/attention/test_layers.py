@@ -201,7 +201,6 @@ def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
     assert torch.isfinite(x.grad).all()
 
 
-@pytest.mark.slow
 @every_true_gradient
 def test_gradients(name: str) -> None:
     """Against finite differences, with a row of padding only."""

@@ -250,7 +250,6 @@ def test_a_classifier_may_stand_in_modules_json_but_not_be_pooled(tmp_path: Path
     refuse(folder, "modules.json has a Pooling module, but BertForSequenceClassification has a head that computes scores")
 
 
-@pytest.mark.slow
 def test_folders_of_todays_sentence_transformers(bert: Path, tmp_path: Path) -> None:
     """Written by the library itself, both kinds; the vectors and the scores are its own."""
     import sentence_transformers as library

@@ -77,7 +77,6 @@ def tokens(B: int = 2) -> Tensor:
     return torch.randint(V, (B, N), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_same_logits_as_transformers(case: str, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ def changed(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-@pytest.mark.slow
 def test_no_change_of_a_checkpoint_ends_in_anything_but_a_sentence_or_takes_a_gibibyte(tmp_path: Path) -> None:
     """ATTNSERVE_HOSTILE_EXAMPLES sets how many are tried of each family."""
     tiny_encoder(tmp_path / "encoder")

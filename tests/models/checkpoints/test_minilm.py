@@ -11,8 +11,6 @@ from torch import Tensor
 from models.checkpoints.published import Checkpoint, load_checkpoint
 from tests.texts import texts
 
-pytestmark = pytest.mark.slow
-
 SAME_VECTOR = 0.999999  # cosine; float32 leaves 1e-7 of it
 ROUNDED = 1e-5  # float32: 24 bits, six layers, values of a few units
 BATCH = 16  # texts

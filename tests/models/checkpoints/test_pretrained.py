@@ -16,8 +16,6 @@ from models.training.corpus import TokenDocument
 from models.training.number_words.evaluation import exact, held_out_numbers
 from models.training.text.evaluation import evaluate
 
-pytestmark = pytest.mark.slow
-
 PRETRAINED = Path(models.__file__).parent / "pretrained"
 PYTHON = sorted(PRETRAINED.glob("python-*"))
 

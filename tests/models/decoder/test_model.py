@@ -77,7 +77,7 @@ def error(ours: Tensor, reference: Tensor) -> float:
 
 
 @every_decoder
-@pytest.mark.parametrize("N", [1, 2, pytest.param(65, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("N", [1, 2, 65])
 @torch.no_grad()
 def test_a_prompt_whole_in_chunks_and_token_by_token(config: DecoderConfig, N: int) -> None:
     decoder, tokens = make(config), random_tokens(2, N)
@@ -165,7 +165,6 @@ def test_float32_is_float64_rounded(config: DecoderConfig) -> None:
 # States
 
 
-@pytest.mark.slow
 @every_decoder
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()
@@ -288,7 +287,6 @@ def test_every_parameter_gets_a_gradient(config: DecoderConfig) -> None:
     assert not silent
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal_linear", "gated_delta", "causal_softmax", "gated_delta-window"])
 def test_it_learns(name: str) -> None:
     """To copy: after 100 steps it says what stood there one token before, which takes the past to know."""

@@ -99,7 +99,6 @@ def test_a_sentence_encoder_gives_zero_for_no_tokens_and_unit_length_for_some(
     torch.testing.assert_close(out.embedding[0] * out.pooled[0].norm(), out.pooled[0])
 
 
-@pytest.mark.export
 @every_encoder
 def test_export_leaves_batch_and_length_free(config: EncoderConfig) -> None:
     """A program traced at (2, 6) runs at (3, 11) and (1, 1), and gives what the model gives."""
@@ -115,7 +114,6 @@ def test_export_leaves_batch_and_length_free(config: EncoderConfig) -> None:
             assert (ours - exported).abs().max() <= ROUNDED
 
 
-@pytest.mark.export
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_every_pooling_exports(pooling: str) -> None:
     model = SentenceEncoder(make(CONFIG, torch.float32), pooling=pooling)

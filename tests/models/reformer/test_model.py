@@ -125,7 +125,6 @@ def test_a_folder_is_an_encoder_with_pooling(architecture: str, tmp_path: Path) 
         load_checkpoint(folder, attention="linear")
 
 
-@pytest.mark.export
 def test_it_is_exported(tmp_path: Path) -> None:
     """As any encoder is, but for maps; the export holds the graph against torch at every size, with padding and rows without a token."""
     settings = TINY | {"is_decoder": False, "num_hashes": 2, "attn_layers": ["local", "lsh"]}

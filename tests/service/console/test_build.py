@@ -28,7 +28,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return SOURCE
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_the_files_are_what_the_source_builds(source: Path, tmp_path: Path) -> None:
     command = ["npx", "vite", "build", "--outDir", str(tmp_path / "built"), "--emptyOutDir"]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300, check=False)
@@ -45,7 +45,7 @@ def test_every_status_of_a_refusal_has_its_reason_on_the_overview() -> None:
     assert refusals - set(map(int, reasons)) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.live
 def test_the_functions_of_the_source_pass_their_tests(source: Path) -> None:
     done = subprocess.run(["npx", "vitest", "run"], cwd=source, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

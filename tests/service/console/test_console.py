@@ -18,7 +18,7 @@ from tests.service.fakes import fake_app, fake_bundle, serve_in_thread
 from tests.service.http.test_edge import KEY
 from tests.service.live import LiveService, live
 
-pytestmark = [pytest.mark.service, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
+pytestmark = [pytest.mark.live, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 PICTURES = Path(__file__).parents[3] / "out" / "console"
 RESTART_S = 180  # far more than it takes, for machines that are busy
 # The address of a text that cannot end early. The end token of the tiny decoders is "+", which strings may have and integers not.

@@ -22,7 +22,7 @@ from service.deployment.ports import free_port
 from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.live
 
 
 NAMES = {"cat", "raylet", "gcs_server", "haproxy"}

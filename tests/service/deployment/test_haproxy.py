@@ -26,6 +26,8 @@ from service.settings import Settings
 from tests.service.exposition import samples
 from tests.service.fakes import PATIENCE_S
 
+pytestmark = pytest.mark.live
+
 # The lines of Ray's template that are edited, and those that a server needs.
 RAYS = """global
     log 127.0.0.1:514 local0 info

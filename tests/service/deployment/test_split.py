@@ -24,7 +24,7 @@ from tests.service.dialects.test_writing_clients import expect_what_torch_writes
 from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.live
 LONGEST_S = 60  # a request that waits for a hanging replica waits for its deadline, 300 s
 ENDLESS: list[dict[str, Any]] = [{"model": "tiny-decoder", "extra_body": {"ignore_eos": True}}, {"model": "endless-writer"}]
 

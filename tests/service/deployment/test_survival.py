@@ -18,7 +18,7 @@ import pytest
 from loadtest.faults.kills import Clients, Fault, Outcome, ProbeAnswer, Victim, hit, requests, victim
 from tests.service.fakes import PATIENCE_S
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.live
 
 _WHOLE_S = 300.0  # seconds; far more than it takes, for machines that are busy
 _HANG_S = 60.0  # no answer takes longer; a request that waits for a stopped process waits for 300 s

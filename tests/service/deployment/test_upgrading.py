@@ -14,6 +14,8 @@ from service.cli import app
 from service.deployment import upgrading
 from tests.deploy.rendered import DEPLOY, manifests
 
+pytestmark = pytest.mark.live
+
 # Answers as kubectl would for a cluster "old" of five workers, and writes what it is told to apply. The first apply makes KubeRay prepare a
 # cluster "new", which is ready at the fourth look.
 KUBECTL = """#!{python}

@@ -16,7 +16,7 @@ from langchain_openai import OpenAIEmbeddings
 from tests.service.live import LiveService
 from tests.texts import texts
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.live
 
 MODEL = "all-MiniLM-L6-v2"
 # Two fp32 programs that add the same numbers in another order; the same bar as for the torch model against sentence-transformers.

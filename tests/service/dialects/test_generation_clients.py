@@ -13,7 +13,7 @@ import pytest
 from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.live
 
 MODEL = "tiny-decoder"
 _LOOKS = 2000  # at the metrics, before something that should have ended counts as a hang

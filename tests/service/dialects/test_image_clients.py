@@ -12,7 +12,7 @@ from PIL import Image
 from tests.decoders import tiny_image
 from tests.service.live import LiveService
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.live
 
 MODEL = "tiny-digits"
 LEVELS = {letter: 85 * level for level, letter in enumerate("abcd")}

@@ -11,7 +11,7 @@ from models.folders.byte_tokenizer import byte_tokenizer
 from tests.encoder_decoders import random_encoder_decoder
 from tests.service.live import LiveService
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.live
 
 MODEL, PROMPT = "tiny-writer", "forty-two"
 

@@ -24,8 +24,6 @@ from tests.service.fakes import PATIENCE_S, fake_bundle
 from tests.service.live import LiveService
 from tests.service.pool_fakes import Loopback
 
-pytestmark = pytest.mark.export
-
 SAME = 1e-4  # float32 on both sides, sums in another order
 TEXT = "the cat"
 
@@ -149,7 +147,7 @@ async def test_a_bundle_without_the_graph_says_how_to_add_it(tmp_path: Path) -> 
     assert answer.json()["error"]["message"].startswith(said)
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_over_http(service: LiveService) -> None:
     """Without a model's name, of the first that has the graph: a classifier behind Ray Serve and HAProxy."""
     answer = httpx.post(f"{service.url}/v1/attention", json={"input": TEXT, "layers": [0]}, timeout=PATIENCE_S).json()

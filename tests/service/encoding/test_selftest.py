@@ -18,8 +18,6 @@ from service.encoding.selftest import measure_rate
 from service.settings import Settings
 from tests.service.test_hostile_bundles import nothing, rewritten
 
-pytestmark = pytest.mark.export
-
 
 def copied(bundle: Path, folder: Path) -> Path:
     return Path(shutil.copytree(bundle, folder / bundle.name))

@@ -21,8 +21,6 @@ from service.settings import Settings
 from tests.service.encoding.test_selftest import copied, refusal, spoil
 from tests.service.test_hostile_bundles import nothing, rewritten
 
-pytestmark = pytest.mark.export
-
 SHORT, LONGEST = 64, 200
 SAME = 1e-6  # of numbers up to 1; hybrid attention adds up the far tokens of a padded text in another order
 OUTPUTS = (contract.EMBEDDING, contract.POOLED, contract.TOKEN_EMBEDDINGS)

@@ -142,7 +142,6 @@ LARGE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("body", [*HUNG.values(), *LARGE.values()], ids=[*HUNG, *LARGE])
 def test_what_takes_too_much_is_stopped_and_the_next_request_is_answered(body: str) -> None:
     template = ChatTemplate(MANY.replace("BODY", body) + "{{ messages[0].content }}", model="tiny", max_characters=100_000, max_s=0.3)
@@ -153,7 +152,6 @@ def test_what_takes_too_much_is_stopped_and_the_next_request_is_answered(body: s
     template.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -235,6 +233,5 @@ async def test_a_template_whose_process_is_killed_twice_is_not_the_clients_fault
     template.close()
 
 
-@pytest.mark.slow
 def test_the_date_is_todays() -> None:
     assert len(made("{{ strftime_now('%Y-%m-%d') }}").render([])) == 10

@@ -96,7 +96,6 @@ async def answers(session: StepSession[Any], bundle: Path, requests: Sequence[Ge
         return [(await all_of(run), run.prompt_logprobs) for run in runs]
 
 
-@pytest.mark.export
 @pytest.mark.parametrize("name", BUNDLES)
 async def test_runs_of_many_lengths_say_what_they_say_on_the_host(name: str, request: pytest.FixtureRequest, afar: None) -> None:
     """To the bit, as the log-probabilities show, while they join, leave and move to other rows."""

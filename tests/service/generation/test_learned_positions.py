@@ -12,8 +12,6 @@ from service.catalog import Catalog
 from service.settings import Settings
 from tests.decoders import tiny_decoder_bundle
 
-pytestmark = pytest.mark.export
-
 N_POSITIONS = 40
 
 

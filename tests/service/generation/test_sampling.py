@@ -144,7 +144,6 @@ def test_a_flat_distribution_is_cut_by_id() -> None:
     assert set(frequencies(Sampling(seed=0, temperature=0), flat, 50)) == {0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 4.0])
 @pytest.mark.parametrize("excluded", [0, 3000])
 def test_a_large_vocabulary_is_truncated_by_the_same_definitions(scale: float, excluded: int) -> None:

@@ -10,8 +10,6 @@ from export import contract
 from service.generation.session import LEAST_ROWS, OnnxStepSession, Step
 from tests.decoders import tiny_decoder_bundle
 
-pytestmark = pytest.mark.export
-
 THREADS = 2
 STEPS = 3
 

@@ -195,7 +195,6 @@ async def test_runs_that_are_preempted_say_the_same(tokenizer: Path, monkeypatch
     assert several.steps[MOST_STEPS] > 0
 
 
-@pytest.mark.export
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("slots", [3, 9])
 @pytest.mark.parametrize("much", [0, MUCH_TO_FOLLOW])

@@ -144,8 +144,6 @@ async def completed(http: httpx.AsyncClient, prompt: str, max_tokens: int, **mor
     return found
 
 
-@pytest.mark.export
-@pytest.mark.slow
 async def test_texts_beyond_the_window_and_the_slots_are_the_same_alone_among_others_and_from_a_state(http: httpx.AsyncClient) -> None:
     """The slots are written again from the 254th token on. Five texts share three slots of the engine, so they are preempted too."""
     prompts = ["a" * 300, "b", "c" * 9, "d" * 120, "e" * 700]
@@ -175,7 +173,6 @@ def attends(bundle: Path) -> str:
     return f"the model attends in full to 16 of them, the first 2 and the last 14: the answer {between}"
 
 
-@pytest.mark.export
 async def test_an_answer_says_that_the_window_is_passed(http: httpx.AsyncClient, bundle: Path) -> None:
     assert "warnings" not in await completed(http, "a" * 10, WINDOW - 10)
     answer = await completed(http, "a" * 10, WINDOW - 9, store_state=True)
@@ -184,7 +181,6 @@ async def test_an_answer_says_that_the_window_is_passed(http: httpx.AsyncClient,
     assert more["warnings"] == [f"the text has 20 tokens and {attends(bundle)}"], "the tokens of the state count"
 
 
-@pytest.mark.export
 async def test_every_dialect_says_it(http: httpx.AsyncClient, bundle: Path) -> None:
     async def asked(path: str, max_tokens: int) -> dict[str, object]:
         if path == "/generate":

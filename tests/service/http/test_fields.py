@@ -465,7 +465,6 @@ async def decoders() -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("path", ROUTES)
 async def test_routes_keep_the_rules(path: str, encoders: httpx.AsyncClient, decoders: httpx.AsyncClient) -> None:

@@ -20,7 +20,7 @@ def new_key(file: Path, name: str) -> str:
     return CliRunner().invoke(command, asked).stdout.strip()
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_a_key_is_rotated_without_a_restart(encoder_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     old = new_key(file, "old")

@@ -135,7 +135,7 @@ def test_a_key_is_asked_for_where_keys_are_set(document: dict[str, Any]) -> None
 # Clients made from it --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_every_example_is_answered(service: LiveService) -> None:
     """As it is in the document, without a `model`: the first that fits answers."""
     with httpx.Client(base_url=service.url, timeout=PATIENCE_S) as http:
@@ -150,7 +150,7 @@ def test_every_example_is_answered(service: LiveService) -> None:
                 assert answer.status_code in expected, (path, answer.text)
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_a_python_client_that_is_generated_calls_the_service(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = Path(sys.executable).with_name("openapi-python-client")
     command = [str(tool), "generate", "--url", f"{service.url}/openapi.json", "--output-path", str(tmp_path / "made"), "--meta", "none"]
@@ -188,7 +188,7 @@ def test_a_python_client_that_is_generated_calls_the_service(service: LiveServic
 
 @pytest.fixture(scope="module")
 def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the generator, the compiler and the client, installed as the lock file says unless `make test` has done so."""
+    """A folder with the generator, the compiler and the client, installed as the lock file says unless `make test-live` has done so."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not here: a TypeScript client is not made (apt-get install nodejs npm)")
     with FileLock(tmp_path_factory.getbasetemp().parent / "npm.lock"):
@@ -201,7 +201,7 @@ def typescript(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_a_typescript_client_that_is_generated_calls_the_service(service: LiveService, typescript: Path) -> None:
     def run(*command: str) -> str:
         done = subprocess.run(command, cwd=typescript, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -244,7 +244,7 @@ def test_the_lock_file_names_no_registry() -> None:
 # Whatever is sent ------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_schemathesis_finds_nothing(service: LiveService, tmp_path: Path) -> None:
     httpx.post(f"{service.url}/v1/states", json={"prompt": "def", "name": "kept"}, timeout=PATIENCE_S).raise_for_status()
     command = [str(Path(sys.executable).with_name("schemathesis")), "--no-color", "run", f"{service.url}/openapi.json"]

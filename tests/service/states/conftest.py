@@ -97,7 +97,7 @@ def clock() -> Clock:
     return Clock()
 
 
-IN_REDIS = [pytest.param(name, marks=pytest.mark.slow) for name in ("redis_server", "redis_cluster")]
+IN_REDIS = ("redis_server", "redis_cluster")
 
 
 @pytest.fixture(params=["memory", "folder", *IN_REDIS])

@@ -42,7 +42,6 @@ def test_every_damaged_blob_of_a_directory_is_listed(tmp_path: Path) -> None:
     engine.close()
 
 
-@pytest.mark.slow
 def test_every_damaged_blob_of_redis_is_listed(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     redis_server.client.flushall()
     monkeypatch.setenv(STATES_PASSWORD, PASSWORD)

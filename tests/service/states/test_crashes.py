@@ -51,7 +51,6 @@ def work(engine: SqliteEngine, seed: int, calls: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 6])
 def test_a_crash_at_any_write_leaves_each_call_done_or_not_begun(vfs: RecordingVfs, tmp_path: Path, seed: int) -> None:
     engine = SqliteEngine(tmp_path / "first", vfs=vfs.name, clock=lambda: 1000.0)
@@ -76,7 +75,6 @@ def test_a_crash_at_any_write_leaves_each_call_done_or_not_begun(vfs: RecordingV
     engine.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("error", [apsw.FullError, apsw.IOError], ids=["no space", "i/o error"])
 def test_a_failing_disk_fails_one_call_and_harms_nothing(vfs: RecordingVfs, tmp_path: Path, error: type[Exception]) -> None:
     for number in range(1, 300, 11):

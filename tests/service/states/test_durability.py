@@ -72,7 +72,6 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield server.url
 
 
-@pytest.mark.slow
 def test_kill_9_of_the_service_takes_nothing_that_was_acknowledged(location: str) -> None:
     said = acknowledged(location, 40)
     assert len(said) >= 40
@@ -109,7 +108,6 @@ def test_a_store_in_memory_is_lost_with_its_process() -> None:
     assert kept(SqliteEngine(None)) == set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("appendfsync", ["always", "everysec", None])
 def test_kill_9_of_redis_takes_everything_only_without_an_append_only_file(tmp_path: Path, appendfsync: str | None) -> None:
     with redis_server_in(tmp_path, appendfsync=appendfsync) as server:
@@ -127,7 +125,6 @@ def test_kill_9_of_redis_takes_everything_only_without_an_append_only_file(tmp_p
         engine.close()
 
 
-@pytest.mark.slow
 def test_what_redis_has_not_synced_is_lost_in_whole_calls_newest_first(tmp_path: Path) -> None:
     """Power loss with `everysec` cuts the append-only file anywhere after its last sync."""
     with redis_server_in(tmp_path, appendfsync="always") as server:
@@ -151,7 +148,6 @@ def test_what_redis_has_not_synced_is_lost_in_whole_calls_newest_first(tmp_path:
         engine.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("appendfsync", "warning"),
     [
@@ -169,7 +165,6 @@ def test_a_redis_that_can_lose_states_is_named_at_the_start(
     assert [warning] * (warning is not None) == [re.search(": (.*); docs", each.getMessage())[1] for each in caplog.records]  # type: ignore[index]
 
 
-@pytest.mark.slow
 def test_a_redis_that_refuses_config_is_used_with_a_warning(redis_server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "attnserve")
     redis_server.client.flushall()  # the server is that of other tests too

@@ -87,7 +87,6 @@ def test_the_row_of_a_deleted_state_whose_child_is_lost_does_not_stay_forever(fo
     engine.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_a_damaged_index_gives_what_can_be_read_of_it(folder: Path, seed: int) -> None:
     """Pages anywhere in the file are overwritten: of an index, of a table, of large values, the first one."""

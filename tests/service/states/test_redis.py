@@ -14,8 +14,6 @@ from service.states.record import Document, Filter, NameChange, Quota, StateReco
 from service.states.redis import RedisEngine
 from tests.service.states.conftest import PASSWORD, Clock, RedisServer, redis_server_in
 
-pytestmark = pytest.mark.slow
-
 AMPLE = Quota(states=100, size=10**9)
 
 

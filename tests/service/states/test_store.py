@@ -168,7 +168,6 @@ def test_engines_count_what_ended(opened: Callable[[], GroupingEngine], clock: C
     assert engine.totals() == Usage(1, 5, 0)
 
 
-@pytest.mark.slow
 def test_the_store_of_a_url_is_redis(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreFailed, match="Authentication required"):
         open_engine(redis_server.url)

@@ -63,7 +63,7 @@ async def forget_progress(store: Store, run: str, tokens: int) -> None:
     await store.call(forget)
 
 
-@pytest.mark.parametrize("stored", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stored", [0, 3, 1000])
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_stream_goes_on_after_any_event(
     http: httpx.AsyncClient, store: Store, monkeypatch: pytest.MonkeyPatch, name: str, stored: int

@@ -13,7 +13,7 @@ from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 from tests.service.stream_fakes import Answer, parsed
 
-pytestmark = pytest.mark.service
+pytestmark = pytest.mark.live
 
 MODEL = "tiny-decoder"
 SAMPLING = {"seed": 11, "temperature": 0.9, "frequency_penalty": 0.2, "ignore_eos": True}

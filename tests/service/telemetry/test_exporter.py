@@ -52,7 +52,7 @@ OURS_AT_MOST, RAYS_AT_MOST = 400, 2500
 Labels = Mapping[str, str | None]  # None: there, with any value
 
 
-@pytest.mark.service
+@pytest.mark.live
 def test_rays_exporter_has_ours_and_its_own_by_deployment(encoder_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything of Ray's that rules and dashboards ask for is there with its labels, but for GPUs and failures.
 

@@ -362,7 +362,6 @@ async def test_off_there_is_no_header_no_id_and_nothing_is_loaded(tmp_path: Path
     assert "trace_id" not in record.__dict__
 
 
-@pytest.mark.slow
 def test_the_application_does_not_load_the_sdk() -> None:
     code = "import sys, service.app; print('opentelemetry.sdk' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)

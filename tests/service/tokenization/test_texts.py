@@ -221,7 +221,6 @@ def unadorned() -> Tokenizer:
 words = st.lists(st.sampled_from(["cat", "dog", "paris", "é", "xyzzy", "[SEP]", "7"]), max_size=14).map(" ".join)
 
 
-@pytest.mark.slow
 @DETERMINISTIC
 @given(first=words, second=st.none() | words, limit=st.integers(4, 20), side=st.sampled_from(["left", "right"]))
 @pytest.mark.parametrize("make", [fake_tokenizer, roberta, template, unadorned])

@@ -13,7 +13,7 @@ EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms; relative to the largest output where that is above 1
 
 D_K, D_V = 6, 5
-LENGTHS = (1, 2, 63, 64, 65, pytest.param(1000, marks=pytest.mark.slow))
+LENGTHS = (1, 2, 63, 64, 65, pytest.param(1000, marks=pytest.mark.exhaustive))
 RULES = ("linear", "gated", "gated_rows", "delta", "gated_delta", "gated_rows_delta")
 
 every_rule = pytest.mark.parametrize("rule", RULES)

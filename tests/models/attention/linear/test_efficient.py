@@ -113,7 +113,6 @@ def test_queries_may_be_others_than_the_keys() -> None:
     assert (attend_efficient(q, k, v) - by_loops(q, k, v, torch.ones(B, 5, 9, dtype=torch.bool))).abs().max() <= EXACT
 
 
-@pytest.mark.slow
 def test_gradients_through_a_state() -> None:
     q, k, v = (x.requires_grad_() for x in draw(5, D_K, D_K, D_V))
 

@@ -127,7 +127,6 @@ def test_queries_may_be_others_than_the_keys_and_landmarks_may_be_given() -> Non
     assert (o - left @ torch.linalg.inv(A) @ right @ v).abs().max() <= 1e-8
 
 
-@pytest.mark.slow
 def test_gradients() -> None:
     q, k, v = (x.requires_grad_() for x in draw(6, D_K, D_K, D_V))
     mask = torch.tensor([[True] * 5 + [False], [False] * 6])

@@ -55,7 +55,6 @@ def kernel_errors(*, kernel: str = "positive", rows: str = "orthogonal", n_draws
     return stacked.mean(0), stacked.square().mean(0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rows", ["orthogonal", "iid"])
 @pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
 def test_the_kernel_is_estimated_without_bias(kernel: str, rows: str) -> None:
@@ -63,7 +62,6 @@ def test_the_kernel_is_estimated_without_bias(kernel: str, rows: str) -> None:
     assert (mean.abs() <= 5 * (mean_square / 2000).sqrt()).all()
 
 
-@pytest.mark.slow
 def test_orthogonal_rows_and_two_signs_err_less() -> None:
     (_, orthogonal), (_, iid), (_, hyperbolic) = (
         kernel_errors(),
@@ -175,7 +173,6 @@ def test_a_great_key_in_the_future_never_changes_the_past() -> None:
     assert (after[:, :, 15:] - before[:, :, 15:]).abs().max() > 1e-3
 
 
-@pytest.mark.slow
 @every_kernel
 def test_gradients(kernel: str) -> None:
     q, k, v = (x.requires_grad_() for x in draw(4, D_K, D_K, D_V))

@@ -53,7 +53,6 @@ def test_large_scores_stay_finite() -> None:
     assert torch.isfinite(attend_causal_to_codes_and_near(1e3 * q, codes, v, 1e3 * codebook, 1e3 * bias)).all()
 
 
-@pytest.mark.slow
 def test_gradients() -> None:
     q, codes, v, codebook, bias = drawn(8)
     given = [x.requires_grad_() for x in (q, v, codebook, bias)]

@@ -115,7 +115,6 @@ def test_each_kind_alone_keeps_the_shared_promises(
     promise(name)
 
 
-@pytest.mark.export
 def test_onnxruntime_equals_torch_for_one_kind_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the weights of a mixture. The mixture of all kinds is among the layers that are exported anyway."""
     monkeypatch.setattr(LAYERS["causal_synthesizer"], "examples", Examples({"kinds": ("dense",), "n_positions": 128}))

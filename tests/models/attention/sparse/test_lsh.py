@@ -239,7 +239,6 @@ def test_autocast_keeps_the_last_resort_above_what_is_hidden(dtype: torch.dtype)
     assert (causal - v).abs().max() <= 0.02
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["paper", "chunk"])
 def test_gradients(rule: str) -> None:
     """Against finite differences, with padding; the buckets are given and do not move."""

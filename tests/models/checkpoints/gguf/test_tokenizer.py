@@ -65,7 +65,6 @@ def test_ids_of_a_sentencepiece_vocabulary_are_those_of_transformers(tmp_path: P
     assert all(ours.encode(text).ids == reference(text)["input_ids"] for text in texts(200))
 
 
-@pytest.mark.slow
 def test_ids_of_smollm2_are_those_of_transformers() -> None:
     """transformers has no split for the name "smollm" and uses GPT-2's. llama.cpp and the published tokenizer.json split at every digit
     before that, which moves a space before a digit to another token, so the reference gets that split here."""

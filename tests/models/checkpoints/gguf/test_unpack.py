@@ -39,14 +39,12 @@ def assert_the_same_logits(file: Path, n_texts: int = 20) -> None:
             torch.testing.assert_close(ours(tokens)[0], wanted, rtol=0, atol=WITHIN)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1", "Q6_K"])
 def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """The rows of q and k have another order in the file, of pairs that are rotated together."""
     assert_the_same_logits(tiny_gguf(tmp_path / "tiny.gguf", kind))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "tied"), [("qwen2", False), ("qwen3", True), ("llama", False)])
 def test_logits_of_every_architecture_are_those_of_transformers(architecture: str, tied: bool, tmp_path: Path) -> None:
     assert_the_same_logits(tiny_gguf(tmp_path / "tiny.gguf", "Q8_0", architecture=architecture, tied=tied))

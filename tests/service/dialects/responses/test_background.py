@@ -282,7 +282,6 @@ async def test_a_response_that_continues_another_one_is_taken_over_too(tmp_path:
         assert await responses.words(whole["state"]["id"]) == await responses.words(plain["state"]["id"])
 
 
-@pytest.mark.slow
 async def test_a_paused_owner_writes_and_sends_nothing(responses: Responses, quick_polls: None) -> None:
     made = await begun(responses)
     zombie = live_of(responses, made["id"])
