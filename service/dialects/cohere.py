@@ -15,13 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import accepted
 from service.dialects.ranking import RerankRequest, role_prompt
 from service.encoding import vectors
 from service.encoding.request import EncodeRequest
 from service.errors import InvalidRequest, ServiceError
 from service.http.dialect import Dialect
-from service.http.fields import Body
+from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.runtime.lanes import Lane
 from service.tokenization.texts import Cut, Cutting, Side
@@ -55,7 +54,7 @@ class EmbedV1Request(Body, strict=True):
     If the body has no `embedding_types`, the vectors in the answer are one list, not a list for each number type.
     """
 
-    others = accepted.COHERE_EMBED
+    unsupported = unsupported_fields("dimensions", embedding_type=(EMPTY, "float"))
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder. Default: the first one.")
     input_type: InputType | None = Field(None, description="Chooses the checkpoint's prompt for that role. Default: its default prompt.")
@@ -75,8 +74,6 @@ class EmbedRequest(EmbedV1Request):
 
 
 class CohereRerankRequest(RerankRequest):
-    others = accepted.COHERE_RERANK
-
     max_tokens_per_doc: MaxTokens = Field(4096, description="Longer documents are truncated.")
     priority: Priority = None
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt
 
 from service.dialects.states.options import StateFields
-from service.http.fields import WITHOUT_NULLS, Fields
+from service.http.fields import EMPTY, WITHOUT_NULLS, Fields, Unsupported, unsupported_fields
 from service.http.routing import Many
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
@@ -20,6 +20,20 @@ Source = Annotated[str, Field(max_length=65_536)]
 Choices = Annotated[list[StopString], Field(max_length=1024)]
 MAX_TOKENS = 1_000_000
 EMPTY_IS_ABSENT = BeforeValidator(lambda value: None if value == {} else value)
+
+# vLLM's extra parameters of each of its routes, and of those that sample.
+VLLM_IGNORED = frozenset(("request_id",))
+VLLM: Unsupported = unsupported_fields("priority mm_processor_kwargs kv_transfer_params vllm_xargs")
+SAMPLING_IGNORED = VLLM_IGNORED | {"spaces_between_special_tokens", "guided_decoding_backend"}
+SAMPLING: Unsupported = unsupported_fields(
+    VLLM,
+    "truncate_prompt_tokens use_beam_search bad_words logits_processors return_tokens_as_token_ids "
+    "return_token_ids guided_whitespace_pattern structural_tag prompt_embeds repetition_detection "
+    "thinking_token_budget",
+    length_penalty=(EMPTY, 1),
+    detokenize=(True,),
+)
+OPENAI_IGNORED = frozenset(("prompt_cache_retention", "prompt_cache_options"))
 
 
 class StructuredOutputs(Fields):

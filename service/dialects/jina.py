@@ -15,18 +15,29 @@ from pydantic import BaseModel, Field
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import accepted
 from service.dialects.cohere import ApiVersion, search_units
+from service.dialects.generation_schemas import VLLM, VLLM_IGNORED
 from service.dialects.openai.embeddings import OpenAIUsage
 from service.dialects.ranking import DocumentText, RerankRequest
 from service.errors import ServiceError
 from service.http.dialect import Dialect
+from service.http.fields import EMPTY, unsupported_fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 from service.tokenization.texts import Cutting
 
 
 class JinaRerankRequest(RerankRequest):
-    others = accepted.JINA
+    ignored = VLLM_IGNORED | {"additional_data", "user"}
+    unsupported = unsupported_fields(
+        VLLM,
+        RerankRequest.unsupported,
+        "cache_salt truncate_prompt_tokens max_doc_length max_query_length return_embeddings chat_template chat_template_kwargs",
+        truncate=(True,),
+        truncation=(True,),
+        use_activation=(True,),
+        activation=(True,),
+        max_tokens_per_doc=(EMPTY, 4096),
+    )
 
     return_documents: bool = Field(True, description="False leaves the texts out of the answer.")
 

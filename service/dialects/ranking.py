@@ -19,7 +19,7 @@ from service.catalog import Catalog
 from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import EmptyInput, ServiceError
-from service.http.fields import Body
+from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.routing import Many
 from service.runtime.onnx import Array
 from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
@@ -58,6 +58,8 @@ class DocumentText(Body):
 
 class RerankRequest(Body, strict=True):
     """The fields that Cohere's and Jina's bodies share. Unknown fields are ignored. Types are strict: "7" and true are not numbers."""
+
+    unsupported = unsupported_fields("relevant_spans", rank_fields=(EMPTY, ["text"]), max_chunks_per_doc=(EMPTY, 1, 10))
 
     model: str | None = Field(
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, which ranks by cosine."

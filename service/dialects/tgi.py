@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import accepted, generation
+from service.dialects import generation
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.generation_schemas import MAX_TOKENS, SamplingFields
 from service.dialects.openai.token_json import finite
@@ -27,7 +27,7 @@ from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import Elements, Text, done, json_answer, whole
 from service.http.dialect import Dialect
-from service.http.fields import Body
+from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 from service.settings import Settings
 
@@ -46,7 +46,7 @@ class TgiGrammar(Body, strict=True):
 class TgiParameters(Body, strict=True, allow_inf_nan=False):
     """The field `parameters` of a request. As in TGI, types are strict."""
 
-    others = accepted.TGI
+    unsupported = unsupported_fields("adapter_id watermark", best_of=(EMPTY, 1))
 
     do_sample: bool = Field(False, description="Draw tokens. Without it the likeliest are taken, unless a field below says how to draw.")
     temperature: float | None = Field(None, gt=0, le=2)

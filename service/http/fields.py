@@ -1,18 +1,15 @@
 """Rules for the fields of every body, in every dialect.
 
 1. A null counts as an absent field, so the field has its default. A required field cannot be null.
-2. If clients of a dialect send a field that this service does not use, the body's class lists it in `others`. Values without an
-   effect are accepted: empty values (null, false, 0, "", [], {}, and objects of only these), and the values in the list. Any
-   other value is an error that names the field.
+2. If clients of a dialect send a field that this service does not use, the body's class lists it. A field in `ignored` never changes
+   an answer, so any value is accepted. Of a field in `unsupported`, those values are accepted that change nothing: the listed ones,
+   where `EMPTY` stands for null, false, 0, "", [], {}, and objects of only these. Any other value is an error that names the field.
 3. An unlisted field is ignored if the dialect's original server ignores it. A body of class `Fields` rejects it, unless it is
    null, "", [] or {}, because it may be a misspelt sampling parameter.
-
-`python -m service.dialects.fields_page` writes `docs/fields.md` from the lists `others`.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -21,33 +18,18 @@ from pydantic_core import PydanticCustomError, PydanticUseDefault
 NOT_SUPPORTED, UNKNOWN = "not_supported", "extra_forbidden"
 
 
-@dataclass(frozen=True)
-class Other:
-    """A field that the service does not use. `accepts`: non-empty values that are accepted. `because`: why others are rejected."""
-
-    because: str
-    accepts: tuple[Any, ...] = ()
-    empty: bool = True  # False if an empty value has an effect
-    ignored: bool = False  # True if no value has an effect
-
-    def takes(self, value: Any) -> bool:
-        if value is None or self.ignored or (self.empty and is_empty(value)):
-            return True
-        given = _without_empty(value)
-        return any(isinstance(given, bool) == isinstance(known, bool) and given == known for known in self.accepts)
-
-    @property
-    def refusal(self) -> str:
-        hint = f"leave it out{f' or send {_either(self.accepts)}' if self.accepts else ''}"
-        return f"is not supported: {self.because}; {hint}"
+EMPTY = object()  # stands for every empty value in `Body.unsupported`
+Unsupported = Mapping[str, tuple[Any, ...]]
 
 
-Others = Mapping[str, Other]
-
-
-def ignored(because: str) -> Other:
-    """Return a rule for a field that has no effect, whatever its value. `because` is the reason."""
-    return Other(because, ignored=True)
+def unsupported_fields(*names: str | Unsupported, **accepted: tuple[Any, ...]) -> Unsupported:
+    """Return a value for `Body.unsupported`. `names`: fields of which only empty values are accepted, separated by spaces, or another such
+    mapping. `accepted`: fields with the values that are accepted.
+    """
+    fields: dict[str, tuple[Any, ...]] = {}
+    for each in names:
+        fields |= dict.fromkeys(each.split(), (EMPTY,)) if isinstance(each, str) else each
+    return fields | accepted
 
 
 def is_empty(value: Any) -> bool:
@@ -89,7 +71,8 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_schema)
 
-    others: ClassVar[Others] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()  # fields without an effect, whatever their value
+    unsupported: ClassVar[Unsupported] = {}  # other fields that clients send, and the values of each that change nothing
     closed: ClassVar[bool] = False  # True if an unlisted field is an error
 
     @classmethod
@@ -115,14 +98,28 @@ class Body(BaseModel):
     def _check(self, name: str, value: Any) -> None:
         """Raise an error if the body must not have this value in `name`, which is no field of the class.
 
-        A field in `others` must have a value that is accepted there. Any other field is an error if the class is closed and the value is
-        not empty (rules 2 and 3 in the module's docstring).
+        See rules 2 and 3 in the module's docstring.
         """
-        if (known := self.others.get(name)) is not None:
-            if not known.takes(value):
-                raise PydanticCustomError(NOT_SUPPORTED, "{reason}", {"field": name, "reason": known.refusal})
-        elif self.closed and not (value is None or value == "" or (isinstance(value, list | dict) and not value)):
+        if value is None or name in self.ignored:
+            return
+        if (accepted := self.unsupported.get(name)) is not None:
+            if not _takes(accepted, value):
+                raise PydanticCustomError(NOT_SUPPORTED, "{reason}", {"field": name, "reason": refusal(accepted)})
+        elif self.closed and not (value == "" or (isinstance(value, list | dict) and not value)):
             raise PydanticCustomError(UNKNOWN, "is not a parameter of this request", {"field": name})
+
+
+def _takes(accepted: tuple[Any, ...], value: Any) -> bool:
+    if EMPTY in accepted and is_empty(value):
+        return True
+    given = _without_empty(value)
+    return any(isinstance(given, bool) == isinstance(known, bool) and given == known for known in accepted)
+
+
+def refusal(accepted: tuple[Any, ...]) -> str:
+    """Return the error about an unsupported field with another value than those accepted."""
+    values = tuple(value for value in accepted if value is not EMPTY)
+    return f"is not supported: leave it out{f' or send {_either(values)}' if values else ''}"
 
 
 def schema_of(body: type[Body]) -> dict[str, Any]:

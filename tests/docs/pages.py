@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 EXECUTED = ("console", "python")
 SHOWN = ("", "json", "promql", "text", "yaml")
 # Written by programs, which have tests of their own, or a record of the past: their names are not looked up.
-WRITTEN = ("docs/compare.md", "docs/fields.md", "docs/settings.md")
+WRITTEN = ("docs/compare.md", "docs/settings.md")
 RECORDS = ("CHANGELOG.md", "docs/decisions.md")
 
 _FENCE = re.compile(r"^(?P<mark>```+) *(?P<language>\w*)\s*$")

@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from service.dialects import accepted
-from service.http.fields import Body
+from service.http.fields import Body, unsupported_fields
 from service.tokenization.texts import Side
+
+_SHARED_MEMORY = unsupported_fields("shared_memory_region shared_memory_offset shared_memory_byte_size")
 
 
 class Given(Body, strict=True):
@@ -14,9 +15,9 @@ class Given(Body, strict=True):
 
 
 class RequestParameters(Given):
-    """The parameters of a whole request. Keys that are neither fields nor in `others` are ignored."""
+    """The parameters of a whole request. Other keys than fields and `unsupported` ones are ignored."""
 
-    others = accepted.OIP_REQUEST
+    unsupported = unsupported_fields("sequence_id sequence_start sequence_end priority timeout")
 
     binary_data_output: bool | None = Field(None, description="Send every output as bytes after the JSON.")
     truncate: bool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
@@ -24,7 +25,8 @@ class RequestParameters(Given):
 
 
 class InputParameters(Given):
-    others = accepted.OIP_INPUT
+    ignored = frozenset(("content_type",))
+    unsupported = _SHARED_MEMORY
 
     binary_data_size: int | None = Field(
         None, ge=0, lt=2**40, description="The data is so many bytes after the JSON, in the inputs' order."
@@ -32,7 +34,7 @@ class InputParameters(Given):
 
 
 class OutputParameters(Given):
-    others = accepted.OIP_OUTPUT
+    unsupported = unsupported_fields(_SHARED_MEMORY, "classification")
 
     binary_data: bool | None = Field(
         None, description="Send this output as bytes after the JSON, or not, whatever the request says of all."

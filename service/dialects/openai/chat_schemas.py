@@ -5,10 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
 
-from service.dialects import accepted
 from service.dialects.generation_schemas import (
     EMPTY_IS_ABSENT,
     MAX_TOKENS,
+    OPENAI_IGNORED,
+    SAMPLING,
+    SAMPLING_IGNORED,
     ChatLogprob,
     FinishReason,
     GenerationRequestBody,
@@ -20,7 +22,7 @@ from service.dialects.generation_schemas import (
     StopReason,
 )
 from service.dialects.openai.tool_calls import AllowedTools, Function, FunctionType, NamedTool
-from service.http.fields import WITHOUT_NULLS, Fields
+from service.http.fields import EMPTY, WITHOUT_NULLS, Fields, unsupported_fields
 from service.http.routing import Many
 
 Metadata = Annotated[
@@ -28,10 +30,11 @@ Metadata = Annotated[
 ]
 
 _MOST_PARTS = 1024
+_PART_IGNORED = frozenset(("cache_control",))
 
 
 class ContentPart(Fields):
-    others = accepted.PART
+    ignored = _PART_IGNORED
 
     type: Literal["text"] = Field(description="Text alone: no model here sees or hears.")
     text: str
@@ -49,7 +52,8 @@ class ToolCall(Fields):
 
 
 class ChatMessage(Fields):
-    others = accepted.MESSAGE
+    ignored = _PART_IGNORED | {"annotations"}
+    unsupported = unsupported_fields("audio function_call reasoning")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[ContentPart] | None = Field(None, description="Only an assistant's message with tool calls may have none.")
@@ -65,7 +69,17 @@ class Tool(FunctionType):
 
 
 class ChatRequest(GenerationRequestBody):
-    others = accepted.CHAT
+    ignored = SAMPLING_IGNORED | OPENAI_IGNORED | {"include_reasoning", "prediction"}
+    unsupported = unsupported_fields(
+        SAMPLING,
+        "moderation echo audio functions chat_template chat_template_kwargs continue_final_message add_special_tokens documents suffix",
+        best_of=(EMPTY, 1),
+        reasoning_effort=(EMPTY, "none"),
+        verbosity=(EMPTY, "low", "medium", "high"),
+        web_search_options=(),
+        function_call=(EMPTY, "none", "auto"),
+        add_generation_prompt=(True,),
+    )
 
     messages: Many[ChatMessage] = Field(min_length=1, max_length=4096)
     max_completion_tokens: StrictInt | None = Field(

@@ -4,9 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
-from service.dialects import accepted
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
+    OPENAI_IGNORED,
+    SAMPLING,
+    SAMPLING_IGNORED,
     FinishReason,
     GenerationRequestBody,
     GenerationUsage,
@@ -15,13 +17,21 @@ from service.dialects.generation_schemas import (
     StopReason,
     TokenId,
 )
+from service.http.fields import EMPTY, unsupported_fields
 from service.http.routing import Many
 
 _PROMPTS = 128
 
 
 class CompletionRequest(GenerationRequestBody):
-    others = accepted.COMPLETIONS
+    ignored = SAMPLING_IGNORED | OPENAI_IGNORED | {"safety_identifier", "prompt_cache_key", "metadata"}
+    unsupported = unsupported_fields(
+        SAMPLING,
+        "moderation store suffix",
+        service_tier=(EMPTY, "auto", "default"),
+        add_special_tokens=(True,),
+        response_format=(EMPTY, {"type": "text"}),
+    )
 
     prompt: (
         str

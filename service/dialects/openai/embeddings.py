@@ -11,13 +11,13 @@ import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
-from service.dialects import accepted
+from service.dialects.generation_schemas import VLLM, VLLM_IGNORED
 from service.encoding import vectors
 from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import ServiceError
 from service.http.dialect import Dialect
-from service.http.fields import Body
+from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.ndjson import stream, totals
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.tokenization.texts import Cut, Cutting, Input, Side
@@ -28,9 +28,24 @@ TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
 class EmbeddingRequest(Body):
-    """The body of `/v1/embeddings`. Keys that are neither fields nor in `others` are ignored, since some clients send more keys."""
+    """The body of `/v1/embeddings`. Other keys than fields and `unsupported` ones are ignored, since some clients send more keys."""
 
-    others = accepted.EMBEDDINGS
+    ignored = VLLM_IGNORED | {"additional_data"}
+    unsupported = unsupported_fields(
+        VLLM,
+        "cache_salt chat_template chat_template_kwargs continue_final_message add_generation_prompt task "
+        "input_type late_chunking return_multivector output_dimension",
+        messages=(),
+        embed_dtype=(EMPTY, "float32"),
+        endianness=(EMPTY, "native", "little"),
+        embedding_type=(EMPTY, "float"),
+        output_dtype=(EMPTY, "float"),
+        add_special_tokens=(True,),
+        use_activation=(True,),
+        normalized=(True,),
+        truncation=(True,),
+        modality=(EMPTY, "text"),
+    )
 
     input: str | Many[str] | Many[TokenId] | Many[str | Many[TokenId]] = Field(
         description="A text, a list of texts, one text as token ids, or a list of texts and token id lists."

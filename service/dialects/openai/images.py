@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from export import contract
 from service.catalog import Catalog
-from service.dialects import accepted, generation
+from service.dialects import generation
 from service.dialects.generation_schemas import STREAM, DrawingFields, Ignored, SamplingFields
 from service.dialects.openai.embeddings import ERRORS, render
 from service.dialects.openai.png import png
@@ -24,13 +24,19 @@ from service.generation.model import Generator
 from service.generation.request import Delta
 from service.generation.runs import Runs
 from service.http import sse
+from service.http.fields import EMPTY, unsupported_fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 
 MOST_SIDE = 1024  # maximum side of an enlarged picture, in pixels
 
 
 class ImageRequest(DrawingFields):
-    others = accepted.IMAGES
+    unsupported = unsupported_fields(
+        "style frame_duration_ms complexity svg input_fidelity",
+        moderation=(EMPTY, "auto", "low"),
+        output_compression=(EMPTY, 100),
+        frame_count=(EMPTY, 1),
+    )
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first that draws without it.")
     prompt: str = Field(min_length=1, max_length=32_000, description="One of what the model draws; a refusal names all of them.")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, StrictBool
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import accepted, generation
+from service.dialects import generation
 from service.dialects.generation_schemas import TokenId
 from service.dialects.openai import embeddings as openai
 from service.dialects.openai.chat import messages_of
@@ -20,12 +20,12 @@ from service.dialects.openai.chat_schemas import ChatMessage
 from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.schemas import TeiError, TeiToken, TeiTokenizeRequest
 from service.errors import InvalidRequest, ServiceError
-from service.http.fields import Fields
+from service.http.fields import Fields, unsupported_fields
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
 
 
 class TokenizeRequest(Fields):
-    others = accepted.TOKENIZE
+    unsupported = unsupported_fields("continue_final_message chat_template chat_template_kwargs mm_processor_kwargs tools")
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
     prompt: str | None = None

@@ -19,11 +19,12 @@ from pydantic import BaseModel
 from export import contract
 from service.call import ITEM_ERRORS_HEADER, Call
 from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog, Served
-from service.dialects import accepted, jina, ranking, tgi
+from service.dialects import jina, ranking, tgi
 from service.dialects.openai.embeddings import as_inputs
 from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.info import Info, describe
 from service.dialects.tei.schemas import (
+    LABELS,
     ErrorType,
     SimilarityParameters,
     TeiEmbedAllRequest,
@@ -54,7 +55,7 @@ from service.errors import (
 from service.http.answers import json_answer
 from service.http.dialect import Dialect
 from service.http.edge import refused
-from service.http.fields import Other, is_empty, schema_of
+from service.http.fields import is_empty, refusal, schema_of
 from service.http.ndjson import stream
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
 from service.runtime.onnx import Array
@@ -301,10 +302,10 @@ router.include_router(tei_tokens.router)  # added last: routes are matched in or
 # The route for any model ----------------------------------------------------------------------------------------------------------------
 
 
-_OF_TEXTS = frozenset({*tgi.TgiParameters.model_fields, *tgi.TgiParameters.others} - {"top_k", "truncate"})
+_OF_TEXTS = frozenset({*tgi.TgiParameters.model_fields, *tgi.TgiParameters.unsupported} - {"top_k", "truncate"})
 
 
-_OF_LABELS = ("function_to_apply", *accepted.LABELS)
+_OF_LABELS = ("function_to_apply", *LABELS)
 _LABELLING = ("classifier", "reranker")  # kinds of model that `/predict` takes
 
 
@@ -363,7 +364,7 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     model = catalog.find(glance.model or catalog.first(glance.kinds), *contract.KINDS)
     traits = model.manifest.traits
     if glance.asks_labels:
-        _check_labels(f"parameters.{glance.asks_labels}", accepted.LABELS.get(glance.asks_labels), model)
+        _check_labels(glance.asks_labels, model)
     if traits.pool == "generator" or (not glance.model and glance.kinds == GENERATOR_KINDS):
         return await _continued(content, call, catalog)
     if traits.output == contract.EMBEDDING:
@@ -375,10 +376,12 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     return await predict(read(TeiPredictRequest, content, call), call, catalog)
 
 
-def _check_labels(param: str, unknown: Other | None, model: Served) -> None:
-    """Raise LabelsRefused if the parameter is `unknown` to every model here, or the model gives no labels of a text."""
-    if unknown:
-        raise LabelsRefused(f"`{param}` {unknown.refusal}", param=param)
+def _check_labels(name: str, model: Served) -> None:
+    """Raise LabelsRefused if no model here knows the parameter, or this one gives no labels of a text."""
+    param = f"parameters.{name}"
+    if (accepted := LABELS.get(name)) is not None:
+        elsewhere = "/predict gives the labels of a whole text, and /rerank scores texts, such as labels, for a query"
+        raise LabelsRefused(f"`{param}` {refusal(accepted)}; {elsewhere}", param=param)
     if model.manifest.kind not in _LABELLING:
         said = f"`{param}` asks for labels of a text, which POST /predict gives with a classifier; {model.name} is of kind"
         raise LabelsRefused(f"{said} {model.manifest.kind}: name a classifier as `model`, or leave the parameter out", param=param)

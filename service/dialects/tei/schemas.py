@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from service.dialects import accepted
-from service.http.fields import Body
+from service.http.fields import EMPTY, Body, Unsupported, unsupported_fields
 from service.http.routing import Many
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -31,11 +30,17 @@ class TeiTruncation(Body, strict=True):
 PromptName = Annotated[
     str | None, Field(max_length=256, description="The name of a prompt of the checkpoint, which is put before each text.")
 ]
+_OPTIONS = frozenset(("options",))
+_TEI = unsupported_fields("stream parameters")
+_FLOATS: Unsupported = unsupported_fields(encoding_format=(EMPTY, "float"))
+# Parameters of huggingface_hub's tasks with labels that no model here has.
+LABELS = unsupported_fields("candidate_labels hypothesis_template multi_label aggregation_strategy ignore_labels stride")
 RawScores = Annotated[bool, Field(description="Logits instead of scores.")]
 
 
 class TeiEmbedAllRequest(TeiRequest, TeiTruncation):
-    others = accepted.TEI_EMBED_ALL
+    ignored = _OPTIONS
+    unsupported = unsupported_fields(_TEI, _FLOATS, "normalize dimensions")
 
     inputs: Inputs = Field(
         description="A text, one text as token ids (special tokens included), or a list of texts and token id lists.",
@@ -45,14 +50,15 @@ class TeiEmbedAllRequest(TeiRequest, TeiTruncation):
 
 
 class TeiEmbedRequest(TeiEmbedAllRequest):
-    others = accepted.TEI_EMBED
+    unsupported = unsupported_fields(_TEI, _FLOATS)
 
     normalize: bool = Field(True, description="False: the pooled vector, without normalisation.")
     dimensions: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then renormalise.")
 
 
 class TeiRerankRequest(TeiRequest, TeiTruncation):
-    others = accepted.TEI
+    ignored = _OPTIONS
+    unsupported = _TEI
 
     query: str
     texts: Many[str] = Field(min_length=1)
@@ -64,14 +70,15 @@ class TeiRerankRequest(TeiRequest, TeiTruncation):
 class PipelineParameters(Body, strict=True):
     """The field `parameters` of a body, as huggingface_hub's pipelines send it."""
 
-    others = accepted.PIPELINE
+    unsupported = unsupported_fields(LABELS, "max_length", truncation=(True,))
 
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
     top_k: int | None = Field(None, ge=1, le=1_000_000, description="Send only this many of the best labels.")
 
 
 class TeiPredictRequest(TeiRequest, TeiTruncation):
-    others = accepted.TEI_PREDICT
+    ignored = _OPTIONS
+    unsupported = unsupported_fields("stream")
 
     inputs: str | Sequence | Annotated[Many[Sequence], Field(min_length=1)] = Field(
         description="A text, a pair `[a, b]`, or a batch `[[a], [a, b], ...]`. A bare list of two texts is a pair, not a batch.",

@@ -353,7 +353,7 @@ async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
             "guided_regex",
             "tool_choice and guided_regex cannot be combined",
         ),
-        ({"functions": [{"name": "f"}]}, "functions", "is not supported: use `tools`"),
+        ({"functions": [{"name": "f"}]}, "functions", "is not supported: leave it out"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens=0 needs store_state"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens=0 needs store_state"),
         ({"max_completion_tokens": -1}, "max_completion_tokens", "greater than or equal to 0"),

@@ -450,7 +450,7 @@ async def test_a_request_is_admitted_whole_or_not_at_all(service: Route) -> None
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 129}, "n", "less than or equal to 128"),
         ({"best_of": 2}, "best_of", "best_of=2 is not supported: leave it out or send n=1"),
-        ({"suffix": "x"}, "suffix", "`suffix` is not supported: no model here fills in the middle"),
+        ({"suffix": "x"}, "suffix", "`suffix` is not supported: leave it out"),
         ({"echo": "true"}, "echo", "valid boolean"),
         ({"echo": 1}, "echo", "valid boolean"),
         ({"logprobs": 6}, "logprobs", "less than or equal to 5"),

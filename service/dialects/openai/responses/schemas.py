@@ -5,11 +5,13 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag, TypeAdapter
 
-from service.dialects import accepted
 from service.dialects.generation_schemas import (
     EMPTY_IS_ABSENT,
     MAX_TOKENS,
+    OPENAI_IGNORED,
     PADDED,
+    SAMPLING,
+    SAMPLING_IGNORED,
     ChatLogprob,
     Ignored,
     KeptState,
@@ -18,7 +20,7 @@ from service.dialects.generation_schemas import (
 )
 from service.dialects.openai.tool_calls import Function, FunctionName, FunctionType
 from service.dialects.states.options import Metadata, StateFields
-from service.http.fields import Fields
+from service.http.fields import EMPTY, Fields, unsupported_fields
 from service.http.routing import Many
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
@@ -124,7 +126,13 @@ class ResponseStreamOptions(Fields):
 
 
 class ResponseRequest(SamplingFields, StateFields):
-    others = accepted.RESPONSES
+    ignored = SAMPLING_IGNORED | OPENAI_IGNORED | {"max_tool_calls"}
+    unsupported = unsupported_fields(
+        SAMPLING,
+        "moderation echo prompt context_management background_options image access_programs prompt_logprobs",
+        reasoning=(EMPTY, {"effort": "none"}),
+        n=(EMPTY, 1),
+    )
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
     input: str | Annotated[Many[Item], Field(min_length=1, max_length=4096)]
