@@ -133,7 +133,7 @@ class SimulatedEngine(GeneratorEngine):
             if any(sequence in self._holders for sequence in cancelled):
                 self._simulated.broken.append(f"{self.name}: a run keeps its slot although it was cancelled before this turn")
         admission = self._admission
-        if self._held or len(admission) or admission._cancelled or admission._wanted:
+        if self._held or len(admission) or admission._cancelled:
             self.wake()
 
     def leaks(self) -> list[str]:
