@@ -24,6 +24,7 @@ from service.http.direct import Direct
 from service.http.edge import INTERNAL_ERROR, Edge, refusal
 from service.http.keys import Keys
 from service.http.routing import METHOD, SHORT, allowed, canonical, exact
+from service.http.shared_limits import SharedLimits
 from service.runtime.garbage import keep_loaded
 from service.telemetry.history import History
 
@@ -38,6 +39,7 @@ class Application(FastAPI):
     edge: Any
     direct: Direct  # handles plain requests; found by `service/http/connections.py`
     keys: Keys
+    sharing: SharedLimits
     needs_key = development = False
     history: History
     _lock = threading.Lock()
@@ -64,18 +66,22 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     If a bundle fails, it sets `catalog.failure` to the reason and calls `on_failure`.
     """
 
-    keys = Keys(catalog.settings, catalog.metrics)
+    sharing = SharedLimits()
+    keys = Keys(catalog.settings, catalog.metrics, sharing=sharing)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = running_of(catalog)
         running.tenant_named = keys.tenant
         kept = [history.watch()] if catalog.settings.console else []
-        tasks = [asyncio.create_task(work) for work in (_warm(catalog, on_failure), keys.watch(), running.watch(), *kept)]
+        tasks = [
+            asyncio.create_task(work) for work in (_warm(catalog, on_failure), keys.watch(), running.watch(), sharing.watch(catalog), *kept)
+        ]
         yield
         for task in tasks:
             task.cancel()
         await running.close()
+        await sharing.close()
         await catalog.stop()
 
     app = Application(
@@ -88,7 +94,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         redoc_url=None,
         openapi_url=None,
     )
-    app.keys = keys
+    app.keys, app.sharing = keys, sharing
     app.needs_key, app.development = keys.needed, catalog.settings.development
     app.history = history = History(catalog.metrics)
     # Routes are added directly, because `include_router` would build each route again when the first request arrives.

@@ -41,7 +41,7 @@ class CallTenant(Protocol):
 
     name: str
 
-    def begin_stream(self, call: "Call") -> None: ...
+    async def begin_stream(self, call: "Call") -> None: ...
 
     def charge(self, call: "Call") -> None: ...
 
@@ -98,10 +98,10 @@ class Call:
         """Return the fields of a log record that identify this request."""
         return {"request_id": self.request_id} | ({} if self.trace_id is None else {"trace_id": self.trace_id})
 
-    def begin_stream(self) -> None:
+    async def begin_stream(self) -> None:
         """Count the answer as one of the tenant's open streams. Raises RateLimited if the tenant has too many open streams."""
         if self.tenant is not None:
-            self.tenant.begin_stream(self)
+            await self.tenant.begin_stream(self)
 
     def report(self, truncated: Sequence[Cutting], query: Cutting | None = None) -> None:
         """Set the header `x-truncated-inputs`. Example: `2; 0:812>256, 5:600>256` means that 2 inputs were cut to 256 tokens: input 0,

@@ -169,8 +169,8 @@ class Settings(BaseModel):
     states: Annotated[str, AfterValidator(_store)] = Field(
         "~/.local/state/attnserve",
         validate_default=True,
-        description="Where states and responses are kept: a directory, `memory` (lost with the process), or a URL redis://HOST:PORT/DB "
-        "(its password in ATTNSERVE_STATES_PASSWORD).",
+        description="Where states, responses, and limits and usage of tenants are kept: a directory, `memory` (lost with the process), or "
+        "a URL redis://HOST:PORT/DB (its password in ATTNSERVE_STATES_PASSWORD).",
     )
     max_states: _Count = Field(10_000, description="Most states of one tenant.")
     max_state_bytes: _Bytes = Field(4 * 1024**3, description="Most bytes of one tenant's states; the least recently used give way.")

@@ -41,7 +41,7 @@ class Runs:
         """
         call.model = model.name
         if stream:
-            call.begin_stream()
+            await call.begin_stream()
         requests = [replace(each, checkpoint=each.checkpoint or new_state_id()) if each.takes_known else each for each in requests]
         if call.traceparent is not None:
             requests = [replace(request, traceparent=call.traceparent) for request in requests]

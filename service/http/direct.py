@@ -89,6 +89,8 @@ class Direct:
             tenant = keys.identify(key_in({"authorization": _text(given, b"authorization")}), call) if keys.needed else None
         except ServiceError:
             return None
+        if tenant is not None and tenant.must_ask():
+            return None
         before = connection.cycle
         answer = DirectAnswer(self.edge, connection, path, call)
         connection.cycle = answer  # type: ignore[assignment]  # has the attributes that uvicorn's protocol uses

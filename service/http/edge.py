@@ -95,7 +95,7 @@ class Edge:
             read_headers(call, headers, self.catalog.settings.request_timeout_s)
             if named is not None:
                 call.wanted, call.by_path = named, by_path
-            self._admit(scope, headers, call)
+            await self._admit(scope, headers, call)
             if scope["method"] in _WITH_BODY:
                 self.read_delay.check(call.started, waited_s(headers))
             body = await self._content(scope, headers, receive, call) if scope["method"] in _WITH_BODY else b""
@@ -127,7 +127,7 @@ class Edge:
         finally:
             self.end(scope, call, answer.status or 500, span)
 
-    def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
+    async def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
         """Set the client of `call`. Raises NotReady during shutdown, Unauthorized without a key, RateLimited if
         the tenant is over one of its limits."""
         if scope["path"].startswith(_OPEN) or scope["method"] == "OPTIONS":
@@ -139,6 +139,8 @@ class Edge:
         if self.keys.needed and ((key := key_in(headers)) or scope["path"] != "/" or scope["method"] != "GET"):
             tenant = self.keys.identify(key, call)
             if scope["path"] != USAGE_PATH:  # a tenant over its limits may still read its usage
+                if tenant.must_ask():
+                    await tenant.refill()
                 tenant.admit()
 
     def connection(self, client: tuple[str, int] | None, named: str) -> tuple[str, str]:

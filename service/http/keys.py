@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from service.call import Call
 from service.errors import Unauthorized
-from service.http.tenants import Rate, Tenant, TenantLimits
+from service.http.tenants import Rate, Sharing, Tenant, TenantLimits
 from service.settings import Settings, SettingsError
 from service.telemetry.metrics import Metrics
 
@@ -134,8 +134,11 @@ def key_in(headers: Mapping[str, str]) -> str:
 class Keys:
     """The API keys of one process. Use it on the event loop only."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic, sharing: Sharing | None = None
+    ) -> None:
         """Raises SettingsError if the file is unusable, so that the service does not start without its keys."""
+        self._sharing = sharing
         self.needed = settings.needs_key
         self._file = settings.api_keys_file
         self._metrics = metrics
@@ -147,7 +150,7 @@ class Keys:
         for key in settings.api_keys:
             digest = hashlib.sha256(key.get_secret_value().encode()).digest()
             name = f"key:{digest.hex()[:16]}"
-            tenant = Tenant(name, client=name, clock=clock)
+            tenant = Tenant(name, client=name, clock=clock, sharing=sharing)
             tenant.metrics = metrics.tenant(OTHERS)  # not labelled with `name`, which has a part of the hash, because /metrics is public
             self._own[digest] = tenant, name
         self._mark: object = None
@@ -200,7 +203,8 @@ class Keys:
         for entry in entries:
             tenant = tenants.get(entry.tenant)
             if tenant is None:
-                tenant = tenants[entry.tenant] = self._tenants.get(entry.tenant) or Tenant(entry.tenant, clock=self._clock)
+                tenant = self._tenants.get(entry.tenant) or Tenant(entry.tenant, clock=self._clock, sharing=self._sharing)
+                tenants[entry.tenant] = tenant
                 tenant.limit(entry.limits)
             found[bytes.fromhex(entry.sha256)] = tenant, entry.name
         # The first tenants of the file have separate metrics, so that all gateways label the same tenants.

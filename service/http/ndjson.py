@@ -35,7 +35,7 @@ async def stream(
     After the first row, an error of one input is sent as a line, even if the request did not ask for errors by item. `entry(index, row)`
     returns the content of a line, and `render` the status and the content for an error.
     """
-    call.begin_stream()
+    await call.begin_stream()
     call.item_errors = True
     rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # no limit needed: it has at most one entry per input
     work = asyncio.create_task(model.answer(request, call, lambda index, row: rows.put_nowait((index, row))))

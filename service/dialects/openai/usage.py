@@ -1,7 +1,7 @@
 """The route `/v1/usage`, which returns the numbers of requests and tokens of the caller's tenant.
 
-OpenAI has no such route, but the format resembles OpenAI's other routes. Counts begin when this process first reads the tenant's
-key. On a cluster, each gateway has separate counts, and Prometheus has the sum (`attnserve_tenant_tokens_total`).
+OpenAI has no such route, but the format resembles OpenAI's other routes. The counts are in the store, for all gateways that share it.
+If the store is away or in memory, they are those of this process, from its start on.
 """
 
 from dataclasses import asdict
@@ -30,7 +30,10 @@ class TenantUsage(BaseModel):
     tenant: str
     key: str = Field(description="The name of the key that asks; the counts are of all keys of the tenant.")
     since: int = Field(description="Seconds since the epoch.")
-    scope: Literal["process", "gateway"] = Field(description="`gateway`: one of several that answer, each with counts of its own.")
+    scope: Literal["store", "gateway", "process"] = Field(
+        description="`store`: the counts of all gateways that share the store, up to a second old. Otherwise those of this process since "
+        "its start; `gateway`: of several that answer, each with counts of its own."
+    )
     requests: int = Field(description="Requests that a model answered.")
     prompt_tokens: int
     completion_tokens: int
@@ -48,14 +51,18 @@ async def usage(call: CallDep, catalog: CatalogDep) -> Any:
     tenant = call.tenant
     if not isinstance(tenant, Tenant):
         raise RouteNotFound("there is no usage here: it is counted by API key, and this service has none; see the setting api_keys_file")
+    since, models, shared = await tenant.used()
+    total = UsageCounts()
+    for counts in models.values():
+        total.add(counts.requests, counts.prompt_tokens, counts.completion_tokens)
     return {
         "object": "usage",
         "tenant": tenant.name,
         "key": call.key,
-        "since": tenant.since_s,
-        "scope": "gateway" if catalog.settings.profile == "split" else "process",
-        **_counts(tenant.total),
-        "models": [{"model": name, **_counts(used)} for name, used in sorted(tenant.usage.items())],
+        "since": since,
+        "scope": "store" if shared else "gateway" if catalog.settings.profile == "split" else "process",
+        **_counts(total),
+        "models": [{"model": name, **_counts(counts)} for name, counts in sorted(models.items())],
     }
 
 

@@ -309,6 +309,23 @@ async def test_usage_is_the_tenants_own_by_model(file: Path) -> None:
         assert said(await http.post("/v1/usage", headers=bearer(GLOBEX))) == (405, "invalid_request_error", "method_not_allowed")
 
 
+async def test_limits_and_usage_are_those_of_all_gateways_of_a_store(bundle: Path, file: Path, tmp_path: Path) -> None:
+    write(file, entry(ACME, requests_per_minute=4))
+
+    @asynccontextmanager
+    async def gateway() -> AsyncIterator[httpx.AsyncClient]:
+        async with served(bundle, file=file, states=str(tmp_path / "states")) as (app, http):
+            await until(lambda: app.sharing.on)  # type: ignore[attr-defined]
+            yield http
+
+    async with gateway() as first, gateway() as second:
+        answers = [await embed(http, ACME) for http in (first, second) * 3]
+        assert sorted(each.status_code for each in answers) == [200, 200, 200, 200, 429, 429]
+    async with gateway() as later:
+        used = (await later.get("/v1/usage", headers=bearer(ACME))).json()
+        assert (used["scope"], used["requests"]) == ("store", 4)
+
+
 async def test_without_keys_there_is_no_usage(bundle: Path) -> None:
     async with client(fake_app(bundle)) as http:
         assert said(await http.get("/v1/usage")) == (404, "invalid_request_error", "not_found")

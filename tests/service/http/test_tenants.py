@@ -84,17 +84,17 @@ def test_tokens_are_charged_when_they_were_used_and_a_debt_is_paid_by_time(clock
     acme.admit()
 
 
-def test_streams_are_counted_while_they_last(clock: Clock) -> None:
+async def test_streams_are_counted_while_they_last(clock: Clock) -> None:
     acme = tenant(clock, streams=2)
     calls = [used(), used()]
     for call in calls:
-        acme.begin_stream(call)
-    with pytest.raises(RateLimited, match="2 of its streams are open, and its limit is 2"):
-        acme.begin_stream(refused := used())
+        await acme.begin_stream(call)
+    with pytest.raises(RateLimited, match="its limit is 2 open streams"):
+        await acme.begin_stream(refused := used())
     acme.settle(refused, 429)  # never one of them
     assert acme.streams == 2
     acme.settle(calls[0], 499)
-    acme.begin_stream(used())
+    await acme.begin_stream(used())
     assert told(acme) == {}, "OpenAI has no header for it"
 
 
@@ -123,7 +123,6 @@ def test_usage_is_what_models_answered(clock: Clock) -> None:
         "mini": (1, 4, 3),
         "other-model": (1, 4, 1),
     }
-    assert (acme.total.requests, acme.total.prompt_tokens, acme.total.completion_tokens) == (2, 8, 4)
 
 
 @pytest.mark.parametrize(

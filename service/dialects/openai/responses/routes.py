@@ -102,7 +102,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
             return await _again(made, tenant, body, call, catalog)
         row = replace(new, version=made)
     if body.stream:
-        call.begin_stream()
+        await call.begin_stream()
     return await _begun(running, prepared, head, row, body, call, catalog)
 
 
@@ -178,7 +178,7 @@ async def _again(response: str, tenant: str, body: ResponseRequest, call: Call, 
     call.headers["idempotent-replayed"] = "true"
     follower = await _follower(response, tenant, catalog, NEVER)
     if body.stream:
-        call.begin_stream()
+        await call.begin_stream()
         return await sse.stream(follower, Events(follower.answer, padded=body.padded), call, catalog.settings)
     if not follower.answer.head["background"]:
         late = f"the response {response} had no text at the request's deadline: retrieve it by its id, or send the request again"
@@ -220,7 +220,7 @@ async def response(
         if call.last_event_id is not None:
             after = _number(call.last_event_id)
         follower = await _follower(response_id, tenant, catalog, after)
-        call.begin_stream()
+        await call.begin_stream()
         script = Events(follower.answer, after, padded=include_obfuscation, ids=True)
         return await sse.stream(follower, script, call, catalog.settings)
     row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response_id))
