@@ -30,7 +30,7 @@ export: $(DEFAULT)  ## The default bundles
 $(ENCODER)/manifest.json: $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(TEACHER) --out $(ENCODER) --maps
 
-# Weights and products in 8 bits (7 on a CPU without VNNI), by the fastest of the recipes that are accurate enough on this machine.
+# Products in 8 bits, with weights in 8 bits (7 on a CPU without VNNI).
 $(ENCODER)-int8/manifest.json: $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(TEACHER) --out $(@D) --precision int8
 

@@ -1,5 +1,5 @@
 """Int8 graphs for CPUs.
 
-- `recipes.py`: the recipes for quantising a graph.
-- `choice.py`: tries every recipe on an encoder and keeps the fastest that is accurate enough.
+- `recipes.py`: the recipe for quantising a graph, with two ranges of the weights.
+- `choice.py`: tries both on an encoder and keeps the fastest that is accurate enough.
 """

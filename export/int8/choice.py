@@ -1,4 +1,4 @@
-"""Chooses the int8 recipe of an encoder: all recipes are measured on this machine, and the fastest accurate one is kept."""
+"""Chooses the range of an encoder's int8 weights: 8 and 7 bits are measured on this machine, and the fastest accurate one is kept."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ from export.checks.golden import EncoderExamples
 from export.checks.parity import answers, feed_of, open_graph
 from export.errors import ExportError
 from export.graphs.onnx_file import optimise, save
-from export.int8.recipes import RECIPES, Recipe, column_peaks, with_matmuls
+from export.int8.recipes import RECIPES, Recipe, column_peaks, per_token, with_matmuls
 
 BATCH, TOKENS, SECONDS = 8, 16, 1.0
 ROUNDS = 5  # rounds of a measurement; their median is robust to one or two slow ones
@@ -49,7 +49,7 @@ def choose(
     for number, recipe in enumerate(recipes):
         progress(number / len(recipes))
         quantised = scratch / f"{number}.onnx"
-        save(recipe.apply(with_matmuls(onnx.load(task.graph)), peaks), quantised, weights_beside=True)
+        save(per_token(with_matmuls(onnx.load(task.graph)), peaks, weight_levels=recipe.weight_levels), quantised, weights_beside=True)
         files.append(optimise(quantised, scratch / str(number)))
         for part in scratch.glob(f"{quantised.name}*"):
             part.unlink()

@@ -1,4 +1,4 @@
-"""Ways of quantising the matrix products of a graph to 8-bit integers, for the CPU.
+"""Quantises the matrix products of a graph to 8-bit integers, for the CPU.
 
 An int8 product needs 8-bit activations too, and its accuracy depends on their scale. onnxruntime's dynamic quantisation has one scale
 for the whole batch: a text's vector then depends on the other texts, and one outlier reduces the precision of all. `per_token`
@@ -6,13 +6,10 @@ computes a scale for each token with ordinary operators around the same integer 
 columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/decisions.md.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +25,11 @@ ColumnPeaks = Mapping[str, Array]  # name of a product's left input -> the large
 SMOOTHING = 0.6  # SmoothQuant's α: 0.5 and 0.7 gave cosines of 0.9925 and 0.9933, 0.6 gave 0.9941 (MiniLM)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One way of quantising: its name in a manifest, and the function that quantises a graph of `MatMul`s."""
+class Recipe(NamedTuple):
+    """A range of the weights: its name in a manifest, and the largest weight."""
 
     name: str
-    apply: Callable[[ModelProto, ColumnPeaks], ModelProto]
+    weight_levels: int
 
 
 def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
@@ -53,7 +49,7 @@ def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
 
 
 def with_matmuls(model: ModelProto) -> ModelProto:
-    """Replace every `Gemm` that has constant weights by `MatMul` and `Add`, because recipes quantise only `MatMul`. Changes `model`."""
+    """Replace every `Gemm` that has constant weights by `MatMul` and `Add`, because only `MatMul` is quantised. Changes `model`."""
     weights = _weights(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
@@ -74,13 +70,11 @@ def with_matmuls(model: ModelProto) -> ModelProto:
     return with_nodes(model, nodes)
 
 
-def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
+def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127) -> ModelProto:
     """Quantise with one scale per token and one per column of the weights. Changes `model`.
 
     A product y = x W becomes x times "x.smoothing" (K,) in bytes, times the integers "y.weight" (K, M), times "y.scales" (M,) and the
-    tokens' scales. `weight_levels` is the largest int8 weight; with 63, sums of two products fit into 16 bits. Without `narrowing`,
-    products whose weights have fewer columns than rows stay in fp32. These are the last products of feed-forward blocks, which have the
-    largest outliers, and the projections of grouped heads.
+    tokens' scales. `weight_levels` is the largest int8 weight; with 63, sums of two products fit into 16 bits.
     """
     weights, groups = _weights(model), _products_by_left(model)
     constants: dict[str, NDArray[Any] | np.generic] = {
@@ -97,9 +91,6 @@ def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127
             nodes.append(node)
             continue
         (x, W), y = node.input, node.output[0]
-        if not narrowing and weights[W].dims[0] > weights[W].dims[1]:
-            nodes.append(node)
-            continue
         if x not in smoothing:
             smoothing[x] = _smoothing(peaks[x], [numpy_helper.to_array(weights[product.input[1]]) for product in groups[x]])
             constants[f"{x}.smoothing"] = 1 / smoothing[x]
@@ -130,24 +121,10 @@ def _bytes_of(x: str) -> list[NodeProto]:
     ]
 
 
-def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProto:
-    """Quantise with onnxruntime's MatMulNBits: one scale per `block` weights of a column and per `block` values of a token."""
-    with _quiet():
-        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-
-        quantiser = MatMulNBitsQuantizer(model, bits=8, block_size=block, is_symmetric=True, accuracy_level=4)
-        quantiser.process()
-    return quantiser.model.model
-
-
-# onnxruntime's dynamic quantisation is left out. It is not more accurate, and a vector would depend on the other texts of its batch.
+# 8 bits are for CPUs with VNNI. Without it they are slower, or sums of two products are cut at 16 bits.
 RECIPES = (
-    Recipe("a scale per token, columns smoothed", per_token),
-    Recipe("a scale per token, columns smoothed, weights in 7 bits", lambda model, peaks: per_token(model, peaks, weight_levels=63)),
-    Recipe(
-        "a scale per token, columns smoothed, narrowing products in fp32", lambda model, peaks: per_token(model, peaks, narrowing=False)
-    ),
-    Recipe("a scale per 32 values (MatMulNBits)", lambda model, peaks: per_block(model, peaks, block=32)),
+    Recipe("a scale per token, columns smoothed", 127),
+    Recipe("a scale per token, columns smoothed, weights in 7 bits", 63),
 )
 
 
@@ -190,16 +167,3 @@ def with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
     if OPERATORS not in {entry.domain for entry in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(OPERATORS, 1))
     return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the messages that onnxruntime's tools write to the root logger, and undo how they configure it at import."""
-    disabled, level, handlers = logging.root.manager.disable, logging.root.level, logging.root.handlers[:]
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
-        logging.root.setLevel(level)
-        logging.root.handlers[:] = handlers

@@ -1,7 +1,5 @@
 """An int8 graph is served only if it was close enough to torch, and the account of what was tried goes with it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,20 +40,6 @@ def test_the_weights_are_in_a_file_that_a_server_maps_into_memory(encoder_checkp
     assert (tmp_path / "int8" / "model.onnx.data").stat().st_mode == (tmp_path / "int8" / contract.GRAPH).stat().st_mode
 
 
-def test_onnxruntimes_tools_do_not_configure_the_log() -> None:
-    """They do when they are imported, and later steps of the export would then print what other libraries log."""
-    code = """
-import logging
-from onnx import TensorProto, helper
-from export.int8.recipes import per_block
-before = logging.root.level, logging.root.handlers[:]
-x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 32]) for name in "xy")
-per_block(helper.make_model(helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])), {}, block=32)
-assert (logging.root.level, logging.root.handlers) == before, logging.root.handlers
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_manifest_without_rank_correlations_is_written_without_their_name(encoder_bundle: Path) -> None:
     """So that a bundle of an earlier version keeps its fingerprint."""
     trial = contract.RecipeTrial(
@@ -93,17 +77,6 @@ def product(d_in: int, d_out: int) -> tuple[onnx.ModelProto, np.ndarray]:
         [numpy_helper.from_array(W, "W"), numpy_helper.from_array(np.zeros(d_out, np.float32), "b")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), W.T
-
-
-def test_what_narrows_may_stay_as_it_is() -> None:
-    (kept, _), (changed, _) = product(32, 16), product(16, 32)
-    operators = [
-        [node.op_type for node in per_token(with_matmuls(model), {"x": np.ones(d_in, np.float32)}, narrowing=False).graph.node]
-        for model, d_in in ((kept, 32), (changed, 16))
-    ]
-    assert "MatMul" in operators[0]
-    assert "MatMulIntegerToFloat" not in operators[0]
-    assert "MatMulIntegerToFloat" in operators[1]
 
 
 def test_a_token_keeps_its_bits_whatever_stands_beside_it(tmp_path: Path) -> None:
