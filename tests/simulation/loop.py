@@ -153,17 +153,17 @@ def run(loop: SimulatedLoop, main: Coroutine[Any, Any, T]) -> T:
     random.seed(loop.random.random())
     gc.disable()  # a garbage collection would close generators at times that do not depend on the seed
     try:
-        with virtual_time(loop):
+        with _virtual_time(loop):
             try:
                 return loop.run_until_complete(main)
             finally:
-                end(loop)
+                _end(loop)
     finally:
         gc.enable()
         random.setstate(chance)
 
 
-def end(loop: SimulatedLoop) -> None:
+def _end(loop: SimulatedLoop) -> None:
     """Cancel all tasks and close the loop."""
     loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
     loop.run_until_complete(loop.shutdown_asyncgens())
@@ -178,7 +178,7 @@ async def _cancel(left: set["asyncio.Task[Any]"]) -> None:
 
 
 @contextlib.contextmanager
-def virtual_time(loop: SimulatedLoop) -> Iterator[None]:
+def _virtual_time(loop: SimulatedLoop) -> Iterator[None]:
     """All clocks show the loop's time. A thread's CPU time stands still, so that no grammar is found too slow."""
     clocks: dict[str, Callable[[], float]] = {
         "time.monotonic": loop.time,

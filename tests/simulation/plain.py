@@ -61,11 +61,6 @@ def embedded(token: int) -> NDArray[np.float32]:
     return added
 
 
-def packed_ids(ids: Sequence[int]) -> bytes:
-    """Return token ids as the store keeps them in a lineage."""
-    return np.array(ids, "<i4").tobytes()
-
-
 def logits(S: NDArray[np.float32]) -> NDArray[np.float32]:
     return _steps().logits(S)
 
