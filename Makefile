@@ -79,8 +79,8 @@ bundles/smollm2-linear/manifest.json: models/pretrained/smollm2-135m-linear/delt
 	$(BIN)/attnserve export --checkpoint out/smollm2-linear --out $(@D) --precision int8-rough
 
 # Encoder-decoders need no second graph for attention maps: their step graph returns the attention of every token.
-WRITERS := number-words number-words-transformer number-words-english
-$(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
+ENCODER_DECODERS := number-words number-words-transformer number-words-english
+$(ENCODER_DECODERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
 test: $(VENV)/.test  ## The tests that start no service, cluster or browser, and no program of others

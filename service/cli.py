@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
+from importlib import import_module
 from importlib.metadata import version
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,18 +45,8 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands or cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        mounted = typer.main.get_group(_load(COMMANDS[cmd_name]).app)
+        mounted = typer.main.get_group(import_module(COMMANDS[cmd_name]).app)
         return mounted.commands.get(cmd_name)
-
-
-def _load(name: str) -> Any:
-    """Import a module from its file, without its package: `models/__init__.py` imports torch, which help texts do not need."""
-    spec = spec_from_file_location(name, Path(__file__).parents[1].joinpath(*name.split(".")).with_suffix(".py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 app = typer.Typer(

@@ -13,8 +13,8 @@ from torch import nn
 from export.comparison.convolution import Convolution
 from export.comparison.recurrent import Recurrent
 from export.errors import ExportError
-from models import LAYERS
 from models.attention.layers.mechanism import Mechanism, Sizes
+from models.layers import LAYERS
 
 EVERYTHING: dict[str, type[Mechanism]] = {**LAYERS, "convolution": Convolution, "recurrent": Recurrent}
 

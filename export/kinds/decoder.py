@@ -32,7 +32,6 @@ from export.graphs.onnx_file import REWRITTEN, save
 from export.graphs.torch_graph import TorchGraph
 from export.int8.recipes import column_peaks
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress, finite
-from models import LAYERS
 from models.attention.sparse.sink_window import SinkWindowAttention
 from models.checkpoints.chat import CHAT_TEMPLATE
 from models.checkpoints.decoder import ARCHITECTURE, load_decoder
@@ -41,6 +40,7 @@ from models.checkpoints.published import UNLIMITED
 from models.decoder.model import HYBRID, Decoder
 from models.decoder.window import softmax_of, windowed
 from models.folders.folder import JsonSettings
+from models.layers import LAYERS
 from service.errors import InvalidRequest
 from service.generation.chat.template import ChatTemplate
 

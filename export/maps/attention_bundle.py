@@ -10,9 +10,9 @@ from export.checks.parity import open_graph
 from export.errors import ExportError
 from export.graphs.shared_weights import share
 from export.maps.attention_graph import trace_maps
-from models import LAYERS
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
+from models.layers import LAYERS
 from models.maps.model import attention_maps
 
 TOLERANCE = 1e-4  # largest error of an attention weight; both compute in float32 and sum in different orders

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from models import LAYERS
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
+from models.layers import LAYERS
 from models.parts.feedforward import ACTIVATIONS, FeedForward
 from models.parts.modules import Modules
 from models.parts.positions import Rotation, sinusoids_at

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import LAYERS
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.mechanism import Mechanism
+from models.layers import LAYERS
 from models.parts.feedforward import ACTIVATIONS, FeedForward
 from models.parts.modules import Modules
 from models.parts.positions import RelativeBias, Rotation, RotationTable, positions_after_padding, sinusoids

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models import LAYERS
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
+from models.layers import LAYERS
 from models.maps.matrix import attention_matrix
 
 NAMES: dict[type[nn.Module], str] = {layer: name for name, layer in LAYERS.items()}

@@ -17,9 +17,9 @@ from export import contract
 from export.bundle import export_bundle, export_file
 from export.errors import ExportError
 from export.maps.from_bundle import maps_of_bundle
-from models import LAYERS
 from models.checkpoints.description import build_encoder
 from models.checkpoints.published import load_checkpoint
+from models.layers import LAYERS
 from models.maps.model import attention_maps
 from service.app import build_app
 from service.call import Call

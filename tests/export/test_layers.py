@@ -14,9 +14,9 @@ from torch import nn
 
 from export.comparison import layer_graph
 from export.graphs.torch_graph import OPSET, quiet
-from models import LAYERS
 from models.attention.layers.running_max import CHUNK, GROUP
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention
+from models.layers import LAYERS
 
 D, H = 16, 2
 LARGEST_N = 100

@@ -10,7 +10,7 @@ MODELS = ROOT / "models"
 FILES = sorted(MODELS.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
 ORDER = [
-    *("parts", "attention", "folders", "encoder", "decoder", "reformer", "checkpoints", "encoder_decoder", "maps"),
+    *("parts", "attention", "layers", "folders", "encoder", "decoder", "reformer", "checkpoints", "encoder_decoder", "maps"),
     "training",
 ]
 MECHANISMS = ["layers", "scoring", "sparse", "recurrent", "linear", "gated"]  # the same within attention

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from models import LAYERS
 from models.attention.layers.causal import CausalLayer
+from models.layers import LAYERS
 
 Phase = Literal["transfer", "end to end"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from export.comparison.mechanisms import EVERYTHING, chosen, is_attention, options, words, work
 from export.errors import ExportError
-from models import LAYERS
+from models.layers import LAYERS
 
 
 def test_all_layers_are_compared() -> None:

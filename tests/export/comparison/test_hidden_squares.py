@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from export.comparison import growth
 from export.comparison.mechanisms import EVERYTHING, build, is_attention, work
-from models import LAYERS
+from models.layers import LAYERS
 from tests.largest_tensor import LargestTensor
 
 D, H = 8, 2

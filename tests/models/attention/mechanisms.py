@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from models import LAYERS
+from models.layers import LAYERS
 
 # State tensors, of any layer, that later tokens need not change.
 SETTLES = {name for layer in LAYERS.values() for name in layer.settles}

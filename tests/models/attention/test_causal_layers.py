@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import LAYERS
 from models.attention.gated.gau import GatedProjections
 from models.attention.layers.causal import CausalLayer, State, attend_causal_features
 from models.attention.layers.recurrence import CHUNK, chunkwise, parallel, recurrent
 from models.attention.layers.scaled_dot_product import attend
+from models.layers import LAYERS
 from models.parts.positions import Rotation, rotation_at
 
 EXACT = 1e-10  # float64: the same formula, summed in another order

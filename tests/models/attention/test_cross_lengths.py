@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import LAYERS
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.efficient import attend_efficient
 from models.attention.linear.linear import attend_linear
@@ -24,6 +23,7 @@ from models.attention.scoring.nadaraya_watson import attend_nadaraya_watson
 from models.attention.scoring.scored import ScoredAttention
 from models.attention.scoring.softmax1 import attend_softmax1
 from models.attention.sparse.local import attend_local
+from models.layers import LAYERS
 from tests.models.attention.scores import D_K, EXACT, N_K, N_Q, B, H, by_loops, drawn, qkv
 
 WINDOW, N_CODES = 2, 3

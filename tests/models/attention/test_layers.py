@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from models import LAYERS
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.narrow import NarrowAttention
 from models.attention.layers.scaled_dot_product import attend, masked_softmax
 from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.layers.wide import WideAttention
 from models.attention.linear.linear import attend_linear
+from models.layers import LAYERS
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms; relative to the largest output where that is above 1

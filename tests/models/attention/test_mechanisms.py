@@ -8,9 +8,9 @@ from pkgutil import resolve_name
 
 import pytest
 
-from models import LAYERS
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.mechanism import ALL_PAIRS, Cost, Examples, Mechanism, Sizes
+from models.layers import LAYERS
 from tests.models.attention.mechanisms import MECHANISMS
 
 

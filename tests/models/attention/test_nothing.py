@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from models import LAYERS
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.causal_efficient import attend_causal_efficient
@@ -19,6 +18,7 @@ from models.attention.scoring.dot import attend_dot
 from models.attention.scoring.nadaraya_watson import attend_nadaraya_watson
 from models.attention.scoring.softmax1 import attend_softmax1, attend_softmax1_online
 from models.attention.sparse.local import attend_local
+from models.layers import LAYERS
 from tests.models.attention import test_causal_layers, test_layers
 
 D = test_layers.D

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import LAYERS
+from models.layers import LAYERS
 from tests.models.attention.mechanisms import MECHANISMS
 from tests.models.attention.scores import D_K, B, H, drawn
 

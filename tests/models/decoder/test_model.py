@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import LAYERS
 from models.attention.layers.causal import CausalLayer, State
 from models.decoder.model import Decoder, DecoderConfig
+from models.layers import LAYERS
 from models.parts.positions import RotationTable, rotation_at, sinusoids, sinusoids_at
 from tests.models.attention.mechanisms import SETTLES
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models import LAYERS
 from models.attention.gated.gau import SILU_IS_1, GatedProjections
 from models.attention.layers.multi_head import split_heads
+from models.layers import LAYERS
 from models.maps.matrix import attention_matrix
 from models.maps.rank import effective_rank, numerical_rank
 from models.parts.positions import rotation_at

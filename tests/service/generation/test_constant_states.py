@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from export import contract
-from models import LAYERS
+from models.layers import LAYERS
 from service.generation.engine import GeneratorEngine
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run

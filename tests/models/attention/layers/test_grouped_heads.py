@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import LAYERS
 from models.attention.layers.grouped_heads import GroupedHeads
+from models.layers import LAYERS
 from models.parts.positions import rotate, rotation_at
 
 EXACT = 1e-10  # float64: the same formula, summed in another order

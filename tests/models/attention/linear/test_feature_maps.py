@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import LAYERS
 from models.attention.linear.feature_maps import FEATURE_MAPS, map_named, n_features
 from models.attention.linear.linear import attend_linear
+from models.layers import LAYERS
 from tests.models.attention.test_causal_layers import EXACT, D, H, heads, in_pieces, projected, tokens
 
 D_K = D // H

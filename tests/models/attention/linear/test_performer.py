@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import LAYERS
 from models.attention.layers.recurrence import parallel, recurrent
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.causal_performer import FeatureSums, attend_causal_performer
 from models.attention.linear.performer import attend_performer
 from models.attention.linear.random_features import KERNELS, default_features, draw_projection, log_features, redraw_features, relu_features
+from models.layers import LAYERS
 from tests.models.attention.test_causal_layers import EXACT, D, H
 
 B, D_K, D_V, M = 2, 4, 3, 6

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import LAYERS
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.differential import DifferentialAttention, attend_differential
+from models.layers import LAYERS
 from models.parts.positions import RotationTable
 from tests.models.attention.scores import EXACT, drawn, pairs, qkv
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from models import LAYERS
 from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.scoring.scored import ScoredAttention
+from models.layers import LAYERS
 from models.parts.positions import RotationTable
 from tests.models.attention.scores import EXACT, drawn
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import LAYERS
 from models.attention.layers.mechanism import Examples
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.causal_synthesizer import CausalSynthesizer
@@ -19,6 +18,7 @@ from models.attention.scoring.synthesizer_scores import (
     factorised_random_scores,
     mixed_scores,
 )
+from models.layers import LAYERS
 from models.parts.positions import Rotation
 from tests.export import test_layers as exported
 from tests.models.attention import test_causal_layers as causal

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import LAYERS
 from models.attention.sparse.sink_window import SinkWindowAttention
 from models.decoder.model import Decoder, DecoderConfig
+from models.layers import LAYERS
 from models.parts.positions import rotate, rotation_at
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
