@@ -33,7 +33,6 @@ from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import StepSession
 from service.overload.byte_shares import ByteShares
 from service.runtime.budget import CpuBudget, available_cpus, share_out
-from service.runtime.huge_pages import huge_pages
 from service.runtime.memory import Release
 from service.runtime.onnx import CUDA, Array, Session, SettingsConflict, in_a_line
 from service.runtime.pacing import hand_over_s
@@ -121,12 +120,11 @@ class Catalog:
             if self.states is None and any(manifest.traits.part == "decoder" for manifest in manifests):
                 self.states = open_store(self.settings.states, StateStoreMetrics(self.metrics))
             checks = [readers.submit(self.check_maps, *each) for each in zip(self.settings.bundles, manifests, strict=True)]
-            with huge_pages():
-                for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
-                    model = self._opened(bundle, manifest)
-                    models[model.name] = model
-                    told = {"model": model.name, "kind": manifest.kind, "fingerprint": manifest.fingerprint[:12]}
-                    log.info("loaded", extra=told | {"provider": model.provider})
+            for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
+                model = self._opened(bundle, manifest)
+                models[model.name] = model
+                told = {"model": model.name, "kind": manifest.kind, "fingerprint": manifest.fingerprint[:12]}
+                log.info("loaded", extra=told | {"provider": model.provider})
             for check in checks:
                 check.result()
         self.models = models
