@@ -18,7 +18,6 @@ from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
 from service.generation.text import Vocabulary
 from service.runtime.garbage import keep_loaded
-from service.runtime.huge_pages import huge_pages
 from service.runtime.pacing import hand_over_s
 from service.settings import Settings
 from service.telemetry.metrics import GeneratorMetrics, Metrics
@@ -90,8 +89,7 @@ async def running(bundle: Path, slots: int, threads: int, every_s: float = EVERY
     """Start an engine for the bundle as the service does for streams with a message every `every_s` seconds, and stop it at the end of the
     `with` block.
     """
-    with huge_pages():
-        session = open_steps(bundle, threads, share_out=True)
+    session = open_steps(bundle, threads, share_out=True)
     file = bundle / contract.TOKENIZER
     engine = GeneratorEngine(
         session,

@@ -25,7 +25,6 @@ import torch
 
 from loadtest.in_process import engine
 from loadtest.in_process.steps import median_s, open_steps, stepping
-from service.runtime.huge_pages import huge_pages
 
 PROMPT_TOKENS = 1000
 NEW_TOKENS = 128
@@ -140,8 +139,7 @@ def read_bytes_per_s(threads: int) -> float:
 
 def step_s(bundle: Path, threads: int, *, position: int = 0, longest: int = 1 << 30) -> float:
     """Return the median seconds of a step of one sequence."""
-    with huge_pages():  # as in the service
-        session = open_steps(bundle, threads)
+    session = open_steps(bundle, threads)
     return median_s(stepping(session, 1, position=position, longest=longest), 2.0)
 
 

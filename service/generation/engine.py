@@ -1,5 +1,4 @@
-"""A decoder's engine. It alternates between a decode step for all running sequences and a chunk of prefill, or computes both at the same
-time, on a core each.
+"""A decoder's engine. It alternates between a decode step for all running sequences and a chunk of prefill.
 
 `step_engine.py` contains the parts of an engine that do not depend on how tokens are computed, `intake.py` makes a run from a request,
 `places.py` moves runs between prefill and decode batch, and `saved/run_states.py` loads and stores states. This file contains the
@@ -18,7 +17,7 @@ from service.errors import DeadlineExceeded, ServiceError
 from service.generation.admission import Admission, QueueLimits
 from service.generation.intake import Intake, PromptWork
 from service.generation.places import Places
-from service.generation.prefill import Fed, Piece, Prompt, sequences_of
+from service.generation.prefill import Fed, Prompt, sequences_of
 from service.generation.request import Delta, FinishReason, GenerationRequest
 from service.generation.run import Run
 from service.generation.running import MOST_STEPS
@@ -170,13 +169,9 @@ class GeneratorEngine(StepEngine[Sequence]):
         return self._admission.aside < self._max_aside
 
     def _compute(self) -> None:
-        beside = self._session.at_once is not None and len(self._running) > 0 and len(self._prefill) > 0
-        if not beside:
-            self._feed_some()
+        self._feed_some()
         if self._gather():
-            self._guarded(partial(self._step, beside=beside), self._running.sequences)
-        elif beside:
-            self._feed_some()
+            self._guarded(self._step, self._running.sequences)
 
     def _end_at_deadline(self, sequence: Sequence) -> None:
         keeps = sequence.request.keep is not None
@@ -244,22 +239,9 @@ class GeneratorEngine(StepEngine[Sequence]):
                 break
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
-        """Feed a piece of each prompt, and record it."""
-        piece = self._prefill.begin(prompts, size)
-        piece()
-        self._fed(piece)
-
-    def _piece_beside(self) -> Piece | None:
-        """Return a piece of prompts to feed at the same time as a decode step. If that fails, the runs of these prompts fail."""
-        prompts, size = self._prefill.next(self._prefill.budget(self._step_s, beside=True))
-        made: list[Piece] = []
-        self._guarded(lambda: made.append(self._prefill.begin(prompts, size, beside=True)), sequences_of(prompts))
-        return made[0] if made else None
-
-    def _fed(self, piece: Piece) -> None:
-        """Record a piece that was fed. When a prompt is done, its runs join the decode batch, or wait if they have no slot now."""
-        before = sum(prompt.left for prompt in piece.prompts)
-        for fed in self._prefill.end(piece):
+        """Feed a piece of each prompt. When a prompt is done, its runs join the decode batch, or wait if they have no slot now."""
+        before = sum(prompt.left for prompt in prompts)
+        for fed in self._prefill.feed(prompts, size):
             if not fed.done:
                 self._checkpoint_prompt(fed)
                 continue
@@ -279,12 +261,12 @@ class GeneratorEngine(StepEngine[Sequence]):
                 else:
                     self._running.join(sequence, fed.states, fed.logits)
                     sequence.placed_at = sequence.position
-        self.metrics.prompt_tokens.inc(before - sum(prompt.left for prompt in piece.prompts))
+        self.metrics.prompt_tokens.inc(before - sum(prompt.left for prompt in prompts))
         self._last_call_failed = False
 
-    def _step(self, *, beside: bool) -> None:
-        """Draw one token for every running sequence, publish it, and feed it to the sequences that continue. With `beside`, feed a piece of
-        prompts at the same time. A call may make several steps; their tokens are drawn and emitted one step after the other.
+    def _step(self) -> None:
+        """Draw one token for every running sequence, publish it, and feed it to the sequences that continue. A call may make several steps;
+        their tokens are drawn and emitted one step after the other.
         """
         ending = self._draw(time.monotonic())
         known = self._step_s > 0 and not ending  # whether it is known when the next tokens are drawn, if there is no other work
@@ -293,9 +275,8 @@ class GeneratorEngine(StepEngine[Sequence]):
         # Before the graph runs, so that the event loop sends tokens meanwhile.
         self._publish(n_steps * self._step_s if known and self._soon else math.inf)
         if len(self._running):
-            piece = self._piece_beside() if beside else None
-            guessed = self._running.step([sequence for sequence, _ in ending], piece, most=n_steps)
-            self._step_s = averaged(self._step_s, self._running.step_s)  # on one core, if a piece was fed on the other
+            guessed = self._running.step([sequence for sequence, _ in ending], most=n_steps)
+            self._step_s = averaged(self._step_s, self._running.step_s)
             if guessed:
                 self.metrics.guessed_tokens.inc(guessed)
             self._completed(ending)
@@ -306,8 +287,6 @@ class GeneratorEngine(StepEngine[Sequence]):
                     self._running.take()
                     self._completed(ending)
             self._last_call_failed = False
-            if piece is not None:
-                self._guarded(partial(self._fed, piece), sequences_of(piece.prompts))
 
     def _completed(self, ending: list[tuple[Sequence, Delta]]) -> None:
         """End the runs whose states are kept, after a step has fed their last tokens."""

@@ -7,7 +7,6 @@ those of others.
 """
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, Logits, Step, StepSession, Tensor
+from service.generation.session import Ids, Logits, StepSession, Tensor
 from service.generation.slots import Row, Slots
 from service.generation.state import State
 from service.runtime.onnx import CPU
@@ -85,30 +84,6 @@ class Fed:
         return self.states.slots.state(self.states.at), self.logits.copy()
 
 
-@dataclass(eq=False)
-class Piece:
-    """A call that feeds a piece of each of some prompts. `Prefill.end` records it after it was made."""
-
-    prompts: list[Prompt]
-    tokens: Ids  # (B, N)
-    lengths: Ids  # (B,), how many of the tokens are fed to each prompt
-    slots: "Slots[Prompt]"
-    logits: Logits  # (B, M, V), which the call writes
-    bound: Callable[[], None]
-    beside: bool  # whether it is made beside a decode step
-    seconds: float = 0.0
-    error: BaseException | None = None
-
-    def __call__(self) -> None:
-        """Make the call. Its error is kept for `Prefill.end`, because a decode step beside it has not failed."""
-        started = time.perf_counter()
-        try:
-            self.bound()
-        except BaseException as error:
-            self.error = error
-        self.seconds = time.perf_counter() - started
-
-
 class Prefill:
     """The prompts that are being fed, and the unfinished prompts of preempted runs."""
 
@@ -121,7 +96,6 @@ class Prefill:
         self._fed: dict[str, int] = {}  # client -> tokens fed, for each client with a prompt in prefill
         self._turn = 0
         self.price = Price()  # estimates the time of a call
-        self._price_beside = Price()  # estimates the time of a call that is made beside a decode step
         self._price_told = Price()  # estimates the time of a call that also computes the log-probabilities of its tokens
 
     def __len__(self) -> int:
@@ -210,14 +184,11 @@ class Prefill:
         here = {prompt.client for prompt in self._prompts}
         self._fed = {client: tokens for client, tokens in self._fed.items() if client in here}
 
-    def budget(self, step_s: float | None, *, beside: bool = False) -> int:
-        """Prefill budget in tokens, worth about one decode step. `step_s` is None when nothing is decoding. With `beside`, for a piece that
-        is fed at the same time as a decode step.
-        """
-        price = self._price_beside if beside and self._price_beside.token_s else self.price
-        if step_s is None or not price.token_s:
+    def budget(self, step_s: float | None) -> int:
+        """Prefill budget in tokens, worth about one decode step. `step_s` is None when nothing is decoding."""
+        if step_s is None or not self.price.token_s:
             return _MOST_PIECE
-        tokens = (_PIECE_STEPS * step_s - price.call_s) / price.token_s
+        tokens = (_PIECE_STEPS * step_s - self.price.call_s) / self.price.token_s
         return max(LEAST_PIECE, min(_MOST_PIECE, int(tokens)))
 
     def next(self, budget: int, *, alone: bool = False) -> tuple[list[Prompt], int]:
@@ -252,10 +223,8 @@ class Prefill:
             return tokens
         return max(tokens, int(self._price_told.of(size) / self.price.token_s))
 
-    def begin(self, prompts: list[Prompt], size: int, *, beside: bool = False) -> Piece:
-        """Return the call that feeds `size` tokens of each prompt, or fewer if it ends before. With `beside`, it can be made at the same
-        time as a decode step.
-        """
+    def feed(self, prompts: list[Prompt], size: int) -> list[Fed]:
+        """Feed `size` tokens of each prompt, or fewer if it ends before. Prompts that are done are removed."""
         slots = self._slots_of(prompts)
         lengths: Ids = np.array([min(size, prompt.left) for prompt in prompts], np.int64)
         tokens: Ids = np.zeros((len(prompts), size), np.int64)
@@ -265,25 +234,16 @@ class Prefill:
         slots.reserve(size)
         every = prompts[0].n_top is not None  # whether logits are needed at every position; such a prompt is fed alone
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
-        logits: Logits = np.empty((*wanted.shape, self._session.vocab_size), np.float32)
-        bound = self._session.bind(Step(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets, logits), one_core=beside)
-        return Piece(prompts, tokens, lengths, slots, logits, bound, beside)
-
-    def end(self, piece: Piece) -> list[Fed]:
-        """Record a piece that was fed, or raise the error of its call. Prompts that are done are removed."""
-        if (error := piece.error) is not None:
-            piece.error = None  # the error refers to the piece
-            raise error
-        prompts, slots, lengths, logits = piece.prompts, piece.slots, piece.lengths, piece.logits
+        started = time.perf_counter()
+        logits = self._session.run(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets)
+        seconds = time.perf_counter() - started
         slots.stepped(lengths)
-        every = prompts[0].n_top is not None
-        price = self._price_beside if piece.beside else self.price
-        if not every or not price.token_s:
-            price.paid(piece.tokens.size, piece.seconds)
+        if not every or not self.price.token_s:
+            self.price.paid(tokens.size, seconds)
         if every:
             started = time.perf_counter()
-            _tell(prompts[0], piece.tokens[0].tolist(), logits[0])
-            self._price_told.paid(piece.tokens.size, piece.seconds + time.perf_counter() - started)
+            _tell(prompts[0], tokens[0].tolist(), logits[0])
+            self._price_told.paid(tokens.size, seconds + time.perf_counter() - started)
         fed: list[Fed] = []
         for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
             prompt.position += length

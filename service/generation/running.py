@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,8 +60,8 @@ class Running:
         self.ahead = 0  # number of steps that were made and not taken
         self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        # (batch size, `Slots.flipped`, tokens a row, whether another call is made beside it, steps, whether it draws) -> the call
-        self._calls: dict[tuple[int, bool, int, bool, int, bool], Callable[[], None]] = {}
+        # (batch size, `Slots.flipped`, tokens a row, steps, whether it draws) -> the call
+        self._calls: dict[tuple[int, bool, int, int, bool], Callable[[], None]] = {}
         self.step_s = 0.0  # how long a step of the last call of the graph took
         self._moved = 0  # `Slots.moved` when the functions were made
         self._feeds: list[_Feed] = []  # by row
@@ -182,22 +181,19 @@ class Running:
                 self._feeds[row] = _Feed(unfed=feed.guessing[: feed.n_right])
         return again
 
-    def step(self, ending: Collection[Sequence] = (), beside: Callable[[], None] | None = None, *, most: int = 1) -> int:
+    def step(self, ending: Collection[Sequence] = (), *, most: int = 1) -> int:
         """Feed every row the token that was drawn for it, and guessed tokens if this pays, but not to the sequences `ending`. Return the
         number of guessed tokens. Make up to `most` steps in one call, of which the first is taken.
-
-        `beside` is a call of one core that is made at the same time; nothing is guessed then, because the cost of guesses is known for
-        steps on all cores.
         """
-        guesses = self._guessed(ending) if self._guesses and beside is None else {}
+        guesses = self._guessed(ending) if self._guesses else {}
         started = time.perf_counter()
         wide = bool(guesses) or any(feed.unfed for feed in self._feeds)
-        n_steps = 1 if wide or beside is not None else self._steps(ending, most)
+        n_steps = 1 if wide else self._steps(ending, most)
         if wide:
-            self._step_wide(guesses, beside)
+            self._step_wide(guesses)
         else:
-            self._step_alike(n_steps, beside)
-        if self._guesses and beside is None:
+            self._step_alike(n_steps)
+        if self._guesses:
             self._worth.took(len(self.sequences), (time.perf_counter() - started) / n_steps, guessing=wide)
         return sum(map(len, guesses.values()))
 
@@ -236,7 +232,7 @@ class Running:
                 right += min(sequence.guesses.right, len(guess))
         return guesses if guesses and self._worth.pays(len(self.sequences), right) else {}
 
-    def _step_alike(self, n_steps: int, beside: Callable[[], None] | None) -> None:
+    def _step_alike(self, n_steps: int) -> None:
         """Feed every row its drawn token. In further steps, feed it the token that is drawn after that."""
         used = len(self.sequences)
         # On a GPU the step's rows are more than those in use, and no core of the host is left to draw the others.
@@ -263,14 +259,14 @@ class Running:
                 for number in range(n_steps)
             ]
 
-        self._run(steps, 1, beside, n_steps=n_steps, draws=draws)
+        self._run(steps, 1, n_steps=n_steps, draws=draws)
         self._layer, self.ahead = 0, n_steps - 1
         self._slots.stepped(self._ones[:used], n_steps=n_steps)
         self._advance()
         if draws:
             self._sampler.end_ahead(used, n_steps)
 
-    def _step_wide(self, guesses: dict[int, list[int]], beside: Callable[[], None] | None) -> None:
+    def _step_wide(self, guesses: dict[int, list[int]]) -> None:
         """Feed several tokens to a row: those that were taken back from it, the drawn one, and its guess."""
         fed = [
             [*feed.unfed, drawn, *guesses.get(row, ())] for row, (feed, drawn) in enumerate(zip(self._feeds, self._drawn(), strict=True))
@@ -286,7 +282,7 @@ class Running:
             tokens, lengths, positions, wanted = (array[:rows] for array in (wide.tokens, wide.lengths, self._slots.positions, wide.wanted))
             return [Step(tokens, lengths, positions, wanted, *self._slots.sets, wide.logits[:rows])]
 
-        self._run(steps, width, beside)
+        self._run(steps, width)
         self._slots.stepped(wide.lengths[: len(fed)])
         for row, (sequence, feed, tokens) in enumerate(zip(self.sequences, self._feeds, fed, strict=True)):
             n_right = len(feed.unfed) + 1
@@ -302,7 +298,6 @@ class Running:
         self,
         steps: Callable[[int], list[Step]],
         width: int,
-        beside: Callable[[], None] | None,
         *,
         n_steps: int = 1,
         draws: bool = False,
@@ -318,22 +313,14 @@ class Running:
         if self._moved != self._slots.moved:
             self._calls.clear()
             self._moved = self._slots.moved
-        call = self._calls.get(key := (rows, self._slots.flipped, width, beside is not None, n_steps, draws))
+        call = self._calls.get(key := (rows, self._slots.flipped, width, n_steps, draws))
         if call is None:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            call = self._calls[key] = self._session.bind(*steps(rows), one_core=beside is not None)
-        if beside is None:
-            self._timed(call)
-        else:
-            assert self._session.at_once is not None
-            self._session.at_once([partial(self._timed, call), beside])
-        self.step_s /= n_steps
-
-    def _timed(self, call: Callable[[], None]) -> None:
+            call = self._calls[key] = self._session.bind(*steps(rows))
         started = time.perf_counter()
         call()
-        self.step_s = time.perf_counter() - started
+        self.step_s = (time.perf_counter() - started) / n_steps
 
 
 class _Wide:

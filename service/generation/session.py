@@ -90,11 +90,6 @@ class StepSession(Protocol[S]):
     fingerprint: str  # the bundle's fingerprint
     provider: str  # ONNX Runtime's execution provider
 
-    @property
-    def at_once(self) -> Callable[[Sequence[Callable[[], None]]], None] | None:
-        """Return what makes two calls of one core at the same time, or None if that would save no time."""
-        ...
-
     def states(self, rows: int) -> S:
         """Allocate states for this number of rows."""
         ...
@@ -103,12 +98,12 @@ class StepSession(Protocol[S]):
         """Return the batch size to use for `rows` sequences. It may be larger than `rows`, so that fewer different shapes occur."""
         ...
 
-    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+    def bind(self, *steps: Step) -> Callable[[], None]:
         """Return a function that makes steps of B rows each, one after the other. The rows may be computed in several parts, which do not
         wait for each other between steps.
 
         Each call reads `tokens` and `positions` and writes `logits` in place; `lengths` may change between calls only if the provider is
-        the CPU. A call with `one_core` is for `at_once`; its results have the same bits.
+        the CPU.
         """
         ...
 
@@ -203,7 +198,6 @@ class OnnxStepSession:
         self._parts = threads if share_out else 1
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
-        self.at_once = self._side_by_side if self._parts == 2 else None  # two calls of one core each would leave further cores without work
         # By `bit_length` of the numbers of rows and of tokens a row, so that calls of up to twice the size share one, and by
         # whether they make several steps.
         self._quicker: defaultdict[tuple[int, int, bool], Quicker] = defaultdict(Quicker)
@@ -214,7 +208,7 @@ class OnnxStepSession:
     def batch(self, rows: int) -> int:
         return rows
 
-    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+    def bind(self, *steps: Step) -> Callable[[], None]:
         rows, width = steps[0].tokens.shape
 
         ends = [rows * number // self._parts for number in range(self._parts + 1)]
@@ -234,8 +228,6 @@ class OnnxStepSession:
         def divided() -> Callable[[], None]:
             return partial(self._side_by_side, [part(self._narrow, begin, end) for begin, end in pairwise(ends)])
 
-        if one_core:
-            return part(self._narrow)
         if self._parts > 1 and rows >= LEAST_ROWS * self._parts:
             other = _made_once(divided)
         elif self._parts > 1 and rows * width < LEAST_ROWS:

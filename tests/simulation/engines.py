@@ -22,7 +22,7 @@ from service.generation.session import HostStates, Ids, Logits
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.telemetry.metrics import GeneratorMetrics, Metrics
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, InTurn
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.plain import tokenizer
 
@@ -52,7 +52,6 @@ class TimedSteps(FakeSteps):
         super().__init__()
         self._loop = loop
         self._chances = chances
-        self.at_once = InTurn() if loop.random.random() < 0.5 else None
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         self._loop.now += _CALL_S + _TOKEN_S * tokens.size

@@ -91,8 +91,6 @@ class DeviceStepSession:
     computed too, and their results are ignored.
     """
 
-    at_once = None
-
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, gpu_memory_gib: float | None = None, provider: str = CUDA) -> None:
         """`gpu_memory_gib` limits the memory for weights and computation, without states. Raises SettingsConflict if the GPU cannot be
         used.
@@ -130,7 +128,7 @@ class DeviceStepSession:
     def batch(self, rows: int) -> int:
         return 1 << max(rows - 1, 0).bit_length()
 
-    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+    def bind(self, *steps: Step) -> Callable[[], None]:
         calls = [call for step in steps for call in self._calls(step)]
 
         def made() -> None:

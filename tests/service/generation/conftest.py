@@ -6,7 +6,7 @@ import pytest
 
 from service.generation.gpu import row_copies, session
 from tests.service.generation.afar import open_afar
-from tests.service.generation.fake_steps import FakeSteps, InTurn, byte_tokenizer
+from tests.service.generation.fake_steps import FakeSteps, byte_tokenizer
 
 
 @pytest.fixture
@@ -21,9 +21,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return byte_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
 
 
-@pytest.fixture(params=["one call", "two at once"])
-def steps(request: pytest.FixtureRequest) -> FakeSteps:
-    """A session that makes one call at a time, and one that feeds prompts at the same time as it decodes."""
-    steps = FakeSteps()
-    steps.at_once = InTurn() if request.param == "two at once" else None
-    return steps
+@pytest.fixture
+def steps() -> FakeSteps:
+    return FakeSteps()

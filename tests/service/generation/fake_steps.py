@@ -52,7 +52,6 @@ class GatedSteps:
 
     decoder: contract.Decoder
     provider = CPU
-    at_once: Callable[[Sequence[Callable[[], None]]], None] | None = None
 
     def __init__(self) -> None:
         self.calls: list[list[list[int]]] = []  # the tokens of each call, by row
@@ -69,7 +68,7 @@ class GatedSteps:
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         raise NotImplementedError
 
-    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
+    def bind(self, *steps: Step) -> Callable[[], None]:
         after = [None if step.then is None else step.then(slice(0, len(step.tokens))) for step in steps]
 
         def call() -> None:
@@ -116,24 +115,6 @@ class GatedSteps:
         """Wait until so many calls have begun."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.calls) >= calls, PATIENCE_S)
-
-
-class InTurn:
-    """Makes the calls of a session one after the other, as if they were made at the same time."""
-
-    def __init__(self) -> None:
-        self.n_calls = 0
-
-    def __call__(self, calls: Sequence[Callable[[], None]]) -> None:
-        self.n_calls += 1
-        errors: list[BaseException] = []
-        for call in calls:
-            try:
-                call()
-            except BaseException as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
 
 
 class FakeSteps(GatedSteps):

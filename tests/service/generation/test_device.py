@@ -52,8 +52,8 @@ class OnDevice(DeviceStepSession):
             return DeviceStepSession.states(self, 2**60)
         return Spoilt(self.decoder, rows, self._copies, self._device)
 
-    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
-        call = super().bind(*steps, one_core=one_core)
+    def bind(self, *steps: Step) -> Callable[[], None]:
+        call = super().bind(*steps)
         if steps[0].tokens.shape[1] == 1:
             self.rows.add(len(steps[0].tokens))
 

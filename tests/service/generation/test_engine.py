@@ -30,7 +30,7 @@ from service.runtime.lanes import Lane
 from service.runtime.priority import NICER
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, set_forward, until
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, InTurn, clock, timed_by_calls
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, clock, timed_by_calls
 
 GREEDY = Sampling(seed=0, temperature=0)
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, frequency_penalty=0.3)
@@ -524,69 +524,6 @@ async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(st
             assert not engine.healthy
         await engine.probe(math.inf)
         assert engine.healthy
-
-
-class FailingOnce(FakeSteps):
-    """Makes two calls at a time. One call fails, after so many pairs of calls: that of one token, or that of a piece."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.at_once = self._in_turn = InTurn()
-        self._is_piece = what == "piece"
-        self._pairs = math.inf
-
-    def fail_after(self, pairs: int) -> None:
-        self._pairs = self._in_turn.n_calls + pairs
-
-    def run(self, tokens: Ids, *others: Any) -> Logits:
-        if self._in_turn.n_calls > self._pairs and self._is_piece == (tokens.shape[1] > 1):
-            self._pairs = math.inf
-            raise RuntimeError("no memory")
-        return super().run(tokens, *others)
-
-
-@pytest.mark.parametrize("what", ["step", "piece"])
-async def test_of_two_calls_at_the_same_time_each_fails_its_own_runs_alone(tokenizer: Path, what: str) -> None:
-    steps = FailingOnce(what)
-    steps.fail_after(3)
-    prompt = (2,) * 3000
-    async with running(steps, tokenizer) as engine:
-        steps.hold(after=3)
-        streaming = engine.submit(ask(1, max_tokens=400))
-        first = list((await anext(streaming)).token_ids)
-        runs = tokens_of(streaming), tokens_of(engine.submit(ask(*prompt, max_tokens=1)))
-        steps.open()
-        stream, answer = await asyncio.gather(*runs, return_exceptions=True)
-        assert engine.healthy
-    if what == "step":
-        assert isinstance(stream, RuntimeFailed)
-        assert answer == steps.expected(prompt, 1)
-    else:
-        assert isinstance(answer, RuntimeFailed)
-        assert isinstance(stream, list)
-        assert first + stream == steps.expected((1,), 400)
-
-
-async def test_prompts_that_are_fed_beside_a_failing_step_keep_the_states_that_they_began_with(
-    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two prompts share a call. Both begin at a state of the prefix cache, and are fed again after the failure."""
-    monkeypatch.setattr(prefill.Prefill, "budget", lambda *_, **__: 64)
-    steps, known = FailingOnce("step"), (5, 6, 7) * 10
-    prompts = [(*known, 8, 9), (*known, 10, 11)]
-    async with running(steps, tokenizer, prefix_cache_bytes=2**20) as engine:
-        await tokens_of(engine.submit(ask(*known, max_tokens=1)))
-        steps.hold(after=2)
-        n_calls, streaming = len(steps.calls), engine.submit(ask(1, max_tokens=100_000))
-        await begun(steps, n_calls + 3)
-        runs = [engine.submit(ask(*prompt, max_tokens=3)) for prompt in prompts]
-        steps.fail_after(0)
-        steps.open()
-        assert await asyncio.gather(*map(tokens_of, runs)) == [steps.expected(prompt, 3) for prompt in prompts]
-        assert [run.usage.cached_tokens for run in runs] == [len(known)] * 2
-        with pytest.raises(RuntimeFailed):
-            await tokens_of(streaming)
-    assert [[8, 9], [10, 11]] in steps.calls
 
 
 @pytest.mark.parametrize("prompt", [(8,), (8, 250)])

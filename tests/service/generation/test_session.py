@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from export import contract
-from service.generation.session import LEAST_ROWS, OnnxStepSession, Step
+from service.generation.session import LEAST_ROWS, OnnxStepSession
 from tests.decoders import tiny_decoder_bundle
 
 THREADS = 2
@@ -69,27 +69,3 @@ def test_calls_of_about_the_same_size_share_their_choice(bundle: Path) -> None:
     for rows, width in ((9, 1), (15, 1), (8, 1), (33, 1), (9, 5)):
         stepped(session, rows, width)
     assert list(session._quicker) == [(4, 1, False), (6, 1, False), (4, 3, False)]
-
-
-def test_two_calls_at_the_same_time_have_the_bits_of_each_alone(bundle: Path) -> None:
-    session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
-    assert session.at_once is not None
-    calls, alone = [], []
-    for rows, width in ((9, 1), (2, 40)):
-        tokens = np.random.default_rng(rows).integers(0, session.vocab_size, (rows, width))
-        lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.zeros(rows, np.int64)
-        states, out, same = (session.states(rows + 1) for _ in range(3))  # slots that are not in use come last
-        logits = np.empty((rows, 1, session.vocab_size), np.float32)
-        calls.append(session.bind(Step(tokens, lengths, positions, wanted, states, out, logits), one_core=True))
-        alone.append((session.run(tokens, lengths, positions, wanted, states, same), same, logits, out))
-    session.at_once(calls)
-    for expected, states, logits, out in alone:
-        assert np.array_equal(logits, expected)
-        for ours, theirs in zip(out.arrays, states.arrays, strict=True):
-            assert np.array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize(("threads", "two"), [(1, False), (2, True), (3, False)])
-def test_only_two_cores_make_two_calls_at_the_same_time(bundle: Path, threads: int, two: bool) -> None:
-    session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads)
-    assert (session.at_once is not None) == two

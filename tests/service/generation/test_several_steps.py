@@ -44,8 +44,8 @@ class Counted(FakeSteps):
         self.steps = Counter[int]()
         self._unembedding[:, EOS] = self._unembedding[:, 7]
 
-    def bind(self, *steps: Step, one_core: bool = False) -> Callable[[], None]:
-        call = super().bind(*steps, one_core=one_core)
+    def bind(self, *steps: Step) -> Callable[[], None]:
+        call = super().bind(*steps)
 
         def counted() -> None:
             self.steps[len(steps)] += 1
@@ -211,9 +211,9 @@ async def test_the_runtime_gives_the_same_bits(
     said, steps = [], Counter[int]()
 
     class Session(OnnxStepSession):
-        def bind(self, *of_call: Step, one_core: bool = False) -> Callable[[], None]:
+        def bind(self, *of_call: Step) -> Callable[[], None]:
             steps[len(of_call)] += 1
-            return super().bind(*of_call, one_core=one_core)
+            return super().bind(*of_call)
 
     for hand_over_s in (0.0, PATIENCE_S):
         session = Session(decoder_bundle, manifest, threads=threads)
