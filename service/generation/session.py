@@ -4,9 +4,8 @@ The engine uses only the protocols `StepSession` and `States`. Their implementat
 `gpu/`.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from export import contract
 from service.runtime.onnx import CPU, one_runtime, open_graph
-from service.runtime.quicker import Quicker
 from service.runtime.side_by_side import SideBySide
 
 if TYPE_CHECKING:
@@ -49,6 +47,8 @@ class Step(NamedTuple):
 
 SHRINKS = 2  # slots are given back when half of them would do: each step reads all of them
 MUCH_TO_FOLLOW = 2**17  # number of logits above which what follows a step on all cores is divided among them too
+SMALL_BYTES = 32 * 2**20  # most bytes of a model whose weights stay in a core's caches
+LEAST_ROWS_OF_LARGE = 8  # least rows per core of a larger model, whose weights each core would read
 LEAST_ROWS = 4  # least rows per core; with fewer rows, waking more cores takes longer than they save (docs/decisions.md)
 
 
@@ -175,10 +175,9 @@ class HostStates:
 class OnnxStepSession:
     """A bundle's step graph in ONNX Runtime on the CPU. Inputs and outputs are bound to the caller's memory.
 
-    The graph is opened twice, with shared weights. The rows of a call can be divided among single-threaded calls, so that the cores
-    synchronise once per step and not at every operator. But then each core reads all weights, so it takes more rows of a large model to
-    save time. A call of few tokens may be quicker on one thread: the threads of a small model wait for each other longer than they compute.
-    So both ways are tried from time to time.
+    The graph is opened twice, with shared weights. Many rows are divided among single-threaded calls, so that the cores synchronise once
+    per step and not at every operator. But then each core reads all weights, so it takes more rows of a large model to save time. A call of
+    few tokens of a small model is made on one thread, because its threads would wait for each other longer than they compute.
     """
 
     provider = CPU
@@ -198,9 +197,8 @@ class OnnxStepSession:
         self._parts = threads if share_out else 1
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
-        # By `bit_length` of the numbers of rows and of tokens a row, so that calls of up to twice the size share one, and by
-        # whether they make several steps.
-        self._quicker: defaultdict[tuple[int, int, bool], Quicker] = defaultdict(Quicker)
+        weights = sum(file.stat().st_size for file in bundle.glob(f"{manifest.graph.file}*"))  # a large graph has them in a second file
+        self._small = weights <= SMALL_BYTES
 
     def states(self, rows: int) -> HostStates:
         return HostStates(self.decoder, rows)
@@ -225,17 +223,9 @@ class OnnxStepSession:
                     calls.append(step.then(slice(begin, end)))
             return calls[0] if len(calls) == 1 else partial(_all, calls)
 
-        def divided() -> Callable[[], None]:
+        if self._parts > 1 and rows >= self._parts * (LEAST_ROWS if self._small else LEAST_ROWS_OF_LARGE):
             return partial(self._side_by_side, [part(self._narrow, begin, end) for begin, end in pairwise(ends)])
-
-        if self._parts > 1 and rows >= LEAST_ROWS * self._parts:
-            other = _made_once(divided)
-        elif self._parts > 1 and rows * width < LEAST_ROWS:
-            other = _made_once(partial(part, self._narrow))
-        else:
-            return part(self._wide)
-        quicker = self._quicker[rows.bit_length(), width.bit_length(), len(steps) > 1]
-        return partial(quicker, (other, _made_once(partial(part, self._wide))), rows * width * len(steps))
+        return part(self._narrow if self._small and rows * width < LEAST_ROWS else self._wide)
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
@@ -266,16 +256,6 @@ class OnnxStepSession:
             session.run_with_iobinding(binding)
 
         return call
-
-
-def _made_once(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-    """Return a call that is made when it is first called, because binding its arrays takes a tenth of a millisecond."""
-    made = cache(make)
-
-    def call() -> None:
-        made()()
-
-    return call
 
 
 def _all(calls: Sequence[Callable[[], None]]) -> None:

@@ -2,7 +2,7 @@
 
 Read in this order: `assignment.py` (which provider computes a node), `onnx.py` (calls of ONNX Runtime), `bound.py` (a graph with fixed
 memory), `budget.py` (the CPUs that this process may use), `priority.py` (that of threads that compute), `side_by_side.py` (concurrent
-calls), `quicker.py` (the quickest of several ways to make a call), `engine_protocol.py` (the methods of an engine), `lanes.py` and
-`fairness.py` (the order of work), `offered.py` (the load), `moving_average.py`, `price.py` (the expected time of a call), `memory.py`
-(returns freed memory to the system), `garbage.py` (the garbage collector), `pacing.py` (how often streams send messages), `timer.py`.
+calls), `engine_protocol.py` (the methods of an engine), `lanes.py` and `fairness.py` (the order of work), `offered.py` (the load),
+`moving_average.py`, `price.py` (the expected time of a call), `memory.py` (returns freed memory to the system), `garbage.py` (the garbage
+collector), `pacing.py` (how often streams send messages), `timer.py`.
 """

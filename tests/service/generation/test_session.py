@@ -1,6 +1,5 @@
 """Calls of the runtime: a row's bits do not depend on how many threads there are, or on how a batch is shared out among them."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,34 +37,8 @@ def test_bits_do_not_depend_on_threads(bundle: Path, rows: int, width: int, monk
     manifest = contract.read_manifest(bundle)
     one, wide = (stepped(OnnxStepSession(bundle, manifest, threads=n, share_out=False), rows, width) for n in (1, THREADS))
     others = [wide]
-    for way in (0, 1):
-        monkeypatch.setattr("service.generation.session.Quicker", lambda way=way: lambda ways, size: ways[way]())
+    for small_bytes in (0, 2**40):
+        monkeypatch.setattr("service.generation.session.SMALL_BYTES", small_bytes)
         others.append(stepped(OnnxStepSession(bundle, manifest, threads=THREADS), rows, width))
     for other in others:
         assert all(np.array_equal(ours, reference) for ours, reference in zip(other, one, strict=True))
-
-
-@pytest.mark.parametrize(("rows", "ways"), [(1, 2), (LEAST_ROWS, 1), (LEAST_ROWS * THREADS - 1, 1), (LEAST_ROWS * THREADS, 2), (33, 2)])
-def test_calls_with_about_as_many_tokens_are_made_in_the_way_that_was_quicker_for_them(
-    bundle: Path, rows: int, ways: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offered: list[tuple[int, int]] = []
-
-    class Watched:
-        def __call__(self, ways: Sequence[Callable[[], None]], size: int) -> None:
-            offered.append((id(self), len(ways)))
-            ways[-1]()
-
-    monkeypatch.setattr("service.generation.session.Quicker", Watched)
-    session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
-    for _ in range(2):
-        stepped(session, rows, 1)
-    assert {n for _, n in offered} == ({ways} - {1})
-    assert len({chooser for chooser, _ in offered}) == (ways > 1)
-
-
-def test_calls_of_about_the_same_size_share_their_choice(bundle: Path) -> None:
-    session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=THREADS)
-    for rows, width in ((9, 1), (15, 1), (8, 1), (33, 1), (9, 5)):
-        stepped(session, rows, width)
-    assert list(session._quicker) == [(4, 1, False), (6, 1, False), (4, 3, False)]
