@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +165,12 @@ class FakeSession:
         with self._changed:
             self.batches, self.outputs, self.alone, self.type_ids, self.most_active = [], [], [], [], 0
 
+    def reset(self) -> None:
+        """Forget all runs, and everything that a test has set."""
+        self.failures, self.broken, self.bad_rows = {}, False, {}
+        self.open()
+        self.forget()
+
 
 def open_fake(bundle: Path, manifest: contract.Manifest, **_: Any) -> FakeSession:
     """What `Catalog` calls in the place of `OnnxSession`."""
@@ -205,6 +211,21 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
+
+
+def first(count: int, values: Iterable[Any]) -> list[Any]:
+    """Return the values as parameters: only the first ones are tested by `make test`, and all by `make test-all`."""
+    return [value if at < count else pytest.param(value, marks=pytest.mark.exhaustive) for at, value in enumerate(values)]
+
+
+@contextmanager
+def case(*values: object) -> Iterator[None]:
+    """Name the case of a table, at which a loop over it fails."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case {values!r}"[:1000])
+        raise
 
 
 # A bundle ------------------------------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ class ScriptedEngine(GeneratorEngine):
         self._made = 0
         self._store: Store | None = None
         self._encode = encode
-        self.script = self._first_script = script
+        self.script = self.first_script = script  # the one that it says again after `forget`
 
     # What a test calls -----------------------------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class ScriptedEngine(GeneratorEngine):
     def forget(self) -> None:
         """Forget all runs, and everything that a test has set."""
         self.runs, self.refusal, self.refuse_after, self.failures, self._made = [], None, 0, {}, 0
-        self.script, self.steps.gap = self._first_script, GAP
+        self.script, self.steps.gap = self.first_script, GAP
         self.steps.open()
 
     def hold(self, after: int = 0) -> None:
@@ -207,9 +207,9 @@ class ScriptedEngine(GeneratorEngine):
         else:
             passed_on.set()
 
-    def _sweep(self) -> None:
-        """Fail the runs that are to fail, as runs fail whose deadline has passed."""
-        super()._sweep()
+    def _admit(self) -> None:
+        """Fail the runs that are to fail, as runs fail whose deadline has passed: before they draw another token."""
+        super()._admit()
         for number, (after, failure) in list(self.failures.items()):
             for job in [*self._holders, *self._admission.waiting()] if number < len(self.runs) else ():
                 if job.run is self.runs[number] and len(job.completion) == after:

@@ -1,6 +1,6 @@
 """A route that generates, as tests ask it: by hand, without a socket."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,6 +49,16 @@ class Route:
     async def prompt(self, **fields: Any) -> str:
         """The same, the prompt alone, as text."""
         return self.model.decode((await self.request(**fields)).prompt)
+
+
+async def expect_refusals(service: Route, rows: Iterable[tuple[dict[str, Any], str, str]]) -> None:
+    """Send the fields of each row: OpenAI's error must name the parameter and have the words, and nothing must run."""
+    for fields, param, message in rows:
+        answer = await service.post(**fields)
+        error = answer.json().get("error")
+        assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), (fields, error)
+        assert message in error["message"], (fields, error)
+        assert not service.engine.runs, fields
 
 
 @asynccontextmanager

@@ -1,21 +1,65 @@
-"""Every dialect before an engine of its own process and before a pool; and OpenAI's own client, with the server it talks to."""
+"""Dialects with an engine in their own process or a pool of engines; and OpenAI's own client, with the server it talks to."""
 
 from collections.abc import Iterator
+from inspect import iscoroutinefunction
 
+import httpx
 import openai
 import pytest
+import pytest_asyncio
 
+from service.app import Application
 from tests.service import fakes
-from tests.service.fakes import PATIENCE_S, serve_in_thread
+from tests.service.dialects.asking import Route
+from tests.service.fakes import PATIENCE_S, serve_in_thread, until
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
 
-@pytest.fixture(scope="module", params=["here", pytest.param("pool", marks=pytest.mark.pool)], autouse=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that is marked `pool` twice: with an engine in its own process, and with a pool of engines."""
+    if "where" in metafunc.fixturenames:
+        pooled = metafunc.definition.get_closest_marker("pool")
+        here = pytest.param("here", id=None if pooled else pytest.HIDDEN_PARAM)
+        metafunc.parametrize("where", [here, "pool"] if pooled else [here], indirect=True, scope="module")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share an application share its event loop."""
+    for item in items:
+        if isinstance(item, pytest.Function) and iscoroutinefunction(item.function) and "shared" in item.fixturenames:
+            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def where(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where the engines of all applications are that tests of this module make."""
     fakes.pooled = request.param == "pool"
     yield request.param
     fakes.pooled = False
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def service(shared: Route) -> Route:
+    """The route that all tests of a module share; its application has forgotten everything."""
+    for model in shared.app.state.generators.values():
+        model.engine.forget()
+        await until(lambda engine=model.engine: not engine.pending)
+    return shared
+
+
+@pytest.fixture
+def app(shared: httpx.AsyncClient) -> Application:
+    """The application over fake sessions that all tests of a module share, and that has forgotten everything."""
+    made: Application = shared._transport.app  # type: ignore[attr-defined]
+    for name in made.state.catalog.models:
+        made.state.catalog.session(name).reset()
+    return made
+
+
+@pytest.fixture
+def http(shared: httpx.AsyncClient, app: Application) -> httpx.AsyncClient:
+    """A client of `app`."""
+    return shared
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Clients that people really use, unchanged, against the real service."""
 
-import asyncio
 import base64
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import openai
 import pytest
 from huggingface_hub import InferenceClient
-from langchain_openai import OpenAIEmbeddings
 
 from tests.service.live import LiveService
 from tests.texts import texts
@@ -53,41 +51,6 @@ def test_openai_asks_for_base64_and_floats_are_the_same(client: openai.OpenAI) -
     assert by_default.usage.prompt_tokens == 4
 
 
-def test_openai_async_in_parallel(service: LiveService) -> None:
-    async def many() -> list[int]:
-        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as client:
-            answers = await asyncio.gather(
-                *(client.embeddings.create(model=MODEL, input=[f"text {n}", "b"], dimensions=64) for n in range(32))
-            )
-            return [len(entry.embedding) for answer in answers for entry in answer.data]
-
-    assert asyncio.run(many()) == [64] * 64
-
-
-def test_openai_errors_are_its_own_classes(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
-        client.embeddings.create(model="no-such-model", input="x")
-    with pytest.raises(openai.BadRequestError, match="cannot be empty"):
-        client.embeddings.create(model=MODEL, input="")
-    assert [model.id for model in client.models.list()] == [
-        MODEL,
-        "tiny-reranker",
-        "tiny-classifier",
-        "tiny-decoder",
-        "tiny-digits",
-        "tiny-writer",
-        "text-embedding-3-small",
-    ]
-
-
-def test_openai_2048_inputs_in_order(client: openai.OpenAI) -> None:
-    inputs = [f"item number {n}" for n in range(2048)]
-    data = client.embeddings.create(model="text-embedding-3-small", input=inputs).data
-    assert [entry.index for entry in data] == list(range(2048))
-    alone = client.embeddings.create(model=MODEL, input=inputs[1234]).data[0].embedding
-    assert float(np.dot(data[1234].embedding, alone)) >= LEAST_COSINE
-
-
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
     """For clients that leave their connections open otherwise."""
@@ -115,17 +78,3 @@ def test_huggingface_hub(service: LiveService) -> None:
         scores = likeness.sentence_similarity("The cat sat.", ["A cat was sitting.", "Stocks fell."])
     assert vector.shape == (1, 384)
     assert scores[0] > scores[1]
-
-
-def test_langchain(service: LiveService, http: httpx.Client) -> None:
-    embeddings = OpenAIEmbeddings(
-        model=MODEL,
-        base_url=f"{service.url}/v1",
-        api_key="not needed",
-        check_embedding_ctx_length=False,
-        max_retries=0,
-        http_client=http,
-    )
-    documents = embeddings.embed_documents(["Paris is the capital of France.", "Fish swim."])
-    query = embeddings.embed_query("capital of France")
-    assert np.dot(query, documents[0]) > np.dot(query, documents[1])

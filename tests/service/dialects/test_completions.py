@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+import pytest_asyncio
 from numpy.typing import NDArray
 
 from service.dialects.generation import seed_of
@@ -19,7 +20,7 @@ from service.dialects.resuming import AnswerStart
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
 from service.generation.request import Delta, Grammar, TokenLogprob
 from service.runtime.lanes import Lane
-from tests.service.dialects.asking import N_SAID, Route, route
+from tests.service.dialects.asking import N_SAID, Route, expect_refusals, route
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation_fakes import BOS, EOS, SAID, FakeGenerator
 from tests.service.http.test_edge import Caller
@@ -28,8 +29,8 @@ PROMPT = "Say:"
 N_PROMPT = len(PROMPT) + 1  # a token a byte, and <s>
 
 
-@pytest.fixture
-async def service() -> AsyncIterator[Route]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(where: str) -> AsyncIterator[Route]:
     others = FakeGenerator("mini", kind="encoder"), FakeGenerator("no-bos", bos=False)
     body = {"prompt": PROMPT, "max_tokens": 100}
     async with route("/v1/completions", body, FakeGenerator("wordy"), *others, aliases={"gpt": "wordy"}) as made:
@@ -61,26 +62,25 @@ async def test_sixteen_tokens_are_the_default_and_length_is_the_reason(service: 
     assert content["usage"]["completion_tokens"] == 16
 
 
-@pytest.mark.parametrize("name", ["wordy", "gpt", None])
-async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Route, name: str | None) -> None:
-    assert (await service.whole(model=name))["model"] == "wordy"
+async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Route) -> None:
+    for name in ("wordy", "gpt", None):
+        assert (await service.whole(model=name))["model"] == "wordy", name
 
 
-@pytest.mark.parametrize(
-    ("prompt", "asked"),
-    [
+async def test_prompts_are_texts_or_ids_one_or_many(service: Route) -> None:
+    asked: list[tuple[Any, list[list[int]]]] = [
         ("ab", [[BOS, *tokens("ab")]]),
         (["ab", "é"], [[BOS, *tokens("ab")], [BOS, *tokens("é")]]),
         ([70, 71], [[70, 71]]),
         ([[70], [71, 72]], [[70], [71, 72]]),
         ("", [[BOS]]),
-    ],
-)
-async def test_prompts_are_texts_or_ids_one_or_many(service: Route, prompt: Any, asked: list[list[int]]) -> None:
-    content = await service.whole(prompt=prompt)
-    assert [list(request.prompt) for request in service.engine.requests] == asked
-    assert [choice["index"] for choice in content["choices"]] == list(range(len(asked)))
-    assert content["usage"]["prompt_tokens"] == sum(map(len, asked))
+    ]
+    for prompt, ids in asked:
+        service.engine.forget()
+        content = await service.whole(prompt=prompt, max_tokens=1)
+        assert [list(request.prompt) for request in service.engine.requests] == ids, prompt
+        assert [choice["index"] for choice in content["choices"]] == list(range(len(ids)))
+        assert content["usage"]["prompt_tokens"] == sum(map(len, ids))
 
 
 async def test_every_field_reaches_the_engine(service: Route) -> None:
@@ -122,6 +122,7 @@ async def test_nulls_are_defaults(service: Route) -> None:
     assert (await service.request(top_k=-1)).sampling.top_k == 0
 
 
+@pytest.mark.pool
 async def test_deadline_and_lane_come_from_the_headers(service: Route) -> None:
     body = {"prompt": PROMPT}
     await service.http.post("/v1/completions", json=body, headers={"x-request-timeout-ms": "60000", "x-lane": "bulk"})
@@ -131,9 +132,8 @@ async def test_deadline_and_lane_come_from_the_headers(service: Route) -> None:
     assert bulk.deadline < interactive.deadline
 
 
-@pytest.mark.parametrize(
-    ("fields", "grammar"),
-    [
+async def test_constraints_become_one_grammar(service: Route) -> None:
+    constraints: list[tuple[dict[str, Any], Grammar]] = [
         ({"guided_json": {"type": "integer"}}, Grammar(kind="json_schema", source='{"type": "integer"}')),
         ({"guided_json": '{"type":"integer"}'}, Grammar(kind="json_schema", source='{"type":"integer"}')),
         ({"guided_regex": "a+"}, Grammar(kind="regex", source="a+")),
@@ -143,10 +143,9 @@ async def test_deadline_and_lane_come_from_the_headers(service: Route) -> None:
         ({"structured_outputs": {"grammar": 'start: "c"'}}, Grammar(kind="lark", source='start: "c"')),
         ({"structured_outputs": {"choice": ["yes.", "no"]}}, Grammar(kind="regex", source="yes\\.|no")),
         ({"structured_outputs": {"json_object": True}}, Grammar(kind="json_schema", source='{"type":"object"}')),
-    ],
-)
-async def test_constraints_become_one_grammar(service: Route, fields: dict[str, Any], grammar: Grammar) -> None:
-    assert (await service.request(**fields)).grammar == grammar
+    ]
+    for fields, grammar in constraints:
+        assert (await service.request(max_tokens=1, **fields)).grammar == grammar, fields
 
 
 # Choices and seeds -----------------------------------------------------------------------------------------------------------------------
@@ -179,6 +178,7 @@ async def test_without_a_seed_every_prompt_draws_its_own(service: Route) -> None
     assert len({request.sampling.seed for request in service.engine.requests}) == 4
 
 
+@pytest.mark.pool
 async def test_cached_tokens_are_told() -> None:
     fields: dict[str, Any] = {"prompt": ["a" * 40, "b" * 50], "n": 2}
     async with route("/v1/completions", {}, FakeGenerator("wordy", prefix_cache_bytes=2**20)) as service:
@@ -193,10 +193,10 @@ async def test_best_of_may_say_what_n_says(service: Route) -> None:
 # Echo and log-probabilities --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, tokens(PROMPT), [BOS, *tokens(PROMPT)]])
-async def test_echo_puts_the_prompt_before_each_choice(service: Route, prompt: Any) -> None:
-    content = await service.whole(prompt=prompt, echo=True, n=2)
-    assert [choice["text"] for choice in content["choices"]] == [PROMPT + SAID] * 2
+async def test_echo_puts_the_prompt_before_each_choice(service: Route) -> None:
+    for prompt in (PROMPT, tokens(PROMPT), [BOS, *tokens(PROMPT)]):
+        content = await service.whole(prompt=prompt, echo=True, n=2)
+        assert [choice["text"] for choice in content["choices"]] == [PROMPT + SAID] * 2, prompt
 
 
 def logprobs_after(service: Route, *ids: int) -> NDArray[np.float64]:
@@ -222,7 +222,7 @@ async def test_no_tokens_with_echo_are_the_prompts_log_probabilities(service: Ro
     assert service.engine.requests[0].prompt_logprobs == 1
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 5])
+@pytest.mark.parametrize("wanted", [0, 5])
 @pytest.mark.usefixtures("close")
 async def test_log_probabilities_of_each_token(service: Route, wanted: int) -> None:
     (choice,) = (await service.whole(logprobs=wanted, temperature=0))["choices"]
@@ -235,12 +235,12 @@ async def test_log_probabilities_of_each_token(service: Route, wanted: int) -> N
     assert [len(top) for top in logprobs["top_logprobs"]] == [max(wanted, 1)] * N_SAID
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 5])
-async def test_a_drawn_token_that_is_not_among_the_likeliest_is_told_too(service: Route, wanted: int) -> None:
-    (choice,) = (await service.whole(logprobs=wanted, allowed_token_ids=tokens("x"), max_tokens=2))["choices"]
-    assert choice["text"] == "xx"
-    assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [wanted + 1] * 2
-    assert all("x" in top for top in choice["logprobs"]["top_logprobs"])
+async def test_a_drawn_token_that_is_not_among_the_likeliest_is_told_too(service: Route) -> None:
+    for wanted in (0, 5):
+        (choice,) = (await service.whole(logprobs=wanted, allowed_token_ids=tokens("x"), max_tokens=2))["choices"]
+        assert choice["text"] == "xx"
+        assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [wanted + 1] * 2
+        assert all("x" in top for top in choice["logprobs"]["top_logprobs"])
 
 
 @pytest.mark.parametrize("echo", [True, False])
@@ -291,28 +291,20 @@ async def test_a_log_probability_that_is_very_low_is_a_number_in_json(service: R
         ({"skip_special_tokens": False}, SAID, "stop", None),  # as in vLLM, a token that ends a text gives none
     ],
 )
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_how_a_text_ends(service: Route, fields: Any, text: str, reason: str, stop_reason: Any, streamed: bool) -> None:
-    if streamed:
-        *chunks, done = await service.streamed(**fields)
-        assert done == "[DONE]"
-        choices = [chunk["choices"][0] for chunk in chunks]
-    else:
-        choices = (await service.whole(**fields))["choices"]
-    assert "".join(choice["text"] for choice in choices) == text
-    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [reason]
-    assert choices[-1]["stop_reason"] == stop_reason
+async def test_how_a_text_ends(service: Route, fields: Any, text: str, reason: str, stop_reason: Any) -> None:
+    """A stream ends with the same, as `test_a_stream_has_the_same_in_pieces` shows."""
+    (choice,) = (await service.whole(**fields))["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, reason, stop_reason)
 
 
 # Streams ---------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("echo", [True, False])
-@pytest.mark.parametrize("logprobs", [None, 0, 3])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 3}, {"n": 1}, {"logprobs": 0, "stop": "time"}], ids=str)
 @pytest.mark.usefixtures("close")
-async def test_a_stream_has_the_same_in_pieces(service: Route, echo: bool, logprobs: int | None, n: int) -> None:
-    fields: dict[str, Any] = {"prompt": ["né", "b"], "echo": echo, "logprobs": logprobs, "n": n, "temperature": 0}
+@pytest.mark.pool
+async def test_a_stream_has_the_same_in_pieces(service: Route, more: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"prompt": ["né", "b"], "n": 3, "temperature": 0, **more}
     whole = await service.whole(**fields)
     *chunks, usage, done = await service.streamed(**fields, stream_options={"include_usage": True})
     assert done == "[DONE]"
@@ -323,11 +315,13 @@ async def test_a_stream_has_the_same_in_pieces(service: Route, echo: bool, logpr
         pieces = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == wanted["index"]]
         assert len(pieces) > 1
         assert "".join(piece["text"] for piece in pieces) == wanted["text"]
-        assert pieces[-1]["finish_reason"] == wanted["finish_reason"]
+        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + [wanted["finish_reason"]]
+        assert pieces[-1]["stop_reason"] == wanted["stop_reason"]
         for name, values in (wanted["logprobs"] or {}).items():
             assert [value for piece in pieces for value in piece["logprobs"][name]] == values
 
 
+@pytest.mark.pool
 async def test_an_echoed_prompt_is_asked_for_and_rendered_once_for_all_its_choices(service: Route, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[int] = []
     render = Logprobs.prompt
@@ -360,11 +354,11 @@ def test_choices_that_begin_before_the_log_probabilities_of_their_prompt_wait_fo
     assert choices[0]["logprobs"]["token_logprobs"] == [None, -1.0]
 
 
-@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}, {"stream_options": {}}])
-async def test_without_include_usage_no_chunk_speaks_of_it(service: Route, options: dict[str, Any]) -> None:
-    *chunks, done = await service.streamed(**options)
-    assert done == "[DONE]"
-    assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+async def test_without_include_usage_no_chunk_speaks_of_it(service: Route) -> None:
+    for options in ({}, {"stream_options": {"include_usage": False}}, {"stream_options": {}}):
+        *chunks, done = await service.streamed(**options)
+        assert done == "[DONE]"
+        assert all("usage" not in chunk and chunk["choices"] for chunk in chunks), options
 
 
 async def test_no_character_is_split(service: Route) -> None:
@@ -389,167 +383,118 @@ FAILURES = [
 ]
 
 
+@pytest.mark.pool
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("when", ["refused", "before the first token"])
-@pytest.mark.parametrize(("failure", "status", "kind", "code"), FAILURES)
-async def test_what_fails_before_the_first_token_has_its_status(
-    service: Route, failure: Exception, status: int, kind: str, code: str, when: str, stream: bool
-) -> None:
-    if when == "refused":
-        service.engine.refusal = failure
-    else:
-        service.engine.failures[0] = (0, failure)
-    answer = await service.post(stream=stream)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["type"], error["code"]) == (status, kind, code)
-    assert answer.headers["content-type"] == "application/json"
-    if status == 429:
-        assert answer.headers["retry-after-ms"] == "2500"
+async def test_what_fails_before_the_first_token_has_its_status(service: Route, stream: bool) -> None:
+    for failure, status, kind, code in FAILURES:
+        for refused in (True, False):
+            service.engine.forget()
+            if refused:
+                service.engine.refusal = failure
+            else:
+                service.engine.failures[0] = (0, failure)
+            answer = await service.post(stream=stream)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["code"]) == (status, kind, code), (failure, refused)
+            assert answer.headers["content-type"] == "application/json"
+            if status == 429:
+                assert answer.headers["retry-after-ms"] == "2500"
 
 
-@pytest.mark.parametrize(("failure", "status", "kind", "code"), [each for each in FAILURES if each[1] != 504])
-async def test_what_fails_later_is_the_streams_last_event_and_the_stream_is_not_done(
-    service: Route, failure: Exception, status: int, kind: str, code: str
-) -> None:
-    service.engine.failures[1] = (5, failure)
-    *chunks, last = await service.streamed(n=3, stream_options={"include_usage": True})
-    assert (last["error"]["type"], last["error"]["code"]) == (kind, code)
-    assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"] if choice["index"] == 1)
-    await until(lambda: not service.engine.pending)  # the other choices end with it
+@pytest.mark.pool
+async def test_what_fails_later_is_the_streams_last_event_and_the_stream_is_not_done(service: Route) -> None:
+    for failure, status, kind, code in FAILURES:
+        if status == 504:
+            continue
+        service.engine.forget()
+        service.engine.failures[1] = (5, failure)
+        *chunks, last = await service.streamed(n=3, stream_options={"include_usage": True})
+        assert (last["error"]["type"], last["error"]["code"]) == (kind, code), failure
+        assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"] if choice["index"] == 1)
+        await until(lambda: not service.engine.pending)  # the other choices end with it
 
 
+@pytest.mark.pool
 async def test_a_request_is_admitted_whole_or_not_at_all(service: Route) -> None:
     service.engine.refusal, service.engine.refuse_after = Overloaded("full", retry_after_s=1), 2
     assert (await service.post(n=3)).status_code == 429
     assert not service.engine.runs, "those before the refusal are not queued"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
+async def test_what_is_wrong_is_a_400_that_names_it(service: Route) -> None:
+    """One row for each rule and each form of a value, not for each field that has the rule."""
+    rows: list[tuple[dict[str, Any], str, str]] = [
         ({"prompt": None}, "prompt", "Field required"),
         ({"prompt": []}, "prompt", "cannot be empty"),
         ({"prompt": [[]]}, "prompt.0", "cannot be empty"),
-        ({"prompt": 5}, "prompt", "valid"),
         ({"prompt": [1, "a"]}, "prompt.0", "valid"),
-        ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
         ({"prompt": [258]}, "prompt", "token id 258 in prompt is outside this model's vocabulary of 258"),
-        ({"prompt": [[1], [300]]}, "prompt", "token id 300"),
         ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
         ({"prompt": "", "model": "no-bos"}, "prompt", "has no tokens"),
         ({"prompt": ["a"] * 100, "n": 3}, "n", "more than 256 completions"),
         ({"model": "huge"}, "model", "does not exist"),
         ({"model": "mini"}, "model", "is of kind encoder; this route needs: decoder, encoder_decoder"),
-        ({"model": "x" * 257}, "model", "at most 256"),
         ({"max_tokens": 0}, "max_tokens", "needs echo=true"),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
-        ({"max_tokens": 1_000_001}, "max_tokens", "less than or equal to 1000000"),
         ({"max_tokens": "5"}, "max_tokens", "valid integer"),
-        ({"max_tokens": 5.0}, "max_tokens", "valid integer"),
-        ({"max_tokens": True}, "max_tokens", "valid integer"),
-        ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 129}, "n", "less than or equal to 128"),
         ({"best_of": 2}, "best_of", "best_of=2 is not supported: leave it out or send n=1"),
         ({"suffix": "x"}, "suffix", "`suffix` is not supported: leave it out"),
-        ({"echo": "true"}, "echo", "valid boolean"),
-        ({"echo": 1}, "echo", "valid boolean"),
         ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
-        ({"logprobs": -1}, "logprobs", "greater than or equal to 0"),
-        ({"logprobs": True}, "logprobs", "valid integer"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ({"prompt_logprobs": 1, "echo": True, "logprobs": 1}, "prompt_logprobs", "cannot be combined"),
-        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
         ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
-        ({"temperature": "1"}, "temperature", "valid number"),
         ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
-        ({"top_p": -1}, "top_p", "greater than or equal to 0"),
         ({"top_k": -2}, "top_k", "greater than or equal to -1"),
-        ({"top_k": 2.5}, "top_k", "valid integer"),
-        ({"min_p": 2}, "min_p", "less than or equal to 1"),
-        ({"typical_p": 0}, "typical_p", "greater than 0"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
         ({"repetition_penalty": 1e-7}, "repetition_penalty", "from 1e-06 to 100"),
         ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
-        ({"presence_penalty": -2.5}, "presence_penalty", "greater than or equal to -2"),
         ({"seed": 2**63}, "seed", "less than"),
-        ({"seed": -(2**63) - 1}, "seed", "greater than"),
-        ({"seed": 1.5}, "seed", "valid integer"),
         ({"stop": ["a"] * 5}, "stop", "at most 4"),
         ({"stop": ["a", ""]}, "stop.1", "cannot be empty"),
-        ({"stop": 5}, "stop", "valid"),
         ({"stop": ["a", None]}, "stop.1", "valid string. Given: None"),
-        ({"prompt": [None]}, "prompt.0", "valid"),
         ({"logit_bias": {"70": 101}}, "logit_bias.70", "less than or equal to 100"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "is no token id"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias", "is no token id"),
         ({"logit_bias": {"258": 1}}, "logit_bias", "token id 258"),
         ({"logit_bias": [1]}, "logit_bias", "an object"),
         ({"min_tokens": 101}, "min_tokens", "min_tokens=101 is more than max_tokens=100"),
-        ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
-        ({"ignore_eos": "no"}, "ignore_eos", "valid boolean"),
         ({"stop_token_ids": [258]}, "stop_token_ids", "token id 258"),
-        ({"allowed_token_ids": [258]}, "allowed_token_ids", "token id 258"),
         ({"allowed_token_ids": ["a"]}, "allowed_token_ids.0", "valid integer"),
         ({"guided_json": "{"}, "guided_json", "is not JSON"),
-        ({"guided_json": "[]"}, "guided_json", "is not a JSON schema"),
         ({"guided_json": {"a": "x" * 70_000}}, "guided_json", "the most is 65536"),
         ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar", "cannot be combined"),
         ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs.regex", "cannot be combined"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs", "only one of"),
         ({"structured_outputs": {"whitespace": "a"}}, "structured_outputs.whitespace", "is not a parameter"),
-        ({"stream": "yes"}, "stream", "valid boolean"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
         ({"stream": True, "stream_options": {"include": True}}, "stream_options.include", "is not a parameter"),
         ({"user": "u" * 513}, "user", "at most 512"),
-        ({"use_beam_search": True}, "use_beam_search", "`use_beam_search` is not supported"),
         ({"top-k": 5}, "top-k", "`top-k` is not a parameter of this request"),
-        ({"messages": ["a"]}, "messages", "is not a parameter"),
-    ],
-)
-async def test_what_is_wrong_is_a_400_that_names_it(service: Route, fields: dict[str, Any], param: str, message: str) -> None:
-    answer = await service.post(**fields)
-    error = answer.json()["error"]
-    assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), error
-    assert message in error["message"]
-    assert not service.engine.runs
+    ]
+    await expect_refusals(service, rows)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"guided_json": {"type": "no"}}, "guided_json"),
-        ({"guided_regex": "("}, "guided_regex"),
-        ({"guided_grammar": "start: foo"}, "guided_grammar"),
-        ({"structured_outputs": {"json": {"type": "no"}}}, "structured_outputs.json"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"grammar": "start: foo"}}, "structured_outputs.grammar"),
-        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
-    ],
-)
-async def test_a_grammar_that_cannot_be_compiled_is_called_as_it_was_sent(service: Route, fields: dict[str, Any], param: str) -> None:
-    service.engine.refusal = InvalidRequest("the grammar cannot be used", param="grammar")
-    answer = await service.post(**fields)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+async def test_a_grammar_that_cannot_be_compiled_is_called_as_it_was_sent(service: Route) -> None:
+    sent: dict[str, Any] = {"guided_json": {"type": "no"}, "guided_regex": "(", "guided_grammar": "start: foo"}
+    inside = {"json": {"type": "no"}, "regex": "(", "grammar": "start: foo", "choice": ["a"], "json_object": True}
+    for param, fields in [*((name, {name: value}) for name, value in sent.items())] + [
+        (f"structured_outputs.{name}", {"structured_outputs": {name: value}}) for name, value in inside.items()
+    ]:
+        service.engine.refusal = InvalidRequest("the grammar cannot be used", param="grammar")
+        answer = await service.post(**fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-@pytest.mark.parametrize(("body", "status", "message"), [(b"{", 400, "not JSON"), (b"[]", 400, "object"), (b"", 400, "not JSON")])
-async def test_a_body_that_is_none(service: Route, body: bytes, status: int, message: str) -> None:
-    answer = await service.http.post("/v1/completions", content=body)
-    assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True)
-
-
-async def test_half_a_surrogate_pair_is_refused(service: Route) -> None:
-    answer = await service.http.post("/v1/completions", content=b'{"prompt": "\\ud800"}')
-    assert answer.status_code == 400
+async def test_a_body_that_is_none(service: Route) -> None:
+    for body, message in ((b"{", "not JSON"), (b"[]", "object"), (b"", "not JSON"), (b'{"prompt": "\\ud800"}', "")):
+        answer = await service.http.post("/v1/completions", content=body)
+        assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True), body
 
 
 # Clients that leave ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("said", [0, 3])
+@pytest.mark.pool
+@pytest.mark.parametrize(("stream", "said"), [(False, 3), (True, 3)])
 async def test_work_ends_with_the_client_that_asked_for_it(service: Route, said: int, stream: bool) -> None:
     service.engine.hold(after=said)
     caller = Caller(service.app, path="/v1/completions")
@@ -600,6 +545,7 @@ def test_openais_async_client_reads_many_streams_at_once(served: tuple[str, Fake
     assert asyncio.run(many()) == [SAID[:number] for number in range(1, 17)]
 
 
+@pytest.mark.pool
 def test_openais_client_raises_what_ended_a_stream(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
     served[1].engine.failures[0] = (4, RuntimeFailed("the runtime failed"))
     stream = official.completions.create(model="wordy", prompt=PROMPT, stream=True)
@@ -620,6 +566,7 @@ def test_openais_client_raises_the_class_of_each_status(official: openai.OpenAI,
         official.completions.create(model="wordy", prompt=PROMPT, stream=True)
 
 
+@pytest.mark.pool
 @pytest.mark.parametrize("after", [0, 5])
 def test_a_real_client_that_leaves_its_stream_frees_the_run(official: openai.OpenAI, served: tuple[str, FakeGenerator], after: int) -> None:
     """Also while the stream is silent: with nothing said it has only heard heartbeats."""

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import orjson
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI
 
 from export import contract
@@ -32,23 +33,21 @@ def row(output: str, tokens: list[int], **session: Any) -> list[Any]:
     return numbers
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> FastAPI:
-    return fake_app(
-        fake_bundle(tmp_path / "enc"),
-        fake_bundle(tmp_path / "named", name="org/team.model"),
-        fake_bundle(tmp_path / "ranker", "reranker"),
-        fake_bundle(tmp_path / "untyped", "reranker", typed=False),
-        fake_bundle(tmp_path / "labels", "classifier"),
-        fake_bundle(tmp_path / "tags", "token_classifier"),
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory, where: str) -> AsyncIterator[httpx.AsyncClient]:
+    folder = tmp_path_factory.mktemp("oip")
+    made = fake_app(
+        fake_bundle(folder / "enc"),
+        fake_bundle(folder / "named", name="org/team.model"),
+        fake_bundle(folder / "ranker", "reranker"),
+        fake_bundle(folder / "untyped", "reranker", typed=False),
+        fake_bundle(folder / "labels", "classifier"),
+        fake_bundle(folder / "tags", "token_classifier"),
         aliases={"short": "org/team.model"},
         max_client_batch=8,
+        cache_bytes=0,
     )
-
-
-@pytest.fixture
-async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(app) as running:
+    async with client(made) as running:
         yield running
 
 
@@ -106,6 +105,7 @@ async def test_health_is_open_and_tells_a_drain(tmp_path: Path) -> None:
         assert (await http.get("/v2/health/live")).status_code == 200
 
 
+@pytest.mark.pool
 async def test_a_model_whose_runs_fail_is_not_ready_and_recovers(http: httpx.AsyncClient, app: FastAPI) -> None:
     session = app.state.catalog.session("enc")
     assert (await http.get("/v2/models/enc/ready")).json() == {"name": "enc", "ready": True}
@@ -131,27 +131,23 @@ PAIR = {"name": "text_pair", "datatype": "BYTES", "shape": [-1]}
 IDS = [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ("input_ids", "attention_mask")]
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "outputs"),
-    [
+@pytest.mark.pool
+async def test_metadata_lists_what_can_be_sent_and_asked(http: httpx.AsyncClient) -> None:
+    rows: list[tuple[str, list[dict[str, Any]], dict[str, list[int]]]] = [
         ("enc", [TEXT, *IDS], {"sentence_embedding": [-1, WIDTH], "pooled": [-1, WIDTH], "token_embeddings": [-1, -1, HIDDEN]}),
         ("ranker", [TEXT, PAIR], {"logits": [-1, 1]}),
         ("untyped", [TEXT, PAIR, *IDS], {"logits": [-1, 1]}),
         ("labels", [TEXT, PAIR], {"logits": [-1, 3]}),
         ("tags", [TEXT, *IDS], {"logits": [-1, -1, 3]}),
-    ],
-)
-async def test_metadata_lists_what_can_be_sent_and_asked(
-    http: httpx.AsyncClient, model: str, inputs: list[dict[str, Any]], outputs: dict[str, list[int]]
-) -> None:
-    body = (await http.get(f"/v2/models/{model}")).json()
-    assert body == {
-        "name": model,
-        "versions": ["1"],
-        "platform": "onnx_onnxv1",
-        "inputs": inputs,
-        "outputs": [{"name": name, "datatype": "FP32", "shape": shape} for name, shape in outputs.items()],
-    }
+    ]
+    for model, inputs, outputs in rows:
+        assert (await http.get(f"/v2/models/{model}")).json() == {
+            "name": model,
+            "versions": ["1"],
+            "platform": "onnx_onnxv1",
+            "inputs": inputs,
+            "outputs": [{"name": name, "datatype": "FP32", "shape": shape} for name, shape in outputs.items()],
+        }
 
 
 def generators() -> list[FakeGenerator]:
@@ -173,6 +169,7 @@ def generators() -> list[FakeGenerator]:
     return models
 
 
+@pytest.mark.pool
 @pytest.mark.parametrize("model", ["wordy", "writer"])
 async def test_what_continues_texts_has_metadata_and_readiness_and_is_asked_elsewhere(model: str) -> None:
     async with client(generator_app(*generators())) as http:
@@ -189,12 +186,13 @@ async def test_what_continues_texts_has_metadata_and_readiness_and_is_asked_else
         assert "POST /v1/completions" in response.json()["error"]
 
 
-@pytest.mark.parametrize("name", ["org/team.model", quote("org/team.model", safe=""), "short"])
-async def test_a_name_may_hold_slashes_plain_or_encoded(http: httpx.AsyncClient, name: str) -> None:
-    for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/1", f"/v2/models/{name}/ready", f"/v2/models/{name}/versions/1/ready"):
-        assert (await http.get(path)).json()["name"] == "org/team.model"
-    assert (await infer(http, texts("the cat"), model=name)).json()["model_name"] == "org/team.model"
-    assert (await infer(http, texts("the cat"), model=f"{name}/versions/1")).json()["model_version"] == "1"
+async def test_a_name_may_hold_slashes_plain_or_encoded(http: httpx.AsyncClient) -> None:
+    for name in ("org/team.model", quote("org/team.model", safe=""), "short"):
+        path = f"/v2/models/{name}"
+        for place in ("", "/versions/1", "/ready", "/versions/1/ready"):
+            assert (await http.get(path + place)).json()["name"] == "org/team.model"
+        assert (await infer(http, texts("the cat"), model=name)).json()["model_name"] == "org/team.model"
+        assert (await infer(http, texts("the cat"), model=f"{name}/versions/1")).json()["model_version"] == "1"
 
 
 async def test_a_model_served_under_exactly_that_name_comes_before_a_version(tmp_path: Path) -> None:
@@ -204,20 +202,21 @@ async def test_a_model_served_under_exactly_that_name_comes_before_a_version(tmp
         assert (await http.get("/v2/models/a")).json()["name"] == "a"
 
 
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("/v2/models/nobody", "nobody"),
-        ("/v2/models/nobody/ready", "nobody"),
-        ("/v2/models/enc/versions/2", "no version '2'"),
-        ("/v2/models/", "there is no /v2/models"),
-        ("/v2/nothing", "/v2/nothing"),
-    ],
-)
-async def test_what_is_not_there_is_a_404(http: httpx.AsyncClient, path: str, said: str) -> None:
-    response = await http.get(path)
-    assert response.status_code == 404
-    assert said in response.json()["error"]
+async def test_what_is_not_there_is_a_404(http: httpx.AsyncClient) -> None:
+    for path, said in {
+        "/v2/models/nobody": "nobody",
+        "/v2/models/nobody/ready": "nobody",
+        "/v2/models/nobody/config": "nobody",
+        "/v2/models/enc/versions/2": "no version '2'",
+        "/v2/models/": "there is no /v2/models",
+        "/v2/nothing": "/v2/nothing",
+        "/v2/models/enc/stats": "GET /metrics",
+        "/v2/models/enc/versions/1/stats": "GET /metrics",
+        "/v2/models/stats": "GET /metrics",
+    }.items():
+        response = await http.get(path)
+        assert (response.status_code, list(response.json())) == (404, ["error"])
+        assert said in response.json()["error"], path
 
 
 # Inference in JSON -----------------------------------------------------------------------------------------------------------------------
@@ -235,14 +234,14 @@ async def test_text_in_and_its_vectors_out(http: httpx.AsyncClient) -> None:
     assert response.headers["x-truncated-inputs"] == "0"
 
 
-@pytest.mark.parametrize("fields", [{}, {"outputs": None}, {"outputs": []}])
-async def test_all_outputs_are_sent_where_none_is_asked_for(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+async def test_all_outputs_are_sent_where_none_is_asked_for(http: httpx.AsyncClient) -> None:
     names = ["sentence_embedding", "pooled", "token_embeddings"]
-    body = (await infer(http, texts("the cat"), **fields)).json()
-    assert [output["name"] for output in body["outputs"]] == names
-    assert [array(output)[0].tolist() for output in body["outputs"]] == [row(name, ids("the cat")) for name in names]
-    body = (await infer(http, texts("the cat"), model="labels", **fields)).json()
-    assert [output["name"] for output in body["outputs"]] == ["logits"]
+    for fields in ({}, {"outputs": None}, {"outputs": []}):
+        body = (await infer(http, texts("the cat"), **fields)).json()
+        assert [output["name"] for output in body["outputs"]] == names
+        assert [array(output)[0].tolist() for output in body["outputs"]] == [row(name, ids("the cat")) for name in names]
+        body = (await infer(http, texts("the cat"), model="labels", **fields)).json()
+        assert [output["name"] for output in body["outputs"]] == ["logits"]
 
 
 async def test_text_may_be_a_column(http: httpx.AsyncClient) -> None:
@@ -393,29 +392,20 @@ async def test_json_and_bytes_can_be_mixed_on_both_sides(http: httpx.AsyncClient
     assert array(body["outputs"][1]).tolist() == [row("sentence_embedding", tokens)]
 
 
-@pytest.mark.parametrize(
-    ("tensor", "blob", "length", "said"),
-    [
+async def test_bytes_that_do_not_fit_are_refused(http: httpx.AsyncClient) -> None:
+    rows: list[tuple[dict[str, Any], bytes, str | None, str]] = [
         (header("text", "BYTES", 1), packed("a")[:-1], None, "middle of an element"),
-        (header("text", "BYTES", 1), b"\x01\x00", None, "middle of an element"),
         (header("text", "BYTES", 1), b"\xff\xff\xff\xff", None, "middle of an element"),
         (header("text", "BYTES", 1), struct.pack("<I", 2) + b"\xff\xfe", None, "UTF-8"),
-        (header("text", "BYTES", 1), struct.pack("<I", 3) + b"\xed\xa0\x80", None, "UTF-8"),
         (header("text", "BYTES", 3), packed("a", "b"), None, "3 elements"),
         (header("text", "BYTES", 1), packed("a"), "7", "not JSON"),
         (header("text", "BYTES", 1), packed("a"), "1000000", "not a number of bytes"),
-        (header("text", "BYTES", 1), packed("a"), "-1", "not a number of bytes"),
         (header("text", "BYTES", 1), packed("a"), "9" * 5000, "not a number of bytes"),
-        (header("text", "BYTES", 1), packed("a"), "1e3", "not a number of bytes"),
         (header("input_ids", "INT64", 1, 1), b"\0" * 8, None, "takes text or"),
-    ],
-)
-async def test_bytes_that_do_not_fit_are_refused(
-    http: httpx.AsyncClient, tensor: dict[str, Any], blob: bytes, length: str | None, said: str
-) -> None:
-    response = await infer_binary(http, (tensor, blob), length=length)
-    assert response.status_code == 400
-    assert said in response.json()["error"]
+    ]
+    for tensor, blob, length, said in rows:
+        response = await infer_binary(http, (tensor, blob), length=length)
+        assert (response.status_code, said in response.json()["error"]) == (400, True), (tensor, blob, length)
 
 
 async def test_bytes_that_nobody_claims_or_that_are_missing_are_refused(http: httpx.AsyncClient) -> None:
@@ -435,9 +425,8 @@ async def test_bytes_that_nobody_claims_or_that_are_missing_are_refused(http: ht
 ONES = numbers("attention_mask", [1, 1], [1, 2])
 
 
-@pytest.mark.parametrize(
-    ("inputs", "said"),
-    [
+async def test_tensors_that_mean_nothing_are_refused(http: httpx.AsyncClient) -> None:
+    rows: list[tuple[list[dict[str, Any]], str]] = [
         ([], "inputs"),
         ([texts()], "empty"),
         ([texts("a", "")], "empty"),
@@ -445,107 +434,58 @@ ONES = numbers("attention_mask", [1, 1], [1, 2])
         ([texts(1)], "other than strings"),
         ([texts("a", shape=[2])], "2 elements"),
         ([texts("a", shape=[1, 1, 1])], "[n] or [n, 1]"),
-        ([texts("a", shape=[-1])], "shape"),
         ([texts("a", shape=[10**30])], "shape"),
         ([texts("a", datatype="FP32")], "BYTES"),
-        ([texts("a", datatype="INT64")], "BYTES"),
         ([texts(["a", "b"], shape=[1])], "nesting"),
-        ([texts(["a"], "b", shape=[2, 1])], "nesting"),
         ([texts("a", data=None)], "data"),
-        ([texts("a", parameters={"binary_data_size": 1})], "data"),
         ([texts("a"), texts("b")], "takes"),
-        ([texts("a"), ONES], "takes"),
         ([texts("a", name="prompt")], "takes text or input_ids with attention_mask. Given: prompt"),
-        ([texts("a"), texts("b", name="text_pair")], "takes"),
         ([numbers("input_ids", [5, 6], [1, 2])], "takes"),
         ([numbers("input_ids", [5, 6], [2]), ONES], "[rows, tokens]"),
         ([numbers("input_ids", [5, 6], [2, 1]), ONES], "must agree"),
         ([numbers("input_ids", [5, 6, 7], [1, 2]), ONES], "2 elements"),
-        ([numbers("input_ids", [[5], [6]], [1, 2]), ONES], "nesting"),
         ([numbers("input_ids", [5, 6.5], [1, 2]), ONES], "INT64 numbers"),
         ([numbers("input_ids", [5, True], [1, 2]), ONES], "INT64 numbers"),
-        ([numbers("input_ids", [5, None], [1, 2]), ONES], "INT64 numbers"),
         ([numbers("input_ids", [5, 2**63], [1, 2]), ONES], "INT64 numbers"),
-        ([numbers("input_ids", [5, 10**40], [1, 2]), ONES], "INT64 numbers"),
         ([numbers("input_ids", [5, 10**6], [1, 2]), ONES], "vocabulary"),
-        ([numbers("input_ids", [5, -1], [1, 2]), ONES], "vocabulary"),
         ([numbers("input_ids", [5, 6], [1, 2], datatype="INT32"), ONES], "INT64"),
         ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [0, 1], [1, 2])], "ones followed by zeros"),
         ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [0, 0], [1, 2])], "at least one token"),
-        ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [1, 2], [1, 2])], "ones followed by zeros"),
-        ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [2**62, 2**62], [1, 2])], "ones followed by zeros"),
         *(
             ([numbers("input_ids", [], shape), numbers("attention_mask", [], shape)], "both at least 1")
             for shape in ([1, 0], [0, 2], [2**31 - 1, 0], [0, 2**31 - 1])  # the last two would be gigabytes of lengths
         ),
-    ],
-)
-async def test_tensors_that_mean_nothing_are_refused(http: httpx.AsyncClient, inputs: list[dict[str, Any]], said: str) -> None:
-    response = await infer(http, *inputs, model="enc")
-    assert response.status_code == 400
-    assert list(response.json()) == ["error"]
-    assert said in response.json()["error"]
+    ]
+    for inputs, said in rows:
+        response = await infer(http, *inputs)
+        assert (response.status_code, list(response.json())) == (400, ["error"]), inputs
+        assert said in response.json()["error"], inputs
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "said"),
-    [
+async def test_a_model_is_asked_in_its_own_ways_only(http: httpx.AsyncClient) -> None:
+    rows: list[tuple[str, list[dict[str, Any]], str]] = [
         ("ranker", [texts("a")], "takes text with text_pair."),
         ("ranker", batch([2, 5, 3]), "takes text with text_pair."),
         ("ranker", [texts("a"), texts("b", "c", name="text_pair")], "1 rows and `text_pair` 2"),
         ("labels", batch([2, 5, 3]), "takes text or text with text_pair."),
-    ],
-)
-async def test_a_model_is_asked_in_its_own_ways_only(http: httpx.AsyncClient, model: str, inputs: list[dict[str, Any]], said: str) -> None:
-    response = await infer(http, *inputs, model=model)
-    assert response.status_code == 400
-    assert said in response.json()["error"]
+    ]
+    for model, inputs, said in rows:
+        response = await infer(http, *inputs, model=model)
+        assert (response.status_code, said in response.json()["error"]) == (400, True), (model, inputs)
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "said"),
-    [
-        ({"outputs": [{"name": "logits"}]}, 400, "no output 'logits'; it has: sentence_embedding, pooled, token_embeddings"),
-        ({"outputs": [{"name": "pooled"}, {"name": "pooled"}]}, 400, "twice"),
-        ({"outputs": {"name": "pooled"}}, 400, "outputs"),
-        ({"id": 7}, 400, "id"),
-        ({"parameters": {"prompt_name": "poem"}}, 400, "poem"),
-        ({"parameters": {"truncate": "perhaps"}}, 400, "truncate"),
-    ],
-)
-async def test_the_rest_of_a_request_is_checked_too(http: httpx.AsyncClient, fields: dict[str, Any], status: int, said: str) -> None:
-    response = await infer(http, texts("a"), **fields)
-    assert response.status_code == status
-    assert said in response.json()["error"]
-
-
-async def test_errors_of_the_framework_speak_this_dialect_too(tmp_path: Path) -> None:
-    app = fake_app(fake_bundle(tmp_path / "enc"), api_keys=("secret-key",), max_body_bytes=1024)
-    key = {"authorization": "Bearer secret-key"}
-    path = "/v2/models/enc/infer"
-    async with client(app) as http:
-        answers = [
-            (401, await http.post(path, json={})),
-            (400, await http.post(path, content=b"", headers=key)),
-            (400, await http.post(path, content=b"{", headers=key)),
-            (400, await http.post(path, content=b"\xff\xfe", headers=key)),
-            (400, await http.post(path, content=b'{"id": "\\ud800"}', headers=key)),
-            (400, await http.post(path, content=b'{"inputs": ' + b"[" * 1000, headers=key)),
-            (413, await http.post(path, content=b" " * 1025, headers=key)),
-            (404, await http.post("/v2/models/nobody/infer", json={"inputs": [texts("a")]}, headers=key)),
-            (405, await http.get(path, headers=key)),
-            (405, await http.post("/v2/models/enc", headers=key)),
-            (405, await http.post("/v2", headers=key)),
-        ]
-    for status, response in answers:
-        assert response.status_code == status
-        assert list(response.json()) == ["error"]
-
-
-async def test_infer_by_another_method_says_which_it_takes(http: httpx.AsyncClient) -> None:
-    for method in ("GET", "HEAD", "PUT"):
-        response = await http.request(method, "/v2/models/enc/infer")
-        assert (response.status_code, response.headers["allow"]) == (405, "OPTIONS, POST")
+async def test_the_rest_of_a_request_is_checked_too(http: httpx.AsyncClient) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"outputs": [{"name": "logits"}]}, "no output 'logits'; it has: sentence_embedding, pooled, token_embeddings"),
+        ({"outputs": [{"name": "pooled"}, {"name": "pooled"}]}, "twice"),
+        ({"outputs": {"name": "pooled"}}, "outputs"),
+        ({"id": 7}, "id"),
+        ({"parameters": {"prompt_name": "poem"}}, "poem"),
+        ({"parameters": {"truncate": "perhaps"}}, "truncate"),
+    ]
+    for fields, said in rows:
+        response = await infer(http, texts("a"), **fields)
+        assert (response.status_code, said in response.json()["error"]) == (400, True), fields
 
 
 async def test_an_output_that_padding_would_blow_up_is_a_413(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,22 +500,13 @@ async def test_an_output_that_padding_would_blow_up_is_a_413(http: httpx.AsyncCl
 # The whole way ---------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_real_server_keeps_slashes_and_bytes_intact(app: FastAPI) -> None:
+def test_a_real_server_keeps_slashes_and_bytes_intact(tmp_path: Path) -> None:
     blob = packed("the cat")
     head = orjson.dumps({"inputs": [{**header("text", "BYTES", 1), "parameters": {"binary_data_size": len(blob)}}]})
-    with serve_in_thread(app) as url, httpx.Client(base_url=url) as http:
+    with serve_in_thread(fake_app(fake_bundle(tmp_path / "named", name="org/team.model"))) as url, httpx.Client(base_url=url) as http:
         for name in ("org/team.model", "org%2Fteam.model"):
             response = http.post(f"/v2/models/{name}/versions/1/infer", content=head + blob, headers={LENGTH: str(len(head))})
             assert array(response.json()["outputs"][0]).tolist() == [row("sentence_embedding", ids("the cat"))]
-
-
-def test_the_document_names_body_header_and_statuses(app: FastAPI) -> None:
-    document = app.openapi()
-    operation = document["paths"]["/v2/models/{model}/infer"]["post"]
-    assert {"200", "400", "401", "404", "413", "429", "500", "503", "504"} <= set(operation["responses"])
-    assert set(operation["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
-    assert "$ref" not in str(operation["requestBody"])
-    assert {parameter["name"] for parameter in operation["parameters"]} == {"model", LENGTH}
 
 
 async def test_the_configuration_is_that_of_the_tensors(http: httpx.AsyncClient) -> None:
@@ -585,12 +516,3 @@ async def test_the_configuration_is_that_of_the_tensors(http: httpx.AsyncClient)
     metadata = (await http.get("/v2/models/enc")).json()
     assert [tensor["name"] for tensor in config["output"]] == [tensor["name"] for tensor in metadata["outputs"]]
     assert (await http.get("/v2/models/enc/versions/1/config")).json() == config
-    missing = await http.get("/v2/models/nobody/config")
-    assert (missing.status_code, list(missing.json())) == (404, ["error"])
-
-
-async def test_statistics_are_elsewhere_and_it_says_where(http: httpx.AsyncClient) -> None:
-    for path in ("/v2/models/enc/stats", "/v2/models/enc/versions/1/stats", "/v2/models/stats"):
-        answer = await http.get(path)
-        assert (answer.status_code, list(answer.json())) == (404, ["error"])
-        assert "GET /metrics" in answer.json()["error"]

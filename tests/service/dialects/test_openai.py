@@ -209,6 +209,7 @@ async def test_an_unknown_model_is_404(service: Service) -> None:
     assert (refused["status"], refused["code"], refused["param"]) == (404, "model_not_found", "model")
 
 
+@pytest.mark.pool
 async def test_errors_by_item_leave_the_other_vectors_alone(service: Service) -> None:
     answer = await service.embed(["cat", "", "dog", [10_000]], headers={"x-item-errors": "1"})
     assert answer.status_code == 200
@@ -256,6 +257,7 @@ async def test_each_input_is_a_line_and_the_totals_are_the_last(service: Service
     assert totals["usage"]["total_tokens"] == sum(min(len(service.ids(text)), 64) for text in texts)
 
 
+@pytest.mark.pool
 async def test_lines_leave_as_their_runs_end(service: Service) -> None:
     """The first batch's lines are there while the second is still being computed."""
     service.session.hold()
@@ -290,6 +292,7 @@ async def test_what_is_refused_before_the_first_line_keeps_its_status(service: S
     service.session.open()
 
 
+@pytest.mark.pool
 async def test_what_fails_after_the_first_line_is_the_last_one_and_there_are_no_totals(service: Service) -> None:
     service.session.failures[0] = RuntimeError("no memory")
     rows = lines(await service.embed(["cat"], headers=NDJSON))
@@ -303,6 +306,7 @@ async def test_what_fails_after_the_first_line_is_the_last_one_and_there_are_no_
     service.session.open()
 
 
+@pytest.mark.pool
 @pytest.mark.parametrize("when", ["before the first line", "between two lines"])
 async def test_work_ends_with_the_client_that_asked_for_it(service: Service, when: str) -> None:
     await service.vectors("cat")

@@ -67,6 +67,7 @@ async def test_at_the_deadline_a_request_fails_only_if_none_of_its_runs_has_a_to
         await runs.all()
 
 
+@pytest.mark.pool
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body"),

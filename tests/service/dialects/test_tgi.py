@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from huggingface_hub import InferenceClient, TextGenerationInputGrammarType
-from huggingface_hub.errors import BadRequestError, GenerationError, ValidationError
+from huggingface_hub.errors import GenerationError, ValidationError
 
 from service.errors import InvalidRequest, NotReady, Overloaded, RuntimeFailed
 from tests.service.dialects.asking import N_SAID, Route, route
@@ -15,8 +16,8 @@ from tests.service.generation_fakes import EOS, SAID, FakeGenerator, events, gen
 PROMPT = "Say:"
 
 
-@pytest.fixture
-async def service() -> AsyncIterator[Route]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(where: str) -> AsyncIterator[Route]:
     async with route("/generate", {"inputs": PROMPT}, FakeGenerator("wordy"), FakeGenerator("other")) as made:
         yield made
 
@@ -66,6 +67,7 @@ async def test_parameters_mean_what_they_mean_there(service: Route) -> None:
         assert (grammar.kind, grammar.source) == ("json_schema", '{"type": "object"}')
 
 
+@pytest.mark.pool
 async def test_a_stream_is_an_event_a_token_and_its_last_has_the_text(service: Route) -> None:
     answer = await service.http.post("/generate_stream", json={"inputs": PROMPT, "parameters": {"top_n_tokens": 1}})
     told = events(answer.text)
@@ -78,56 +80,46 @@ async def test_a_stream_is_an_event_a_token_and_its_last_has_the_text(service: R
     assert last["details"] == {"finish_reason": "eos_token", "generated_tokens": N_SAID, "seed": None, "input_length": len(PROMPT) + 1}
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
+async def test_errors_have_its_form(service: Route) -> None:
+    for error, status, kind in (
         (InvalidRequest("x", param="prompt"), 422, "validation"),
         (Overloaded("x", retry_after_s=2), 429, "overloaded"),
         (NotReady("x"), 503, "healthcheck"),
         (RuntimeFailed("x"), 424, "generation"),
-    ],
-)
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
-async def test_errors_have_its_form(service: Route, error: Any, status: int, kind: str, path: str) -> None:
-    service.engine.refusal = error
-    answer = await service.http.post(path, json={"inputs": PROMPT})
-    service.engine.refusal = None
-    assert (answer.status_code, answer.json()) == (status, {"error": "x", "error_type": kind})
-    assert ("retry-after" in answer.headers) is (status in (429, 503))
+    ):
+        for path in ("/generate", "/generate_stream", "/"):
+            service.engine.refusal = error
+            answer = await service.http.post(path, json={"inputs": PROMPT})
+            assert (answer.status_code, answer.json()) == (status, {"error": "x", "error_type": kind}), path
+            assert ("retry-after" in answer.headers) is (status in (429, 503))
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
+async def test_what_is_wrong_is_named(service: Route) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
         ({"inputs": ""}, "`inputs` cannot be empty"),
         ({"inputs": None}, "`inputs`: Field required"),
         ({"parameters": {"watermark": True}}, "`parameters.watermark` is not supported"),
-        ({"parameters": {"best_of": 2}}, "`parameters.best_of` is not supported"),
-        ({"parameters": {"adapter_id": "a"}}, "`parameters.adapter_id` is not supported"),
         ({"parameters": {"temperature": 0.0}}, "`parameters.temperature`"),
         ({"parameters": {"max_new_tokens": 0}}, "`parameters.max_new_tokens`"),
         ({"parameters": {"grammar": {"type": "json", "value": "{"}}}, "parameters.grammar is not JSON"),
         ({"model": "huge"}, "does not exist"),
-    ],
-)
-async def test_what_is_wrong_is_named(service: Route, fields: dict[str, Any], named: str) -> None:
-    answer = await service.post(**fields)
-    assert answer.status_code in (404, 422)
-    assert answer.json()["error_type"] == "validation"
-    assert named in answer.json()["error"]
+    ]
+    for fields, named in rows:
+        answer = await service.post(**fields)
+        assert answer.status_code in (404, 422), fields
+        assert answer.json()["error_type"] == "validation"
+        assert named in answer.json()["error"], fields
 
 
-@pytest.mark.parametrize(
-    ("parameters", "route"),
-    [({"candidate_labels": ["a", "b"], "multi_label": False}, "/rerank"), ({"function_to_apply": "softmax", "top_k": 1}, "/predict")],
-)
-@pytest.mark.parametrize("model", [None, "wordy"])
-async def test_the_root_writes_no_prose_for_who_asks_for_labels(
-    service: Route, parameters: dict[str, Any], route: str, model: str | None
-) -> None:
-    answer = await service.http.post("/", json={"inputs": PROMPT, "parameters": parameters, "model": model})
-    assert (answer.status_code, set(answer.json())) == (400, {"error", "error_type"})
-    assert route in answer.json()["error"]
+async def test_the_root_writes_no_prose_for_who_asks_for_labels(service: Route) -> None:
+    for parameters, better in (
+        ({"candidate_labels": ["a", "b"], "multi_label": False}, "/rerank"),
+        ({"function_to_apply": "softmax"}, "/predict"),
+    ):
+        for model in (None, "wordy"):
+            answer = await service.http.post("/", json={"inputs": PROMPT, "parameters": parameters, "model": model})
+            assert (answer.status_code, set(answer.json())) == (400, {"error", "error_type"})
+            assert better in answer.json()["error"]
 
 
 async def test_the_root_is_for_what_the_model_is_for(service: Route) -> None:
@@ -181,14 +173,6 @@ def test_huggingface_hub_continues_texts(official: tuple[InferenceClient, FakeGe
     assert (last.generated_text, last.details.finish_reason, last.details.input_length) == ("Once upon", "stop_sequence", len(PROMPT) + 1)
     with pytest.raises(ValidationError, match="watermark"):
         hub.text_generation(PROMPT, watermark=True)
-
-
-def test_huggingface_hub_is_told_where_labels_are_given(official: tuple[InferenceClient, FakeGenerator]) -> None:
-    hub, _ = official
-    with pytest.raises(BadRequestError, match="/rerank"):
-        hub.zero_shot_classification("a", ["b", "c"])
-    with pytest.raises(BadRequestError, match="/predict"):
-        hub.text_classification("a", function_to_apply="softmax")
 
 
 def test_huggingface_hub_hears_what_broke(official: tuple[InferenceClient, FakeGenerator]) -> None:

@@ -1,31 +1,11 @@
 """OpenAI's own client, unmodified: chains, background responses, and streams that break."""
 
-import time
 from typing import Any
 
 import openai
 import pytest
 
-from tests.service.fakes import PATIENCE_S
 from tests.service.generation_fakes import SAID, FakeGenerator
-
-
-def test_a_chain_of_responses(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
-    first = official.responses.create(model="wordy", input="Hi")
-    second = official.responses.create(model="wordy", input="More", previous_response_id=first.id)
-    assert (second.output_text, second.previous_response_id) == (SAID, first.id)
-    assert second.usage is not None
-    assert first.usage is not None
-    assert second.usage.input_tokens_details.cached_tokens == first.usage.total_tokens
-    assert served[1].decode(served[1].engine.requests[-1].prompt) == "\n<user>More\n<assistant>"
-    (item,) = official.responses.input_items.list(second.id).data
-    assert (item.type, item.content[0].text) == ("message", "More")  # type: ignore[union-attr,index]
-    official.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError):
-        official.responses.retrieve(first.id)
-    with pytest.raises(openai.NotFoundError, match="Previous response with id"):
-        official.responses.create(model="wordy", input="More", previous_response_id=first.id)
-    assert official.responses.retrieve(second.id) == second
 
 
 def test_input_tokens_are_counted_before_a_response_is_made(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
@@ -47,22 +27,6 @@ def test_input_tokens_are_counted_before_a_response_is_made(official: openai.Ope
         assert counted.input_tokens == made.usage.input_tokens
     with pytest.raises(openai.NotFoundError, match="Previous response"):
         official.responses.input_tokens.count(model="wordy", input="Hi", previous_response_id="resp_" + "0" * 32)
-
-
-def test_a_background_response_is_polled_and_cancelled(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
-    served[1].engine.hold(4)
-    made = official.responses.create(model="wordy", input="Hi", background=True)
-    other = official.responses.create(model="wordy", input="Hi", background=True)
-    assert made.status == "queued"
-    assert official.responses.cancel(other.id).status == "cancelled"
-    assert official.responses.cancel(other.id).status == "cancelled"
-    served[1].engine.release()
-    deadline = time.monotonic() + PATIENCE_S
-    while (made := official.responses.retrieve(made.id)).status in ("queued", "in_progress"):
-        assert time.monotonic() < deadline
-    assert (made.status, made.output_text) == ("completed", SAID)
-    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
-        official.responses.cancel(official.responses.create(model="wordy", input="Hi").id)
 
 
 def test_a_broken_stream_goes_on_after_its_last_event(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from service.errors import RuntimeFailed, StateGone, StoreFailed
 from tests.service.dialects.responses.conftest import NO_RESPONSE, Responses, service, so
+from tests.service.fakes import case
 from tests.service.generation_fakes import SAID, FakeGenerator, events
 
 FED = "<s><user>Hi\n<assistant>"
@@ -77,6 +78,7 @@ async def test_a_stream_that_failed_is_stored_with_its_reason(responses: Respons
 # Continuing ------------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pool
 @pytest.mark.parametrize("limits", [{}, {"max_output_tokens": 4}], ids=["completed", "incomplete"])
 async def test_a_response_continues_the_one_before_at_the_cost_of_what_is_new(responses: Responses, limits: dict[str, int]) -> None:
     first = await responses.make(**limits)
@@ -200,17 +202,19 @@ async def test_a_foreign_response_is_a_missing_one(keyed: tuple[Responses, Respo
     assert await mine.read(made["id"]) == made
 
 
-@pytest.mark.parametrize("id_", ["x", "resp_", "resp_" + "g" * 32, "%00", "é", "a" * 5000, "..", "resp_%2F", "'; DROP TABLE"])
-async def test_any_other_id_is_a_missing_response(responses: Responses, id_: str) -> None:
-    for method, end in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items"), ("GET", "?stream=true")):
-        answer = await responses.ask(method, f"/{id_}{end}")
-        assert answer.status_code in (404, 405), answer.text
-        assert len(answer.text) < 1000
+async def test_any_other_id_is_a_missing_response(responses: Responses) -> None:
+    cases: list[Any] = ["x", "resp_", "resp_" + "g" * 32, "%00", "é", "a" * 5000, "..", "resp_%2F", "'; DROP TABLE"]
+    for id_ in cases:
+        with case(id_):
+            for method, end in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items"), ("GET", "?stream=true")):
+                answer = await responses.ask(method, f"/{id_}{end}")
+                assert answer.status_code in (404, 405), answer.text
+                assert len(answer.text) < 1000
 
 
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
+async def test_what_is_wrong_in_a_query_is_named(responses: Responses) -> None:
+    made = await responses.make()
+    cases: list[Any] = [
         ({"starting_after": 3}, "starting_after"),
         ({"stream": "true", "starting_after": -1}, "starting_after"),
         ({"stream": "true", "starting_after": 2**70}, "starting_after"),
@@ -218,11 +222,10 @@ async def test_any_other_id_is_a_missing_response(responses: Responses, id_: str
         ({"stream": "maybe"}, "stream"),
         ({"include[]": "x"}, "include"),
         ({"starting-after": 3, "stream": "true"}, "starting-after"),
-    ],
-)
-async def test_what_is_wrong_in_a_query_is_named(responses: Responses, query: dict[str, Any], param: str) -> None:
-    made = await responses.make()
-    assert param in (await responses.refused(400, "GET", f"/{made['id']}", params=query))["param"]
+    ]
+    for query, param in cases:
+        with case(query, param):
+            assert param in (await responses.refused(400, "GET", f"/{made['id']}", params=query))["param"]
 
 
 async def test_an_id_of_another_stream_is_refused(responses: Responses) -> None:
@@ -301,6 +304,7 @@ async def test_a_request_that_failed_is_carried_out_again_under_its_key(response
 # Leaving ---------------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pool
 async def test_a_client_that_leaves_cancels_its_response(quick_polls: None) -> None:
     async with service(FakeGenerator("wordy")) as responses:
         responses.engine.hold(4)

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.asyncio
 SAYS = {"role": "user", "content": "Hi"}
 
 
+@pytest.mark.pool
 async def test_a_prompt_is_fed_and_nothing_is_drawn(states: States) -> None:
     made = await states.make("Hello")
     (request,) = states.engine.requests
@@ -157,6 +158,7 @@ async def line(states: States) -> list[dict[str, Any]]:
     return made
 
 
+@pytest.mark.pool
 async def test_going_back_to_an_ancestor_shares_its_blob(states: States) -> None:
     made = await line(states)
     computed = len(states.engine.requests)

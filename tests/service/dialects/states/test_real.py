@@ -58,15 +58,6 @@ async def tensors(http: httpx.AsyncClient, state: str) -> bytes:
     return content[8 + int.from_bytes(content[:8], "little") :]
 
 
-async def test_a_text_drawn_from_a_state_is_that_of_the_whole_prompt(http: httpx.AsyncClient) -> None:
-    wanted = await drawn(http, TEXT + "    for")
-    state = await done(http, "POST", "/v1/states", {"prompt": TEXT})
-    child = await done(http, "POST", "/v1/states", {"prompt": "    for", "parent": state["id"]})
-    fork = await done(http, "POST", f"/v1/states/{child['id']}/fork")
-    assert await drawn(http, "    for", state=state["id"]) == wanted
-    assert await drawn(http, "", state=child["id"]) == await drawn(http, "", state=fork["id"]) == wanted
-
-
 async def test_what_was_kept_after_a_completion_continues_it(http: httpx.AsyncClient) -> None:
     body = {"prompt": TEXT, **DRAWING, "temperature": 0, "store_state": True}
     first = await done(http, "POST", "/v1/completions", body)
@@ -100,40 +91,9 @@ async def test_a_chat_continues_from_its_state(http: httpx.AsyncClient) -> None:
     assert short["usage"]["prompt_tokens"] < whole["usage"]["prompt_tokens"]
 
 
-async def test_going_back_gives_the_bits_of_the_way_there(http: httpx.AsyncClient) -> None:
-    half = await done(http, "POST", "/v1/states", {"prompt": TEXT[:10]})
-    whole = await done(http, "POST", "/v1/states", {"prompt": TEXT[10:], "parent": half["id"], "name": "whole"})
-    middle = await done(http, "POST", "/v1/states", {"token_ids": (await ids(http))[: half["position"] + 3]})
-    back = await done(http, "POST", "/v1/states/whole/rewind", {"to": half["position"] + 3})
-    assert await tensors(http, back["id"]) == await tensors(http, middle["id"])
-    await done(http, "DELETE", f"/v1/states/{half['id']}")
-    again = await done(http, "POST", f"/v1/states/{whole['id']}/rewind", {"to": half["position"] + 3})
-    assert again["parent"] == whole["id"]
-    assert await tensors(http, again["id"]) == await tensors(http, middle["id"])
-
-
 async def ids(http: httpx.AsyncClient) -> list[int]:
     tokens: list[int] = (await done(http, "POST", "/tokenize", {"prompt": TEXT, "model": "tiny-decoder"}))["tokens"]
     return tokens
-
-
-async def test_a_state_moves_by_its_bytes(http: httpx.AsyncClient) -> None:
-    state = await done(http, "POST", "/v1/states", {"prompt": TEXT})
-    content = (await http.get(f"/v1/states/{state['id']}/blob")).content
-    wanted = await drawn(http, "x", state=state["id"])
-    await done(http, "DELETE", f"/v1/states/{state['id']}")
-    put = await http.put("/v1/states/blob?name=moved", content=content)
-    assert put.status_code == 200, put.text
-    assert put.json()["position"] == state["position"]
-    assert await drawn(http, "x", state="moved") == wanted
-
-
-async def test_equal_requests_at_once_answer_one_state(http: httpx.AsyncClient) -> None:
-    body, headers = {"prompt": TEXT}, {"idempotency-key": "once"}
-    answers = await asyncio.gather(*(http.post("/v1/states", json=body, headers=headers) for _ in range(6)))
-    assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.json()["id"] for answer in answers}) == 1
-    assert len((await done(http, "GET", "/v1/states"))["data"]) == 1
 
 
 async def test_a_state_whose_numbers_overflow_is_the_clients_error_and_nothing_is_kept_after_it(http: httpx.AsyncClient) -> None:

@@ -58,6 +58,7 @@ async def test_the_state_after_the_last_token_is_kept(states: States, path: str)
         assert answer["choices"][0]["state"] == answer["state"]
 
 
+@pytest.mark.pool
 @paths
 async def test_the_last_event_of_a_stream_has_the_state(states: States, path: str) -> None:
     answer = await states.http.post(path, json={**BODIES[path], "stream": True, "store_state": True})
@@ -167,6 +168,7 @@ async def test_a_prompt_is_kept_without_an_answer(states: States, path: str, zer
     assert (await refused(states, 400, path, **{"max_tokens": None, zero: 0}))["param"] == zero
 
 
+@pytest.mark.pool
 @paths
 async def test_a_state_that_cannot_be_continued_is_refused(states: States, path: str) -> None:
     assert (await refused(states, 404, path, state=NO_STATE))["param"] == "state"
@@ -218,6 +220,7 @@ async def test_a_foreign_state_is_a_missing_one(keyed: tuple[States, States], pa
     assert (await mine.done("GET", "/doc"))["id"] == made["id"]
 
 
+@pytest.mark.pool
 async def test_a_failure_to_keep_fails_the_request() -> None:
     model = FakeGenerator("wordy")
     async with client(generator_app(model, max_state_bytes=1024)) as http:
