@@ -1,6 +1,7 @@
 """What a template writes after a state is what it would have written in the whole conversation."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -41,15 +42,14 @@ async def ids(chat: ChatPrompts, messages: Sequence[dict[str, Any]], **options: 
 
 
 @pytest.mark.parametrize("source", [TEMPLATE, IM, SYSTEM_FIRST])
-@pytest.mark.parametrize(("turn", "before"), BEFORE)
-@pytest.mark.parametrize("answered", [True, False])
-async def test_after_a_prompt(source: str, turn: Turn, before: list[dict[str, str]], answered: bool) -> None:
+async def test_after_a_prompt(source: str) -> None:
     chat = prompts(source)
     try:
-        fed = await ids(chat, before, add_generation_prompt=False)
-        more = chat.encode(await following(chat, NEW, turn=turn, add_generation_prompt=answered))
-        assert fed + more == await ids(chat, [*before, *NEW], add_generation_prompt=answered)
-        assert turn_of(before) == turn
+        for (turn, before), answered in product(BEFORE, [True, False]):
+            fed = await ids(chat, before, add_generation_prompt=False)
+            more = chat.encode(await following(chat, NEW, turn=turn, add_generation_prompt=answered))
+            assert fed + more == await ids(chat, [*before, *NEW], add_generation_prompt=answered), (turn, answered)
+            assert turn_of(before) == turn
     finally:
         chat.close()
 
@@ -88,11 +88,11 @@ async def test_special_tokens_in_new_messages_stay_text() -> None:
         "{{ messages | length }}{% for message in messages %}{{ message.content }}{{ messages | length }}{% endfor %}",
     ],
 )
-@pytest.mark.parametrize("turn", ["user", "generated"])
-async def test_a_template_that_does_not_write_messages_in_turn_is_refused(source: str, turn: Turn) -> None:
+async def test_a_template_that_does_not_write_messages_in_turn_is_refused(source: str) -> None:
     chat = prompts(source)
     try:
-        with pytest.raises(InvalidRequest, match="one after the other"):
-            await following(chat, NEW, turn=turn)
+        for turn in ("user", "generated"):
+            with pytest.raises(InvalidRequest, match="one after the other"):
+                await following(chat, NEW, turn=turn)  # type: ignore[arg-type]
     finally:
         chat.close()

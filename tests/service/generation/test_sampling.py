@@ -21,6 +21,7 @@ from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
 from service.generation.sampling.sampler import SAMPLER_VERSION, Edits, Sampler, check_sampling, logprobs_of
 from service.generation.sampling.truncation import DEEPEST, Truncation, truncate
+from tests.service.fakes import first
 
 V = 211  # prime: nothing divides it
 FLOAT32 = 2e-6  # relative to 1: what float32 loses in a probability
@@ -116,17 +117,16 @@ def test_tokens_come_as_often_as_a_naive_sampler_says(sampling: Sampling) -> Non
     assert chi_squared < degrees + 5 * math.sqrt(2 * degrees) + 5
 
 
-@pytest.mark.parametrize("sampling", MANNERS[1:], ids=lambda sampling: f"seed{sampling.seed}")
-@pytest.mark.parametrize("vocab", [2, 15, 16, 17, 1000, 4099])
-def test_nothing_is_drawn_that_the_definitions_exclude(sampling: Sampling, vocab: int) -> None:
-    sampling = dataclasses.replace(
-        sampling,
-        logit_bias={token: bias for token, bias in sampling.logit_bias.items() if token < vocab},
-        allowed_token_ids=tuple(token for token in sampling.allowed_token_ids if token < vocab),
-    )
-    logits = some_logits(1, seed=vocab, vocab=vocab, scale=1.0)[0]
-    found = frequencies(sampling, logits, 100)
-    assert set(found) <= set(naive_distribution(logits, sampling))
+@pytest.mark.parametrize("vocab", first(4, [2, 16, 17, 1000, 15, 4099]))
+def test_nothing_is_drawn_that_the_definitions_exclude(vocab: int) -> None:
+    for sampling in MANNERS[1:]:
+        known = dataclasses.replace(
+            sampling,
+            logit_bias={token: bias for token, bias in sampling.logit_bias.items() if token < vocab},
+            allowed_token_ids=tuple(token for token in sampling.allowed_token_ids if token < vocab),
+        )
+        logits = some_logits(1, seed=vocab, vocab=vocab, scale=1.0)[0]
+        assert set(frequencies(known, logits, 100)) <= set(naive_distribution(logits, known)), sampling
 
 
 def test_a_flat_distribution_is_cut_by_id() -> None:
@@ -144,8 +144,8 @@ def test_a_flat_distribution_is_cut_by_id() -> None:
     assert set(frequencies(Sampling(seed=0, temperature=0), flat, 50)) == {0}
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 4.0])
-@pytest.mark.parametrize("excluded", [0, 3000])
+@pytest.mark.parametrize("scale", first(1, [1.0, 0.0, 1e-6, 4.0]))
+@pytest.mark.parametrize("excluded", [3000])
 def test_a_large_vocabulary_is_truncated_by_the_same_definitions(scale: float, excluded: int) -> None:
     """Rounding may move an end of what is kept by a token."""
     vocab = 20_032
@@ -450,8 +450,8 @@ def test_logits_that_are_not_finite_fail_even_where_they_are_masked_away(bad: fl
 # Log-probabilities -----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_top", [0, 1, 5, 20])
-@pytest.mark.parametrize("vocab", [10, V, 4099])
+@pytest.mark.parametrize("n_top", [0, 20])
+@pytest.mark.parametrize("vocab", [10, 4099])
 def test_log_probabilities_are_those_of_the_model_before_anything_else(n_top: int, vocab: int) -> None:
     logits = some_logits(2, vocab=vocab)
     sampler = Sampler(vocab, 2)

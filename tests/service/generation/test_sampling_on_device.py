@@ -51,7 +51,7 @@ def test_without_limits_it_draws_what_the_host_draws(vocab_size: int) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (50, 1.0), (0, 0.7), (40, 0.9), (0, 1e-6)])
+@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (40, 0.9), (0, 1e-6)])
 def test_with_limits_it_draws_the_same_tokens_as_often_as_the_host(vocab_size: int, top_k: int, top_p: float) -> None:
     """The host has another order of tokens if they are many."""
     for row in some_logits(vocab_size)[:3]:

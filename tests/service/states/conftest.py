@@ -100,7 +100,7 @@ def clock() -> Clock:
 IN_REDIS = ("redis_server", "redis_cluster")
 
 
-@pytest.fixture(params=["memory", "folder", *IN_REDIS])
+@pytest.fixture(params=["memory", "folder", "redis_server", pytest.param("redis_cluster", marks=pytest.mark.exhaustive)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Callable[[], GroupingEngine]]:
     """Opens the store; again, where it outlives its process."""
     made: list[GroupingEngine] = []
