@@ -27,12 +27,15 @@ from tests.service.live import LiveService, live
 
 def pytest_configure() -> None:
     """Keep the states of tests out of the user's directory: in memory in this process, in a directory of their own in services that tests
-    start. One thread for torch: the threads of several workers would wait for each other. Fewer passes of the garbage collector."""
+    start. One thread for torch: the threads of several workers would wait for each other. Fewer passes of the garbage collector. Nothing of
+    the make that runs the tests, or a make that a test starts would also print the folders that it enters and leaves."""
     gc.set_threshold(20_000, 10, 10)
     torch.set_num_threads(1)
     Settings.model_fields["states"].default = "memory"
     Settings.model_rebuild(force=True)
     os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="states-of-tests-"))
+    for name in ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES"):
+        os.environ.pop(name, None)
     faster_exports.remember()
     sys.addaudithook(_refuse_live_programs)
 

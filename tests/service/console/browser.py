@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.service.fakes import PATIENCE_S
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_CHROMIUM = "chromium is not here (apt-get install chromium)"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -59,25 +61,25 @@ class Watched:
     def press_during(self, name: str, tokens: int) -> None:
         """Press a button as soon as a stream has brought so many tokens. The page does it by itself: a driver would come too late."""
         self.page.evaluate(
-            """async ([name, tokens]) => {
+            """async ([name, tokens, patience_s]) => {
               const named = (each) => each.textContent.trim() === name && !each.disabled;
               const button = () => [...document.querySelectorAll('button')].find(named);
-              const end = performance.now() + 20_000;
+              const end = performance.now() + 1000 * patience_s;
               while (document.querySelectorAll('[data-at]').length < tokens || !button()) {
                 if (performance.now() > end) throw new Error(`there is no button ${name}`);
                 await new Promise((done) => requestAnimationFrame(done));
               }
               button().click();
             }""",
-            [name, tokens],
+            [name, tokens, PATIENCE_S],
         )
 
-    def wait(self, text: str, seconds: float = 20) -> None:
-        self.page.get_by_text(text).first.wait_for(timeout=seconds * 1000)
+    def wait(self, text: str) -> None:
+        self.page.get_by_text(text).first.wait_for()
 
-    def until(self, condition: str, seconds: float = 20) -> None:
+    def until(self, condition: str) -> None:
         """Wait until a JavaScript expression is true. Playwright's own way needs `eval`, which the content security policy forbids."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE_S
         while not self.page.evaluate(condition):
             assert time.monotonic() < end, condition
             self.page.wait_for_timeout(20)
@@ -104,6 +106,7 @@ class Watched:
 def watched(browser: Browser, url: str, *, width: int = 1280, dark: bool = False) -> Iterator[Watched]:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
     try:
+        context.set_default_timeout(1000 * PATIENCE_S)
         yield Watched(context.new_page(), url)
     finally:
         context.close()

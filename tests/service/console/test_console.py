@@ -20,7 +20,6 @@ from tests.service.live import LiveService, live
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)]
 PICTURES = Path(__file__).parents[3] / "out" / "console"
-RESTART_S = 180  # far more than it takes, for machines that are busy
 # The address of a text that cannot end early. The end token of the tiny decoders is "+", which strings may have and integers not.
 TOKENS = 1000  # a few seconds of text, during which a test presses a button
 LONG = urlencode({"max_tokens": TOKENS, "schema": json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": TOKENS})})
@@ -155,7 +154,7 @@ def _attention(at: Watched) -> None:
 
 def _traffic(at: Watched) -> None:
     at.press("Send requests for 10 s")
-    at.until("parseInt(document.querySelector('[role=status]').textContent) > 20")
+    at.until("parseInt(document.querySelector('[role=status]').textContent) > 0")
     at.until("[...document.querySelectorAll('.legend b')].some((each) => parseFloat(each.textContent) > 0)")
 
 
@@ -203,7 +202,7 @@ def test_a_stream_that_is_dropped_goes_on_and_is_the_undisturbed_text(at: Watche
     at.press("Generate")
     at.press_during("Drop the connection", 1)
     at.wait("Cut once")
-    at.wait("the same text, character by character", RESTART_S)
+    at.wait("the same text, character by character")
     assert at.page.locator(".mark").count() == 1
 
 
@@ -244,7 +243,7 @@ def test_a_stream_goes_on_after_its_process_was_killed(browser: Browser, service
         at.press("Generate")
         at.press_during("Kill the process", 1)
         at.wait("Killed process")
-        at.wait("the same text, character by character", RESTART_S)
+        at.wait("the same text, character by character")
         assert at.page.locator(".mark").count() == 1
 
 

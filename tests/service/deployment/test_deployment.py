@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -11,8 +12,9 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -25,33 +27,51 @@ from tests.service.live import LiveService, live
 pytestmark = pytest.mark.live
 
 
-NAMES = {"cat", "raylet", "gcs_server", "haproxy"}
+MARK = "ATTNTEST_SERVICES"
 
 
-def traces() -> set[str]:
-    """Run directories that no process has in its command, and processes of Ray or HAProxy whose parent has gone; of other services too."""
-    found, commands = set(), []
+@dataclass(frozen=True)
+class Traces:
+    """What services leave on this machine: run directories, and processes that have `mark` in their environment. Ray's workers overwrite
+    theirs; they end with the raylet."""
+
+    mark: str
+    before: set[Path]
+
+    def left(self) -> set[str]:
+        """Return what is still there. Directories of services that others start at the same time come and go."""
+        directories, deadline = run_directories() - self.before, time.monotonic() + PATIENCE_S
+        while (found := {*map(str, directories), *self._processes()}) and time.monotonic() < deadline:
+            time.sleep(0.1)
+            directories &= run_directories()
+        return found
+
+    def _processes(self) -> set[str]:
+        found = set()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark:
+                    found.add(f"{process.name()} {process.pid}")
+        return found
+
+
+def run_directories() -> set[Path]:
+    """Those that no process has in its command."""
+    commands = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             commands.append(" ".join(process.cmdline()))
-            if process.ppid() == 1 and process.name() in NAMES:
-                found.add(f"{process.name()} {process.pid}")
-    directories = map(str, Path("/tmp").glob("attnserve-*"))
-    return found | {path for path in directories if not any(path in command for command in commands)}
+    found = {folder.parent for folder in Path("/tmp").glob("attnserve-*/run")}
+    return {folder for folder in found if not any(str(folder) in command for command in commands)}
 
 
 @pytest.fixture
-def before() -> set[str]:
-    return traces()
-
-
-def left(before: set[str]) -> set[str]:
-    """What was not there before and stays: a service that starts elsewhere has a directory before it has processes."""
-    found, deadline = traces() - before, time.monotonic() + PATIENCE_S
-    while found and time.monotonic() < deadline:
-        time.sleep(0.1)
-        found &= traces()
-    return found
+def traces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
+    """At the end of the test nothing of the services that it has started is left."""
+    made = Traces(secrets.token_hex(8), run_directories())
+    monkeypatch.setenv(MARK, made.mark)
+    yield made
+    assert made.left() == set()
 
 
 def post(connection: http.client.HTTPConnection, text: str) -> tuple[int, bytes]:
@@ -60,7 +80,7 @@ def post(connection: http.client.HTTPConnection, text: str) -> tuple[int, bytes]
     return answer.status, answer.read()
 
 
-def test_sigterm_under_load_loses_no_accepted_request(encoder_bundle: Path, before: set[str]) -> None:
+def test_sigterm_under_load_loses_no_accepted_request(encoder_bundle: Path, traces: Traces) -> None:
     """Every request ends as a whole 200, as a 503 that says so, or before it was accepted; none is cut off, none fails otherwise."""
     with live([encoder_bundle]) as service:
         outcomes: Counter[str] = Counter()
@@ -100,11 +120,10 @@ def test_sigterm_under_load_loses_no_accepted_request(encoder_bundle: Path, befo
     assert outcomes["200"] >= 200
     assert set(outcomes) <= {"200", "503", "refused", "closed"}, outcomes
     assert "could not be finished" not in service.output
-    assert left(before) == set()
 
 
 class LongRequest:
-    """A request of 20,000 texts that the service has begun, on a thread. `answers` has the number of vectors, or the status of an error."""
+    """A request of TEXTS that the service has begun, on a thread. `answers` has the number of vectors, or the status of an error."""
 
     def __init__(self, service: LiveService) -> None:
         self.answers: list[int] = []
@@ -114,7 +133,7 @@ class LongRequest:
             pass
 
     def _ask(self, port: int) -> None:
-        body = json.dumps({"input": [f"one two three {at}" for at in range(20_000)]})
+        body = json.dumps({"input": [f"one two three {at}" for at in range(TEXTS)]})
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
             connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
             answer = connection.getresponse()
@@ -125,42 +144,33 @@ class LongRequest:
         return self.answers
 
 
-LARGE = ("--set", "max_client_batch=20000", "--set", "drain_timeout_s=600")
+TEXTS = 5_000
+LARGE = ("--set", f"max_client_batch={TEXTS}", "--set", "drain_timeout_s=600")
 
 
-def test_ctrl_c_in_a_terminal_lets_a_long_request_finish(encoder_bundle: Path, before: set[str]) -> None:
-    """All processes of the terminal's group get the signal."""
-    with live([encoder_bundle], *LARGE) as service:
-        request = LongRequest(service)
-        assert service.stop(signal.SIGINT, group=True) == 0
-        assert request.answered() == [20_000]
-        assert "did not end in order" not in service.output
-    assert left(before) == set()
-
-
-def test_odd_surroundings_and_the_end_of_the_terminal(encoder_bundle: Path, before: set[str], tmp_path: Path) -> None:
-    """Standard streams are closed, the working directory has a folder `service`, and the terminal ends while a request is computed."""
+def test_odd_surroundings_and_the_end_of_the_terminal(encoder_bundle: Path, traces: Traces, tmp_path: Path) -> None:
+    """Standard streams are closed, the working directory has a folder `service`, and the terminal ends while a request is computed: all
+    processes of its group get the signal."""
     (tmp_path / "service").mkdir()
     (tmp_path / "service" / "__init__.py").write_text("raise RuntimeError('not ours')")
     with live([encoder_bundle], *LARGE, folder=tmp_path, streams="<&- >&-") as service:
         request = LongRequest(service)
-        assert service.stop(signal.SIGHUP) == 0
-        assert request.answered() == [20_000]
-    assert left(before) == set()
+        assert service.stop(signal.SIGHUP, group=True) == 0
+        assert request.answered() == [TEXTS]
+        assert "did not end in order" not in service.output
 
 
-def test_a_replica_that_dies_during_the_start_is_replaced(encoder_bundle: Path, before: set[str]) -> None:
+def test_a_replica_that_dies_during_the_start_is_replaced(encoder_bundle: Path, traces: Traces) -> None:
     service = LiveService([encoder_bundle])
     service.wait_for("replica started")
     next(process for process in service.family() if process.name().startswith("ray::ServeReplica")).kill()
     service.wait_for("ready at")
     assert service.output.count("replica started") == 2
-    assert service.stop() == 0
+    assert service.stop(signal.SIGINT, group=True) == 0
     assert "Traceback" not in service.output
-    assert left(before) == set()
 
 
-def test_nobody_need_read_why_the_service_ends(encoder_bundle: Path, before: set[str], tmp_path: Path) -> None:
+def test_nobody_need_read_why_the_service_ends(encoder_bundle: Path, traces: Traces, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "errors")
     service = LiveService([encoder_bundle], streams=f"2>{tmp_path}/errors")
     with (tmp_path / "errors").open() as output:
@@ -168,10 +178,9 @@ def test_nobody_need_read_why_the_service_ends(encoder_bundle: Path, before: set
     next(process for process in service.family() if process.name() == "raylet").kill()
     assert service.process.wait(2 * PATIENCE_S) == 1
     service.stop()
-    assert left(before) == set()
 
 
-def test_second_signal_ends_at_once_and_leaves_nothing(encoder_bundle: Path, before: set[str]) -> None:
+def test_second_signal_ends_at_once_and_leaves_nothing(encoder_bundle: Path, traces: Traces) -> None:
     with live([encoder_bundle], "--set", "drain_timeout_s=600") as service, ExitStack() as stack:
         family = service.family()
         connection = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
@@ -183,19 +192,20 @@ def test_second_signal_ends_at_once_and_leaves_nothing(encoder_bundle: Path, bef
         assert service.stop(signal.SIGTERM) == 128 + signal.SIGTERM
         _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert alive == []
-    assert left(before) == set()
 
 
-@pytest.mark.parametrize("step", ["starting Ray", "starting Ray Serve", "starting the replica", "loading models"])
-def test_signal_during_start_takes_everything_down(encoder_bundle: Path, before: set[str], step: str) -> None:
+FURTHER_STEPS = [pytest.param(step, marks=pytest.mark.exhaustive) for step in ("starting Ray Serve", "starting the replica")]
+
+
+@pytest.mark.parametrize("step", ["starting Ray", *FURTHER_STEPS, "loading models"])
+def test_signal_during_start_takes_everything_down(encoder_bundle: Path, traces: Traces, step: str) -> None:
     service = LiveService([encoder_bundle])
     service.wait_for(step)
     assert service.stop(signal.SIGINT) in (0, 128 + signal.SIGINT), "ready in the same moment, or not"
     assert "Traceback" not in service.output
-    assert left(before) == set()
 
 
-def test_a_start_whose_process_dies_ends_with_a_message(encoder_bundle: Path, before: set[str]) -> None:
+def test_a_start_whose_process_dies_ends_with_a_message(encoder_bundle: Path, traces: Traces) -> None:
     service = LiveService([encoder_bundle])
     service.wait_for("starting Ray")
     deployer = next(process for process in service.family() if "service.deployment.deployer" in process.cmdline())
@@ -203,7 +213,6 @@ def test_a_start_whose_process_dies_ends_with_a_message(encoder_bundle: Path, be
     assert service.process.wait(2 * PATIENCE_S) == 1
     assert f"the process that starts Ray has ended with status {-signal.SIGKILL}" in service.output
     service.stop()
-    assert left(before) == set()
 
 
 def test_ray_starts_no_process_that_is_not_needed(service: LiveService) -> None:
@@ -217,7 +226,7 @@ def test_the_command_loads_no_ray(service: LiveService) -> None:
     assert [mapped.path for mapped in psutil.Process(service.process.pid).memory_maps() if "/ray/" in mapped.path] == []
 
 
-def test_killed_outright_its_processes_end_too(encoder_bundle: Path, before: set[str]) -> None:
+def test_killed_outright_its_processes_end_too(encoder_bundle: Path, traces: Traces) -> None:
     with live([encoder_bundle]) as service:
         family = service.family()
         directories = {path for process in family for path in re.findall(r"/tmp/attnserve-\w+", " ".join(process.cmdline()))}
