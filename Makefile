@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export console test test-live test-all check bench bench-generate bench-states bench-long bench-long-int8 load peers chart kind kind-tools kind-delete clean
+.PHONY: serve export console test test-live test-all check bench bench-generate bench-states bench-long bench-long-int8 load peers kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER)-int8 --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) \
@@ -123,21 +123,16 @@ peers:  ## A separate environment for each peer of `make bench` (1.3 GB)
 console: $(VENV)/.npm  ## Build the console's files, service/console/static/, from its source
 	cd service/console/source && npx vite build
 
-chart:  ## Render the overlays into the files that the Helm chart fills with values
-	kubectl kustomize deploy/overlays/plain > deploy/chart/files/plain.yaml
-	kubectl kustomize deploy/base > deploy/chart/files/ray.yaml
-	kubectl kustomize deploy/overlays/cpu > deploy/chart/files/ray-scaled.yaml
-
 kind: kind-tools $(DEFAULT)  ## A cluster of one node in Docker that runs the service: needs 4 CPUs and 8 GiB
 	docker build -f deploy/images/Dockerfile --target models -t $(KIND_IMAGE) .
 	kind get clusters | grep -qx attnserve || kind create cluster --name attnserve --wait 120s
 	kind load docker-image $(KIND_IMAGE) --name attnserve
-	kubectl --context kind-attnserve apply -k deploy/overlays/kind
+	kubectl kustomize --enable-helm deploy/overlays/kind | kubectl --context kind-attnserve apply -f -
 	kubectl --context kind-attnserve rollout status deployment/attnserve --timeout 10m
 	@echo "ready: kubectl --context kind-attnserve port-forward service/attnserve 8000, then http://127.0.0.1:8000"
 
 kind-tools:
-	@for tool in docker kind kubectl; do command -v $$tool >/dev/null || { echo "$$tool is needed: install it and run make kind again"; exit 1; }; done
+	@for tool in docker helm kind kubectl; do command -v $$tool >/dev/null || { echo "$$tool is needed: install it and run make kind again"; exit 1; }; done
 
 kind-delete:  ## Remove that cluster
 	kind delete cluster --name attnserve

@@ -71,13 +71,7 @@ def export_bundle(
 
 
 def _export(
-    checkpoint: Path,
-    options: Options,
-    name: str,
-    folder: Path,
-    scratch: Path,
-    progress: Progress,
-    check_template: Callable[[str], None],
+    checkpoint: Path, options: Options, name: str, folder: Path, scratch: Path, progress: Progress, check_template: Callable[[str], None]
 ) -> contract.Manifest:
     progress("load", None)
     if (gguf := gguf_file(checkpoint)) is not None:

@@ -124,7 +124,7 @@ class Catalog:
                 model = self._opened(bundle, manifest)
                 models[model.name] = model
                 told = {"model": model.name, "kind": manifest.kind, "fingerprint": manifest.fingerprint[:12]}
-                log.info("loaded", extra=told | {"provider": model.provider})
+                log.info("loaded", extra=told | {"provider": model.provider, "threads": self.budget.runtime_threads})
             for check in checks:
                 check.result()
         self.models = models

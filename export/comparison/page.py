@@ -17,11 +17,7 @@ from export.errors import ExportError
 from export.folder import now
 from models.folders.folder import in_sentences
 
-PICTURES = {
-    "compare-time.svg": "Milliseconds of a run",
-    "compare-memory.svg": "MiB that a run adds",
-    "compare-ranks.svg": "Effective rank",
-}
+PICTURES = {"compare-time.svg": "Milliseconds of a run", "compare-memory.svg": "MiB that a run adds", "compare-ranks.svg": "Effective rank"}
 
 
 def write(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> Path:

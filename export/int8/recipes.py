@@ -122,10 +122,7 @@ def _bytes_of(x: str) -> list[NodeProto]:
 
 
 # 8 bits are for CPUs with VNNI. Without it they are slower, or sums of two products are cut at 16 bits.
-RECIPES = (
-    Recipe("a scale per token, columns smoothed", 127),
-    Recipe("a scale per token, columns smoothed, weights in 7 bits", 63),
-)
+RECIPES = (Recipe("a scale per token, columns smoothed", 127), Recipe("a scale per token, columns smoothed, weights in 7 bits", 63))
 
 
 def _smoothing(peak: Array, weights: list[Array]) -> Array:

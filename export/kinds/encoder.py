@@ -240,10 +240,7 @@ class EncoderExporter(Exporter):
             of_short = dict(zip(short.texts, short.rows, strict=True))
             rows = [of_short.get(text, row) for text, row in zip(examples.texts, rows, strict=True)]
         return contract.Golden(
-            texts=examples.texts,
-            pairs=examples.pairs,
-            outputs=tuple(tuple(map(float, row)) for row in rows),
-            **{bound: bounds[bound]},
+            texts=examples.texts, pairs=examples.pairs, outputs=tuple(tuple(map(float, row)) for row in rows), **{bound: bounds[bound]}
         )
 
     def copied(self) -> tuple[Path, ...]:

@@ -72,7 +72,7 @@ class Cluster:
         data = self.folder / "redis"
         data.mkdir(exist_ok=True)
         arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--requirepass", self._token]
-        # These options equal those in deploy/components/ha.
+        # These options equal those in deploy/chart/templates/redis.yaml.
         arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]
         self._run("redis", [str(self._redis), *arguments], {})
 
@@ -306,7 +306,7 @@ def running(
     try:
         cluster.start(workers, cpus=cpus)
         for deployment in cluster.config["applications"][0]["deployments"]:
-            deployment["max_replicas_per_node"] = 1  # the value in deploy/base; then every node has the same share of the replicas
+            deployment["max_replicas_per_node"] = 1  # as the resources of deploy/chart: every node has the same share of the replicas
         cluster.deploy()
         cluster.until(cluster.settled, "every replica runs", START_S)
         cluster.until(lambda: cluster.ready(*workers), "every worker answers", START_S)

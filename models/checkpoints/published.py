@@ -121,7 +121,7 @@ def load_checkpoint(
     if architecture not in ARCHITECTURES:
         raise CheckpointError(
             f"{settings.file}: architecture {architecture!r} is not supported; supported: "
-            f"{', '.join((*ARCHITECTURES, *reformer.ARCHITECTURES, ARCHITECTURE))}",
+            f"{', '.join((*ARCHITECTURES, *reformer.ARCHITECTURES, ARCHITECTURE))}"
         )
     family, task = ARCHITECTURES[architecture]
     pipeline = replace(pipeline, pooling=_pooling(task, architecture, pipeline))
@@ -304,9 +304,7 @@ def _prompts(prompting: JsonSettings) -> tuple[dict[str, str], str | None]:
     prompts = {name: text or "" for name, text in prompting.get("prompts", {}).items()}
     default = prompting.get("default_prompt_name", None)
     if default is not None and default not in prompts:
-        raise CheckpointError(
-            f"{prompting.file}: default_prompt_name={default!r} is not one of the prompts {list(prompts)}; correct it",
-        )
+        raise CheckpointError(f"{prompting.file}: default_prompt_name={default!r} is not one of the prompts {list(prompts)}; correct it")
     return prompts, default
 
 
@@ -319,9 +317,7 @@ def _tokenizer_file(pipeline: Pipeline, scratch: Path | None = None) -> Path:
         file = scratch / "tokenizer.json"
         wordpiece_tokenizer(pipeline.transformer).save(str(file))
     if not present(file):
-        raise CheckpointError(
-            f"{file} is missing; write it with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-        )
+        raise CheckpointError(f"{file} is missing; write it with AutoTokenizer.from_pretrained(...).save_pretrained(...)")
     regular(file, most_bytes=MOST_TOKENIZER_BYTES)
     if pipeline.settings.get("do_lower_case", False) and not _lower_cases(file):
         asked = f"{pipeline.settings.file} sets do_lower_case"
@@ -348,13 +344,7 @@ def _max_tokens(n_positions: int, pipeline: Pipeline) -> int:
 
 
 def _build(
-    encoder: Encoder,
-    family: Family,
-    task: str,
-    settings: JsonSettings,
-    pipeline: Pipeline,
-    *,
-    n_labels: int,
+    encoder: Encoder, family: Family, task: str, settings: JsonSettings, pipeline: Pipeline, *, n_labels: int
 ) -> tuple[Headed, Names]:
     """Return the model before its weights are loaded, and the names of its head's modules in the checkpoint."""
     if task == "encoder":
@@ -376,9 +366,7 @@ def _check_widths(d_model: int, pipeline: Pipeline) -> None:
     width = d_model
     for dense in pipeline.dense:
         if dense.linear.in_features != width:
-            raise CheckpointError(
-                f"a Dense module takes in_features={dense.linear.in_features}, but gets vectors of {width}",
-            )
+            raise CheckpointError(f"a Dense module takes in_features={dense.linear.in_features}, but gets vectors of {width}")
         width = dense.linear.out_features
 
 

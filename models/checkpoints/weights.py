@@ -68,9 +68,7 @@ def check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, ha
     """
     missing = [name for name in sources if name not in tensors]
     if missing:
-        raise CheckpointError(
-            f"{_listed(missing)} missing from the weights, which do not fit config.json; copy both again",
-        )
+        raise CheckpointError(f"{_listed(missing)} missing from the weights, which do not fit config.json; copy both again")
     left = [name for name in tensors if name not in sources]
     unexpected = [name for name in left if not name.startswith(harmless) and name.split(".")[-1] not in BUFFERS]
     if unexpected:
@@ -87,9 +85,7 @@ def copy_rows(tensor: Tensor, places: list[Tensor], name: str) -> None:
     rows = [place.shape[0] for place in places]
     wanted = (sum(rows), *places[0].shape[1:])
     if tuple(tensor.shape) != wanted:
-        raise CheckpointError(
-            f"{name} has shape {tuple(tensor.shape)}, but config.json makes it {wanted}; copy both again",
-        )
+        raise CheckpointError(f"{name} has shape {tuple(tensor.shape)}, but config.json makes it {wanted}; copy both again")
     for place, part in zip(places, torch.split(tensor, rows), strict=True):
         place.copy_(part)
 

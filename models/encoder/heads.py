@@ -49,12 +49,7 @@ class SentenceEncoder(Headed):
         self.dense = nn.Sequential(*dense)
         self.normalized = normalized
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        token_type_ids: Tensor | None = None,
-    ) -> SentenceOutput:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> SentenceOutput:
         """Compute the sentence vectors and token vectors. The arguments, (B, N) int64 each, are those of `Encoder.forward`."""
         mask = attention_mask != 0
         x = self.encoder(input_ids, attention_mask, token_type_ids)  # (B, N, D)
@@ -102,15 +97,7 @@ class TokenClassifier(Headed):
 class Dense(nn.Module):
     """A linear layer, an activation and, if `norm` is given, a layer norm: (.., d_in) -> (.., d_out)."""
 
-    def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        *,
-        activation: str = "tanh",
-        bias: bool = True,
-        norm: nn.LayerNorm | None = None,
-    ) -> None:
+    def __init__(self, d_in: int, d_out: int, *, activation: str = "tanh", bias: bool = True, norm: nn.LayerNorm | None = None) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation={activation!r} is not one of {', '.join(ACTIVATIONS)}")

@@ -76,9 +76,7 @@ class EncoderConfig:
         if self.shared_layers and (self.windows or self.norm == "pre"):
             raise ValueError("shared_layers needs norm='post' and no windows, with which layers differ from each other")
         if self.position_padding_id is not None and self.positions != "learned":
-            raise ValueError(
-                f"position_padding_id={self.position_padding_id} needs learned positions, not {self.positions!r}",
-            )
+            raise ValueError(f"position_padding_id={self.position_padding_id} needs learned positions, not {self.positions!r}")
         self._check_attention()
 
     def _check_attention(self) -> None:
@@ -90,9 +88,7 @@ class EncoderConfig:
             "local windows": any(window is not None for window in self.windows) and not can.pairs,
         }
         if found := [name for name, present in impossible.items() if present]:
-            raise ValueError(
-                f"attention={self.attention!r} does not support {' or '.join(found)}, which act on single pairs of tokens",
-            )
+            raise ValueError(f"attention={self.attention!r} does not support {' or '.join(found)}, which act on single pairs of tokens")
         known = inspect.signature(layer).parameters.keys() - {"d_model", "n_heads", "d_head", "bias"}
         if unknown := sorted(self.attention_options.keys() - known):
             raise ValueError(
@@ -201,13 +197,7 @@ class EncoderBlock(nn.Module):
             self.feedforward_norm = _norm(c)
 
     def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor,
-        *,
-        rotation: Rotation | None,
-        pair_mask: Tensor | None,
-        pair_bias: Tensor | None,
+        self, x: Tensor, key_mask: Tensor, *, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None
     ) -> Tensor:
         """Compute the block's output (B, N, D) from x (B, N, D). The other arguments are those of `SoftmaxAttention.forward`."""
         seen = self.attention_norm(x) if self.pre_norm else x

@@ -17,13 +17,7 @@ from models.folders.folder import CheckpointError, JsonSettings, read_modules, r
 
 MODULES = ("Transformer", "StaticEmbedding", "Pooling", "Dense", "Dropout", "Normalize")
 
-POOLING_NAMES = {
-    "cls": "cls",
-    "mean": "mean",
-    "max": "max",
-    "lasttoken": "last",
-    "mean_sqrt_len_tokens": "mean_sqrt_len",
-}
+POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 
 OLD_POOLING_KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -134,7 +128,7 @@ def _read_pooling(place: Path) -> str:
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1:
         raise CheckpointError(
-            f"{settings.file}: {len(modes)} pooling modes at once ({', '.join(modes)}) are not supported; use a checkpoint with one",
+            f"{settings.file}: {len(modes)} pooling modes at once ({', '.join(modes)}) are not supported; use a checkpoint with one"
         )
     return JsonSettings({"pooling_mode": modes[0]}, settings.file).pick("pooling_mode", "mean", POOLING_NAMES)
 

@@ -38,13 +38,7 @@ def mean_sqrt_length(x: Tensor, mask: Tensor) -> Tensor:
     return (total / count.sqrt()).to(x.dtype)
 
 
-POOLINGS = {
-    "cls": first_token,
-    "mean": mean,
-    "max": maximum,
-    "last": last_token,
-    "mean_sqrt_len": mean_sqrt_length,
-}
+POOLINGS = {"cls": first_token, "mean": mean, "max": maximum, "last": last_token, "mean_sqrt_len": mean_sqrt_length}
 
 
 def unit_length(x: Tensor) -> Tensor:

@@ -78,9 +78,7 @@ class JsonSettings:
         value = self.values.get(key)
         if value is not None and value not in supported:
             listed = ", ".join(repr(v) for v in supported)
-            raise CheckpointError(
-                f"{self.file}: {key}={value!r:.80} is not supported (supported: {listed}); use another checkpoint",
-            )
+            raise CheckpointError(f"{self.file}: {key}={value!r:.80} is not supported (supported: {listed}); use another checkpoint")
 
     def pick(self, key: str, default: str, choices: Mapping[str, Choice]) -> Choice:
         """Return the entry of `choices` for the value of `key`, which is `default` if the key is absent or null. Raises CheckpointError if
@@ -89,9 +87,7 @@ class JsonSettings:
         value = self.get(key, default)
         if value not in choices:
             supported = ", ".join(choices)
-            raise CheckpointError(
-                f"{self.file}: {key}={value!r:.80} is not supported (supported: {supported}); use another checkpoint",
-            )
+            raise CheckpointError(f"{self.file}: {key}={value!r:.80} is not supported (supported: {supported}); use another checkpoint")
         return choices[value]
 
 
@@ -269,9 +265,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         if Path(name).name != name:
             raise CheckpointError(f"{index} names the shard {name!r}, which is not a plain file name")
         if not present(index.parent / name):
-            raise CheckpointError(
-                f"{str(index.parent / name)!r}, a shard named in {WEIGHTS_INDEX}, is missing; copy it to the folder",
-            )
+            raise CheckpointError(f"{str(index.parent / name)!r}, a shard named in {WEIGHTS_INDEX}, is missing; copy it to the folder")
         tensors |= read_safetensors(index.parent / name)
     return tensors
 

@@ -104,14 +104,7 @@ class RelativeBias(nn.Module):
     """
 
     def __init__(
-        self,
-        n_positions: int,
-        n_heads: int,
-        *,
-        n_buckets: int = 32,
-        max_distance: int = 128,
-        causal: bool = False,
-        scale: float = 1.0,
+        self, n_positions: int, n_heads: int, *, n_buckets: int = 32, max_distance: int = 128, causal: bool = False, scale: float = 1.0
     ) -> None:
         super().__init__()
         self.n_positions = n_positions

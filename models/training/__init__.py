@@ -1,7 +1,8 @@
 """Trains models. A task (`task.py`) defines a model, a loss, an evaluation and a result. The other files serve all tasks:
 
 `config.py` (the YAML file of a run), `optimisation.py` (parameters, AdamW, learning rate), `trainer.py` (the loop), `checkpoints.py`
-(saves and resumes a run), `display.py` (progress bar), `run.py` (the output folder), `cards.py` (parts of all model cards).
+(saves and resumes a run), `display.py` (progress bar), `run.py` (the output folder), `cards.py` (the template of model
+cards), `curves.py` (pictures of curves).
 
 Tasks: `text/`, `pictures/`, `number_words/` and `distillation/`. `start.py` starts the first three, `__main__.py` has the commands.
 

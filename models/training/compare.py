@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from models.training.text.plot import plot
+from models.training.curves import draw_runs
 from service.errors import AttnserveError
 
 
@@ -24,7 +24,7 @@ def compare(folders: Sequence[Path], out: Path) -> str:
         raise CompareError("the runs were trained on different text, so their figures cannot be compared; give runs with the same data")
     out.mkdir(parents=True, exist_ok=True)
     runs.sort(key=lambda run: run["held_out"]["carried"]["overall"])
-    plot({run["name"]: run for run in runs}, out / "compare.png", title="Bits per byte")
+    draw_runs({run["name"]: run for run in runs}, out / "compare.png", title="Bits per byte")
     table = _table(runs)
     (out / "compare.md").write_text(table, encoding="utf-8")
     return table

@@ -59,7 +59,9 @@ class PoolReplica(Host):
     """One process of a pool, which runs models."""
 
     async def __init__(self, frozen: str, log_file: str | None) -> None:  # type: ignore[misc]
-        settings = Settings.model_validate_json(frozen)
+        # Serve's configuration may reserve more or fewer CPUs (`ray_actor_options`) than `build`, as for pools on nodes of different sizes.
+        reserved = int(ray.get_runtime_context().get_assigned_resources()["CPU"])  # type: ignore[no-untyped-call]
+        settings = Settings.model_validate_json(frozen).model_copy(update={"threads": reserved})
         to_file(Path(log_file) if log_file else None, settings.log_level)
         if log_file:
             keep_files_in(Path(log_file).parent)

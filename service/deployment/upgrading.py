@@ -90,7 +90,7 @@ def rendered(folder: Path | None, file: Path | None) -> list[Manifest]:
     """Return the manifests of a kustomize folder, or of a file of YAML documents (`/dev/stdin` for what `helm template` prints)."""
     if (folder is None) == (file is None):
         raise UpgradeFailed("name either a kustomize folder with -k or a file of manifests with -f")
-    text = _run(["kubectl", "kustomize", str(folder)]) if file is None else file.read_text()
+    text = _run(["kubectl", "kustomize", "--enable-helm", str(folder)]) if file is None else file.read_text()
     return [each for each in yaml.safe_load_all(text) if each]
 
 

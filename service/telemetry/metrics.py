@@ -15,7 +15,7 @@ from service.telemetry.usage import Usage
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a second series to each counter, with the start time of the process
 
 # Few buckets, because each bucket is a series for every route, model and replica. They include the thresholds of the objectives in
-# deploy/prometheus/rules.yaml.
+# deploy/chart/rules/rules.yaml.
 _ANSWER_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

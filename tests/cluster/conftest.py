@@ -14,7 +14,7 @@ WORKERS = ("one", "two")
 
 @pytest.fixture(scope="session")
 def cluster(decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A head without replicas and two workers with one of each pool, as in deploy/base; Redis where it is installed."""
+    """A head without replicas and two workers with one of each pool, as in one group of deploy/chart; Redis where it is installed."""
     encoder = withholding(tiny_encoder_bundle(tmp_path_factory.mktemp("cluster") / "tiny"))
     flags = ("--encoders", "2", "--generators", "2", "--threads", "1", "--set", "gateways=2")
     redis = shutil.which("redis-server") or shutil.which("valkey-server")

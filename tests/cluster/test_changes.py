@@ -19,10 +19,12 @@ from service.deployment.scaling import ENCODER_TARGET, autoscaling
 from tests.bundles import tiny_encoder_bundle
 from tests.cluster.conftest import WORKERS
 from tests.cluster.load import Load, held
+from tests.cluster.test_logs import records
 from tests.service.fakes import PATIENCE_S
 
 pytestmark = [pytest.mark.live, pytest.mark.alone]
 DEPLOYMENTS = ("gateway", "encoder", "generator")
+MODELS = {"encoder": "tiny-encoder", "generator": "tiny-decoder"}
 
 
 @pytest.fixture
@@ -116,6 +118,26 @@ def test_a_pool_follows_the_work_that_it_is_asked_for(cluster: Cluster, load: Lo
         between = names(cluster)
         cluster.deploy(encoder={"num_replicas": 2})
         cluster.until(lambda: cluster.settled() and not names(cluster) & between, "every replica is a new one again")
+
+
+def test_pools_run_on_the_nodes_that_have_their_resource(cluster: Cluster) -> None:
+    """A custom resource of Ray keeps each pool on its own nodes, and a replica has a thread for each CPU that is reserved for it: so
+    deploy/chart separates the workers of encoders and generators. Each node of this cluster has a resource of its name."""
+    placed = {"encoder": ("one", 2), "generator": ("two", 1)}
+    before = names(cluster)
+    options = {
+        pool: {"num_replicas": 1, "ray_actor_options": {"num_cpus": cpus, "resources": {node: 1}}} for pool, (node, cpus) in placed.items()
+    }
+    cluster.deploy(**options)
+    try:
+        cluster.until(lambda: cluster.settled() and len(names(cluster) - before) == 2, "both pools have been placed anew")
+        for pool, (node, cpus) in placed.items():
+            assert [replica["node_ip"] for replica in cluster.replicas(pool)] == [cluster.address(node)]
+            loaded = [each for each in records(cluster, node) if each["message"] == "loaded" and each["model"] == MODELS[pool]]
+            assert loaded[-1]["threads"] == cpus
+    finally:
+        cluster.deploy(**{pool: {"num_replicas": 2, "ray_actor_options": {"num_cpus": 1}} for pool in placed})
+        cluster.until(partial(scaled, cluster, 2), "there are two of each again")
 
 
 @contextmanager

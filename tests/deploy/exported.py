@@ -15,20 +15,20 @@ from tests.deploy.promql import Series
 from tests.service.exposition import samples
 from tests.service.fakes import client, fake_app, fake_bundle, until
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+LISTS = Path(__file__).with_name("prometheus")
 TARGET = frozenset({"job", "namespace"})  # what Prometheus adds to every series
 IN_A_CLUSTER = TARGET | {"application", "deployment", "replica"}  # and service/deployment/ray_metrics.py and Ray to ours
 
 
 def ray_series() -> dict[str, Any]:
     """Name -> its labels and the file of Ray that defines it."""
-    listed: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "ray-metrics.yaml").read_text())
+    listed: dict[str, Any] = yaml.safe_load((LISTS / "ray-metrics.yaml").read_text())
     return listed
 
 
 def other_series() -> dict[str, Any]:
     """Name -> its labels and its exporter, for what is neither ours nor Ray's."""
-    listed: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "other-metrics.yaml").read_text())
+    listed: dict[str, Any] = yaml.safe_load((LISTS / "other-metrics.yaml").read_text())
     return listed
 
 

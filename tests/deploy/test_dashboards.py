@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.exported import DEPLOY, ray_series
+from tests.deploy.exported import ray_series
 from tests.deploy.promql import Series, labels_of, metrics_of, plain, selectors_of
+from tests.deploy.rendered import CHART
 
-FILES = sorted((DEPLOY / "dashboards").glob("*.json"))
+FILES = sorted((CHART / "dashboards").glob("*.json"))
 DASHBOARDS = {file.stem: json.loads(file.read_text()) for file in FILES}
 PANELS = [(name, panel) for name, board in DASHBOARDS.items() for panel in board["panels"] if panel["type"] != "row"]
 # What the dashboards are for: a word of each must be asked for somewhere.
@@ -84,7 +85,7 @@ def test_every_subject_has_a_panel(subject: str) -> None:
 
 def test_dashboards_have_names_of_their_own() -> None:
     assert len({board["uid"] for board in DASHBOARDS.values()}) == len(FILES)
-    listed = (DEPLOY / "dashboards" / "kustomization.yaml").read_text()
+    listed = (CHART / "dashboards" / "kustomization.yaml").read_text()
     assert all(f"files: [{file.name}]" in listed for file in FILES)
 
 

@@ -12,9 +12,8 @@ import yaml
 from service import settings
 from service.dialects import health
 from service.dialects.oip import routes as oip
-from tests.deploy.rendered import DEPLOY, manifests, of_kind
-from tests.deploy.test_manifests import DEREGISTERED_S, STOPPING_S, bytes_of, serving
-from tests.deploy.test_schemas import KUBERNETES
+from tests.deploy.rendered import DEPLOY, KUBERNETES, OVERLAYS, bytes_of, environment, installed, manifests, serving
+from tests.deploy.test_manifests import DEREGISTERED_S, STOPPING_S
 
 pytestmark = pytest.mark.live
 
@@ -122,7 +121,8 @@ def test_the_service_starts_so(runtime: dict[str, Any], example: dict[str, Any],
 
 def test_it_is_the_plain_pod(runtime: dict[str, Any], example: dict[str, Any]) -> None:
     """Rights, probes, resources, volumes and drain are those of overlays/plain, but for keys and what KServe itself makes."""
-    plain = serving("overlays/plain")
+    found = installed(OVERLAYS["plain"])
+    (plain,) = serving(found)
     (container,) = pod(runtime, example)["containers"]
     for part in ("image", "imagePullPolicy", "lifecycle", "resources"):
         assert container[part] == plain.container[part]
@@ -134,8 +134,7 @@ def test_it_is_the_plain_pod(runtime: dict[str, Any], example: dict[str, Any]) -
     kept = [each for each in plain.spec["volumes"] if each["name"] != "keys"]
     assert runtime["spec"]["volumes"] == kept
     assert [each["name"] for each in container["volumeMounts"]] == [each["name"] for each in kept]
-    (settled,) = of_kind(manifests("overlays/plain"), "ConfigMap")
     known = {each["name"]: each["value"] for each in container["env"]}
-    assert known.items() - {("ATTNSERVE_ALIASES", json.dumps({"minilm": "all-MiniLM-L6-v2"}))} <= settled["data"].items()
+    assert known.items() - {("ATTNSERVE_ALIASES", json.dumps({"minilm": "all-MiniLM-L6-v2"}))} <= environment(found, plain).items()
     grace_s = example["spec"]["predictor"]["terminationGracePeriodSeconds"]
     assert DEREGISTERED_S + int(known["ATTNSERVE_DRAIN_TIMEOUT_S"]) + STOPPING_S <= grace_s

@@ -18,18 +18,19 @@ from promql_parser import MatchOp
 
 from service.deployment.ports import free_port
 from service.telemetry.metrics import GeneratorMetrics, Metrics
-from tests.deploy.exported import DEPLOY, binary
+from tests.deploy.exported import LISTS, binary
 from tests.deploy.promql import Series, labels_of, metrics_of, numbers_of, plain, selectors_of
-from tests.deploy.rendered import rendered
+from tests.deploy.rendered import CHART, DEPLOY, rendered
 from tests.deploy.test_dashboards import PANELS
 from tests.service.exposition import samples
 from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService
 
-PROMETHEUS = DEPLOY / "prometheus"
+SCRAPE = DEPLOY / "prometheus" / "scrape.yaml"
+RULES_FOLDER = CHART / "rules"
 NAMES = ("rules", "alerts")
 TESTS = ("tests.yaml", "tests-objectives.yaml")
-GROUPS = {name: yaml.safe_load((PROMETHEUS / f"{name}.yaml").read_text())["spec"]["groups"] for name in NAMES}
+GROUPS = {name: yaml.safe_load((RULES_FOLDER / f"{name}.yaml").read_text())["spec"]["groups"] for name in NAMES}
 RULES = [rule for group in GROUPS["rules"] for rule in group["rules"]]
 ALERTS = [rule for group in GROUPS["alerts"] for rule in group["rules"]]
 
@@ -111,7 +112,7 @@ def test_memory_is_told_of_before_ray_kills_for_it() -> None:
     """Ray's own default is 0.95: `RAY_memory_usage_threshold` in its src/ray/common/ray_config_def.h."""
     (alert,) = [each for each in ALERTS if each["alert"] == "AttnserveNodeMemory"]
     (warned_at,) = numbers_of(alert["expr"])
-    flags = (DEPLOY / "base" / "ray-flags.env").read_text() + (DEPLOY / "faults.md").read_text()
+    flags = (CHART / "templates" / "settings.yaml").read_text() + (DEPLOY / "faults.md").read_text()
     assert all(warned_at + 0.05 <= float(kills_at) for kills_at in [*re.findall(r"RAY_memory_usage_threshold=([\d.]+)", flags), 0.95])
 
 
@@ -131,7 +132,7 @@ def test_burn_rates_are_those_of_their_windows() -> None:
 
 
 def promtools_tests(file: str) -> dict[str, Any]:
-    listed: dict[str, Any] = yaml.safe_load((PROMETHEUS / file).read_text())
+    listed: dict[str, Any] = yaml.safe_load((LISTS / file).read_text())
     return listed
 
 
@@ -148,7 +149,7 @@ def test_every_alert_is_tested_both_ways() -> None:
 def test_promtool_takes_the_rules_and_its_tests_pass(tmp_path: Path) -> None:
     write_rules(tmp_path)
     for file in TESTS:
-        (tmp_path / file).write_text((PROMETHEUS / file).read_text())
+        (tmp_path / file).write_text((LISTS / file).read_text())
     promtool(tmp_path, "check", "rules", "rules.yaml", "alerts.yaml")
     promtool(tmp_path, "test", "rules", *TESTS)
 
@@ -181,9 +182,9 @@ def promtool(folder: Path, *command: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_to_be_changed_is_changed_by_the_line_that_says_how(name: str) -> None:
     """Other namespaces, and an address in front of the runbook's pages."""
-    file = (PROMETHEUS / f"{name}.yaml").read_text()
-    (script,) = re.findall(r"^#   kubectl kustomize deploy/prometheus \| sed '(.+)' \| kubectl apply", file, re.MULTILINE)
-    done = subprocess.run(["sed", script], input=rendered(PROMETHEUS), capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    file = (RULES_FOLDER / f"{name}.yaml").read_text()
+    (script,) = re.findall(r"^#   kubectl kustomize deploy/chart/rules \| sed '(.+)' \| kubectl apply", file, re.MULTILINE)
+    done = subprocess.run(["sed", script], input=rendered(RULES_FOLDER), capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     rules = [rule for each in yaml.safe_load_all(done.stdout) for group in each["spec"]["groups"] for rule in group["rules"]]
     if name == "rules":
         made_here = {rule["record"] for rule in RULES}
@@ -197,7 +198,7 @@ def test_what_is_to_be_changed_is_changed_by_the_line_that_says_how(name: str) -
 
 @pytest.mark.live
 def test_promtool_takes_the_scrape_configuration(tmp_path: Path) -> None:
-    command = [binary("promtool"), "check", "config", str(PROMETHEUS / "scrape.yaml")]
+    command = [binary("promtool"), "check", "config", str(SCRAPE)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -227,7 +228,7 @@ class Prometheus:
 def scraping(port: int, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus with the rules of this repository, that scrapes this port of loopback twice a second."""
     write_rules(folder)
-    written = yaml.safe_load((PROMETHEUS / "scrape.yaml").read_text())["scrape_configs"]
+    written = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
     scrapes = [each for each in written if "static_configs" in each]
     for scrape in scrapes:
         scrape["scrape_interval"] = "500ms"

@@ -22,7 +22,8 @@ import yaml
 
 from service.deployment.flags import CLUSTER_FLAGS
 from service.deployment.ports import free_ports
-from tests.deploy.rendered import RAY_OVERLAYS, environment, manifests, pods, ray_service
+from tests.deploy.rendered import OVERLAYS, deployments, environment, installed, ray_service, serving
+from tests.deploy.test_manifests import clusters, made
 from tests.service.fakes import PATIENCE_S
 
 pytestmark = pytest.mark.live
@@ -33,8 +34,8 @@ KEY = "a-key-of-the-test"
 READY_S = 600
 
 
-@pytest.mark.parametrize("overlay", RAY_OVERLAYS)
-def test_serve_config_is_rays(overlay: str) -> None:
+@clusters
+def test_serve_config_is_rays(install: str) -> None:
     """Ray's own schema takes it, and the application that it imports is there."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own, as it is imported
@@ -42,7 +43,7 @@ def test_serve_config_is_rays(overlay: str) -> None:
 
         module, _, function = IMPORT_PATH.partition(":")
         assert callable(getattr(import_module(module), function))
-        config = ServeDeploySchema.model_validate(yaml.safe_load(ray_service(overlay)["serveConfigV2"]))
+        config = ServeDeploySchema.model_validate(yaml.safe_load(ray_service(made(install))["serveConfigV2"]))
     assert [application.import_path for application in config.applications] == [IMPORT_PATH]
 
 
@@ -79,6 +80,8 @@ class Cluster:
         ours = {name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "ATTNSERVE_"))}
         command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--num-cpus=16", "--object-store-memory=83886080"]
         command += [f"--port={ports.pop()}", f"--dashboard-port={self.dashboard_port}", f"--temp-dir={session}"]
+        # What the workers of both groups have.
+        command.append(f"--resources={json.dumps(dict.fromkeys(deployments(installed(OVERLAYS['cpu'])), 1))}")
         command += ["--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={ports.pop()}"]
         self.log = folder / "ray.log"
         session.mkdir()
@@ -135,9 +138,8 @@ def eventually(attempt: Callable[[], Any], cluster: Cluster) -> Any:
 @pytest.fixture(scope="module")
 def cluster(classifier_bundle: Path, decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("deploy")
-    found = manifests("overlays/cpu")
-    (worker,) = [pod for pod in pods(found) if pod.role == "worker"]
-    variables = {**environment(found, worker), "ATTNSERVE_BUNDLES": f"{classifier_bundle},{decoder_bundle}"}
+    found = installed(OVERLAYS["cpu"])
+    variables = {**environment(found, serving(found)[0]), "ATTNSERVE_BUNDLES": f"{classifier_bundle},{decoder_bundle}"}
     running = Cluster(variables, folder)
     try:
         yield running
@@ -150,7 +152,7 @@ def test_the_rendered_cluster_answers(cluster: Cluster) -> None:
 
     One node stands for all: there is one replica of each pool, and the port is a free one.
     """
-    config = yaml.safe_load(ray_service("overlays/cpu")["serveConfigV2"])
+    config = yaml.safe_load(ray_service(installed(OVERLAYS["cpu"]))["serveConfigV2"])
     config["http_options"] = {"host": "127.0.0.1", "port": cluster.port}
     for deployment in config["applications"][0]["deployments"]:
         del deployment["autoscaling_config"]
@@ -174,6 +176,5 @@ def test_the_rendered_cluster_answers(cluster: Cluster) -> None:
     assert "tiny-decoder" in models
     text = json.loads(cluster.ask("/v1/completions", {"model": "tiny-decoder", "prompt": "a", "max_tokens": 4, "ignore_eos": True}))
     assert text["usage"]["completion_tokens"] == 4
-    threads = int(environment(manifests("overlays/cpu"), next(pods(manifests("overlays/cpu"))))["ATTNSERVE_THREADS"])
     cpus = {name: each["deployment_config"]["ray_actor_options"]["num_cpus"] for name, each in running.items()}
-    assert cpus == {"gateway": 1, "encoder": threads, "generator": threads}
+    assert cpus == {"gateway": 1, "encoder": 3, "generator": 3}

@@ -154,7 +154,7 @@ COMMENTED = [
     Path(name)
     for name in names.files()
     if name.endswith((".py", ".yaml", ".env", "Makefile", "Dockerfile", "pyproject.toml"))
-    and not name.startswith(("tests/docs/", "deploy/chart/templates/", "deploy/chart/files/", "models/pretrained/"))
+    and not name.startswith(("tests/docs/", "deploy/chart/templates/", "models/pretrained/"))
 ]
 
 

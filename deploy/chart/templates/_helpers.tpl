@@ -7,8 +7,21 @@
 {{- $name | trunc 47 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The name of a ConfigMap without the hash that kustomize gives it. */}}
-{{- define "attnserve.unhashed" -}}{{ regexReplaceAll "-[a-z0-9]{10}$" . "" }}{{- end }}
+{{- define "attnserve.selector" -}}
+app.kubernetes.io/name: attnserve
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* list ROOT SUFFIX: an object's name, with a suffix that may be empty, and labels. */}}
+{{- define "attnserve.metadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "attnserve.name" $root }}{{ index . 1 }}
+labels:
+  {{- include "attnserve.selector" $root | nindent 2 }}
+  app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+  app.kubernetes.io/part-of: attnserve
+  helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
+{{- end }}
 
 {{/* "true" if the release has monitors, else empty. */}}
 {{- define "attnserve.monitored" -}}
@@ -17,170 +30,158 @@
 {{- end }}
 
 {{- define "attnserve.image" -}}
-{{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}
-{{- else }}{{ .image.repository }}:{{ .image.tag | default (printf "%s-%s" .version (ternary "gpu" "cpu" .gpu)) }}{{ end }}
+{{- $image := .Values.image }}
+{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
+{{- else }}{{ $image.repository }}:{{ $image.tag | default (printf "%s-%s" .Chart.AppVersion (ternary "gpu" "cpu" .Values.gpu.enabled)) }}{{ end }}
 {{- end }}
 
-{{/* The helpers below change the manifests that they are given, and print nothing.
-
-.it: any part of a manifest. Adds the release's name to all labels and selectors that have the service's name, so that two releases in one
-namespace do not select each other's pods. */}}
-{{- define "attnserve.instance" -}}
-{{- $release := .release }}
-{{- if kindIs "map" .it }}
-{{- if eq (get .it "app.kubernetes.io/name" | toString) "attnserve" }}{{ $_ := set .it "app.kubernetes.io/instance" $release }}{{ end }}
-{{- range $value := .it }}{{ include "attnserve.instance" (dict "it" $value "release" $release) }}{{ end }}
-{{- else if kindIs "slice" .it }}
-{{- range $value := .it }}{{ include "attnserve.instance" (dict "it" $value "release" $release) }}{{ end }}
+{{/* The groups of workers of a RayService: name, pools, cpu, memory, min, max, nodeSelector, tolerations. */}}
+{{- define "attnserve.groups" -}}
+{{- $ray := .Values.rayService }}
+{{- $scaling := .Values.scaling }}
+{{- $common := dict "min" $scaling.min "max" $scaling.max "nodeSelector" .Values.nodeSelector "tolerations" .Values.tolerations }}
+{{- $groups := list (merge (dict "name" "workers" "pools" (list "gateway" "encoder")) $ray.worker $common) }}
+{{- if $ray.generators }}
+{{- $groups = list (merge (dict "name" "workers" "pools" (list "gateway" "encoder" "generator")) $ray.worker $common) }}
+{{- if $ray.separate }}
+{{- $encoders := merge (dict "name" "encoders" "pools" (list "gateway" "encoder")) $ray.groups.encoders $common }}
+{{- $groups = list $encoders (merge (dict "name" "generators" "pools" (list "generator")) $ray.groups.generators $common) }}
 {{- end }}
 {{- end }}
-
-{{/* .data: the settings as deploy/common and the overlay have them. */}}
-{{- define "attnserve.settings" -}}
-{{- $values := .values }}
-{{- $data := .data }}
-{{- $_ := set $data "ATTNSERVE_BUNDLES" (join "," $values.bundles) }}
-{{- $_ := set $data "ATTNSERVE_API_KEYS_FILE" (ternary (printf "/etc/attnserve/%s" $values.keys.file) "" (ne $values.keys.secret "")) }}
-{{- $_ := set $data "ATTNSERVE_REQUEST_TIMEOUT_S" ($values.requestTimeoutSeconds | int | toString) }}
-{{- if hasKey $data "ATTNSERVE_DRAIN_TIMEOUT_S" }}
-{{- $_ := set $data "ATTNSERVE_DRAIN_TIMEOUT_S" (add (int (get $data "ATTNSERVE_DRAIN_TIMEOUT_S")) .longer | toString) }}
+{{- range $group := $groups }}
+{{- if not $scaling.enabled }}{{ $_ := set $group "max" $group.min }}{{ end }}
+{{- if gt (int $group.min) (int $group.max) }}{{ fail (printf "min=%v of the %s is more than max=%v" $group.min $group.name $group.max) }}{{ end }}
 {{- end }}
-{{- if $values.rayService.enabled }}
-{{- $pools := ternary 2 1 $values.rayService.generators }}
-{{- $_ := set $data "ATTNSERVE_THREADS" (div (sub (int $values.rayService.worker.cpu) 2) $pools | toString) }}
-{{- end }}
-{{- if $values.gpu.enabled }}
-{{- $_ := set $data "ATTNSERVE_PROVIDER" "cuda" }}
-{{- $_ := set $data "ATTNSERVE_GPU_MEMORY_GIB" ($values.gpu.memoryGiB | toString) }}
-{{- if $values.rayService.enabled }}{{ $_ := set $data "ATTNSERVE_REPLICA_GPUS" (ternary "0.5" "1" $values.rayService.generators) }}{{ end }}
-{{- end }}
-{{- if $values.traces.endpoint }}{{ $_ := set $data "ATTNSERVE_OTLP_ENDPOINT" $values.traces.endpoint }}{{ end }}
-{{- if $values.states.claim }}{{ $_ := set $data "ATTNSERVE_STATES" "/states" }}{{ end }}
-{{- if $values.states.redis.url }}{{ $_ := set $data "ATTNSERVE_STATES" $values.states.redis.url }}{{ end }}
-{{- range $name, $value := $values.settings }}
-{{- $text := ternary ($value | toString) ($value | toJson) (kindIs "string" $value) }}
-{{- $_ := set $data (printf "ATTNSERVE_%s" $name) $text }}
-{{- end }}
+{{- dict "groups" $groups | toJson }}
 {{- end }}
 
-{{/* .resources: of a container. .asked: cpu and memory, which are both its request and its limit. */}}
+{{/* list ROOT CPU MEMORY DISK_REQUEST DISK_LIMIT GPU: the resources of a container, with the disk that fetched bundles take: a pod above its
+limit is evicted. As many CPUs as are asked for are the limit, since the service makes a thread for each. */}}
 {{- define "attnserve.resources" -}}
-{{- range $part := list .resources.requests .resources.limits }}
-{{- $_ := set $part "cpu" ($.asked.cpu | int | toString) }}
-{{- $_ := set $part "memory" $.asked.memory }}
-{{- end }}
-{{- if .gpu }}{{ $_ := set .resources.limits "nvidia.com/gpu" "1" }}{{ end }}
+{{- $fetch := (index . 0).Values.models.fetch }}
+{{- $fetched := ternary ($fetch.size | trimSuffix "Gi" | int) 0 (gt (len $fetch.urls) 0) }}
+requests: {cpu: {{ index . 1 | toString | quote }}, memory: {{ index . 2 }}, ephemeral-storage: {{ add (index . 3) $fetched }}Gi}
+limits:
+  cpu: {{ index . 1 | toString | quote }}
+  memory: {{ index . 2 }}
+  ephemeral-storage: {{ add (index . 4) $fetched }}Gi
+  {{- if index . 5 }}
+  nvidia.com/gpu: "1"
+  {{- end }}
 {{- end }}
 
-{{/* .template: of a pod with one container. .computes: whether the pod gets nodeSelector, tolerations and GPUs. */}}
+{{/* What all pods have. The checksum makes a change of the settings a change of the pods. */}}
+{{- define "attnserve.annotations" -}}
+checksum/settings: {{ include (print $.Template.BasePath "/settings.yaml") . | sha256sum }}
+{{- end }}
+
 {{- define "attnserve.pod" -}}
-{{- $values := .root.Values }}
-{{- /* A change of settings is a change of the pods. A hash in the ConfigMap's name, as kustomize has it, would need ConfigMaps that outlive an
-upgrade, and `helm rollback` fails on those. */ -}}
-{{- $_ := set .template.metadata "annotations" (dict "checksum/settings" .checksum) }}
-{{- $pod := .template.spec }}
-{{- $container := index $pod.containers 0 }}
-{{- $image := include "attnserve.image" (dict "image" $values.image "version" .root.Chart.AppVersion "gpu" $values.gpu.enabled) }}
-{{- $_ := set $container "image" $image }}
-{{- $_ := set $container "imagePullPolicy" $values.image.pullPolicy }}
-{{- if $values.image.pullSecrets }}
-{{- $secrets := list }}
-{{- range $values.image.pullSecrets }}{{ $secrets = append $secrets (dict "name" .) }}{{ end }}
-{{- $_ := set $pod "imagePullSecrets" $secrets }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
 {{- end }}
-{{- range $source := $container.envFrom }}
-{{- $_ := set $source.configMapRef "name" (include "attnserve.unhashed" $source.configMapRef.name | replace "attnserve" $.name) }}
-{{- end }}
-{{- $_ := set $pod "serviceAccountName" (replace "attnserve" .name $pod.serviceAccountName) }}
-{{- $volumes := list }}
-{{- range $volume := $pod.volumes }}
-{{- if ne $volume.name "keys" }}{{ $volumes = append $volumes $volume }}
-{{- else if $values.keys.secret }}
-{{- $_ := set $volume.secret "secretName" $values.keys.secret }}
-{{- $volumes = append $volumes $volume }}
-{{- end }}
-{{- end }}
-{{- $mounts := list }}
-{{- range $mount := $container.volumeMounts }}
-{{- if or (ne $mount.name "keys") $values.keys.secret }}{{ $mounts = append $mounts $mount }}{{ end }}
-{{- end }}
-{{- $models := $values.models }}
-{{- $source := dict }}
-{{- if $models.claim }}{{ $source = dict "persistentVolumeClaim" (dict "claimName" $models.claim "readOnly" true) }}{{ end }}
-{{- if $models.image }}{{ $source = dict "image" (dict "reference" $models.image "pullPolicy" "IfNotPresent") }}{{ end }}
-{{- if $models.fetch.urls }}
-{{- $source = dict "emptyDir" (dict "sizeLimit" $models.fetch.size) }}
-{{- $most := max 1 (div (mul 8 ($models.fetch.size | trimSuffix "Gi" | int)) 10) }}
-{{- $fetch := dict "name" "fetch" "image" $image "imagePullPolicy" $values.image.pullPolicy "securityContext" $container.securityContext }}
-{{- $_ := set $fetch "args" (list "fetch" "--to" "/models" "--max-gib" ($most | toString)) }}
-{{- $secret := dict "name" $models.fetch.secret "optional" true }}
-{{- $_ := set $fetch "envFrom" (list (dict "configMapRef" (dict "name" (printf "%s-bundles" .name))) (dict "secretRef" $secret)) }}
-{{- $_ := set $fetch "terminationMessagePolicy" "FallbackToLogsOnError" }}
-{{- $_ := set $fetch "resources" (dict "requests" (dict "cpu" "1" "memory" "512Mi") "limits" (dict "cpu" "1" "memory" "512Mi")) }}
-{{- $_ := set $fetch "volumeMounts" (list (dict "name" "models" "mountPath" "/models")) }}
-{{- $_ := set $pod "initContainers" (list $fetch) }}
-{{- end }}
-{{- if $source }}
-{{- $volumes = append $volumes (merge (dict "name" "models") $source) }}
-{{- $mounts = append $mounts (dict "name" "models" "mountPath" "/models" "readOnly" true) }}
-{{- end }}
-{{- if $values.states.claim }}
-{{- $volumes = append $volumes (dict "name" "states" "persistentVolumeClaim" (dict "claimName" $values.states.claim)) }}
-{{- $mounts = append $mounts (dict "name" "states" "mountPath" "/states") }}
-{{- end }}
-{{- if and $values.states.redis.url $values.states.redis.secret }}
-{{- $_ := set $container "envFrom" (append $container.envFrom (dict "secretRef" (dict "name" $values.states.redis.secret))) }}
-{{- end }}
-{{- $_ := set $pod "volumes" $volumes }}
-{{- $_ := set $container "volumeMounts" $mounts }}
-{{- include "attnserve.resources" (dict "resources" $container.resources "asked" .asked "gpu" (and .computes $values.gpu.enabled)) }}
-{{- if $models.fetch.urls }}
-{{- /* Fetched bundles count as the pod's storage, and a pod above its limit is evicted. */ -}}
-{{- range $part := list $container.resources.requests $container.resources.limits }}
-{{- $own := get $part "ephemeral-storage" | trimSuffix "Gi" | int }}
-{{- $_ := set $part "ephemeral-storage" (printf "%dGi" (add $own ($models.fetch.size | trimSuffix "Gi" | int))) }}
-{{- end }}
-{{- end }}
-{{- /* The grace period of a pod that waits for requests grows with the longest request. */ -}}
-{{- if gt (int $pod.terminationGracePeriodSeconds) (sub (int $values.requestTimeoutSeconds) .longer | int) }}
-{{- $_ := set $pod "terminationGracePeriodSeconds" (add (int $pod.terminationGracePeriodSeconds) .longer) }}
-{{- end }}
-{{- if .computes }}
-{{- $tolerations := $values.tolerations }}
-{{- if $values.gpu.enabled }}{{ $tolerations = prepend $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}{{ end }}
-{{- if $tolerations }}{{ $_ := set $pod "tolerations" $tolerations }}{{ end }}
-{{- if $values.nodeSelector }}{{ $_ := set $pod "nodeSelector" $values.nodeSelector }}{{ end }}
+securityContext: {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000, fsGroup: 1000, seccompProfile: {type: RuntimeDefault}}
+{{- if .Values.models.fetch.urls }}
+initContainers:
+  - name: fetch
+    image: {{ include "attnserve.image" . }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    {{- include "attnserve.secured" . | nindent 4 }}
+    # One bundle may take 80 % of the volume.
+    args: [fetch, --to, /models, --max-gib, {{ max 1 (div (mul 8 (.Values.models.fetch.size | trimSuffix "Gi" | int)) 10) | toString | quote }}]
+    envFrom:
+      - configMapRef: {name: {{ include "attnserve.name" . }}-bundles}
+      - secretRef: {name: {{ .Values.models.fetch.secret }}, optional: true}
+    # Errors are in `kubectl describe pod` too.
+    terminationMessagePolicy: FallbackToLogsOnError
+    resources:
+      requests: {cpu: "1", memory: 512Mi}
+      limits: {cpu: "1", memory: 512Mi}
+    volumeMounts: [{name: models, mountPath: /models}]
 {{- end }}
 {{- end }}
 
-{{/* .spec: of a RayService. */}}
-{{- define "attnserve.ray" -}}
-{{- $values := .root.Values }}
-{{- $scaling := $values.scaling }}
-{{- $longer := .longer }}
-{{- $config := fromYaml .spec.serveConfigV2 }}
-{{- $application := index $config.applications 0 }}
-{{- $deployments := list }}
-{{- range $one := $application.deployments }}
-{{- $_ := set $one "graceful_shutdown_timeout_s" (add (int $one.graceful_shutdown_timeout_s) $longer) }}
-{{- if $one.autoscaling_config }}
-{{- $_ := set $one.autoscaling_config "min_replicas" $scaling.min }}
-{{- $_ := set $one.autoscaling_config "max_replicas" $scaling.max }}
-{{- else }}{{ $_ := set $one "num_replicas" $scaling.min }}
+{{- define "attnserve.secured" -}}
+securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
 {{- end }}
-{{- if or $values.rayService.generators (ne $one.name "generator") }}{{ $deployments = append $deployments $one }}{{ end }}
+
+{{/* What all containers of the service have. */}}
+{{- define "attnserve.container" -}}
+image: {{ include "attnserve.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{ include "attnserve.secured" . }}
+envFrom:
+  - configMapRef: {name: {{ include "attnserve.name" . }}-settings}
+  {{- if .Values.rayService.enabled }}
+  - configMapRef: {name: {{ include "attnserve.name" . }}-ray-flags}
+  {{- end }}
+  {{- if and .Values.states.redis.url .Values.states.redis.secret }}
+  # Its key ATTNSERVE_STATES_PASSWORD. A pod without it does not start.
+  - secretRef: {name: {{ .Values.states.redis.secret }}}
+  {{- end }}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  {{- if .Values.keys.secret }}
+  # The folder, not the file by subPath: that one would not change with its Secret.
+  - {name: keys, mountPath: /etc/attnserve, readOnly: true}
+  {{- end }}
+  {{- if or .Values.models.claim .Values.models.image .Values.models.fetch.urls }}
+  - {name: models, mountPath: /models, readOnly: true}
+  {{- end }}
+  {{- if .Values.states.claim }}
+  - {name: states, mountPath: /states}
+  {{- end }}
 {{- end }}
-{{- $_ := set $application "deployments" $deployments }}
-{{- $_ := set .spec "serveConfigV2" (toYaml $config) }}
-{{- $_ := set .spec "rayClusterDeletionDelaySeconds" (add (int .spec.rayClusterDeletionDelaySeconds) $longer) }}
-{{- $cluster := .spec.rayClusterConfig }}
-{{- $workers := index $cluster.workerGroupSpecs 0 }}
-{{- $_ := set $workers "replicas" $scaling.min }}
-{{- $_ := set $workers "minReplicas" $scaling.min }}
-{{- $_ := set $workers "maxReplicas" (ternary $scaling.max $scaling.min $scaling.enabled) }}
-{{- $given := dict "root" .root "name" .name "checksum" .checksum "longer" $longer }}
-{{- $head := dict "template" $cluster.headGroupSpec.template "asked" $values.rayService.head "computes" false }}
-{{- $worker := dict "template" $workers.template "asked" $values.rayService.worker "computes" true }}
-{{- include "attnserve.pod" (merge $head $given) }}
-{{- include "attnserve.pod" (merge $worker $given) }}
+
+{{- define "attnserve.volumes" -}}
+# Sessions, sockets and logs of Ray, HAProxy's configuration, HOME; while an encoder is opened, up to four times its bundle.
+- name: tmp
+  emptyDir: {sizeLimit: {{ ternary "4Gi" "1Gi" .Values.rayService.enabled }}}
+{{- if .Values.keys.secret }}
+# Hashes of API keys, with tenants and limits. Not optional: a pod without it does not start.
+- name: keys
+  secret: {secretName: {{ .Values.keys.secret }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.models }}
+{{- if .claim }}
+- name: models
+  persistentVolumeClaim: {claimName: {{ .claim }}, readOnly: true}
+{{- else if .image }}
+- name: models
+  image: {reference: {{ .image | quote }}, pullPolicy: IfNotPresent}
+{{- else if .fetch.urls }}
+- name: models
+  emptyDir: {sizeLimit: {{ .fetch.size }}}
+{{- end }}
+{{- end }}
+{{- if .Values.states.claim }}
+- name: states
+  persistentVolumeClaim: {claimName: {{ .Values.states.claim }}}
+{{- end }}
+{{- end }}
+
+{{/* list ROOT NODE_SELECTOR TOLERATIONS: of pods that compute. */}}
+{{- define "attnserve.scheduling" -}}
+{{- with index . 1 }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- $tolerations := index . 2 }}
+{{- if (index . 0).Values.gpu.enabled }}
+{{- $tolerations = prepend $tolerations (dict "key" "nvidia.com/gpu" "operator" "Exists" "effect" "NoSchedule") }}
+{{- end }}
+{{- with $tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{/* How long workers continue without a head: an hour, in which a person can restore Redis or its node. KubeRay sets 600 s unless it finds
+the variable here, in `env`; it does not read ConfigMaps. The head has the same value. */}}
+{{- define "attnserve.reconnect" -}}
+{{- if .Values.rayService.ha -}}
+env: [{name: RAY_gcs_rpc_server_reconnect_timeout_s, value: "3600"}]
+{{- end }}
 {{- end }}

@@ -45,12 +45,7 @@ class CausalLayer(Mechanism):
         return self.init_state(x.shape[0], device=x.device, dtype=at_least_float32(x.dtype))
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        state: State | None = None,
-        *,
-        rotation: Rotation | None = None,
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         """Return the outputs (B, N, D) of x (B, N, D) and the state after these N tokens. The given state is not modified.
 

@@ -13,15 +13,7 @@ from models.attention.layers.scaled_dot_product import attend
 class CrossAttention(nn.Module):
     """Multi-head attention whose queries come from x (B, N_q, D), and whose keys and values come from a memory (B, N_k, D_kv)."""
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        d_memory: int,
-        d_head: int | None = None,
-        bias: bool = True,
-    ) -> None:
+    def __init__(self, d_model: int, n_heads: int, *, d_memory: int, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.d_head = head_width(d_model, n_heads, d_head)

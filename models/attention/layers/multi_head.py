@@ -22,9 +22,7 @@ def merge_heads(x: Tensor) -> Tensor:
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
     """Return D_k: d_head or, if that is None, D / H. Raises ValueError if d_head is None and D is not divisible by H."""
     if d_head is None and d_model % n_heads:
-        raise ValueError(
-            f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
-        )
+        raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them")
     return d_head or d_model // n_heads
 
 

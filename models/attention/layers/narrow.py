@@ -26,9 +26,7 @@ class NarrowAttention(PairLayer):
         if d_model % n_heads:
             raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}")
         if d_head not in (None, d_model // n_heads):
-            raise ValueError(
-                f"d_head={d_head} does not fit narrow heads, which are d_model / n_heads = {d_model // n_heads} wide",
-            )
+            raise ValueError(f"d_head={d_head} does not fit narrow heads, which are d_model / n_heads = {d_model // n_heads} wide")
         self.n_heads = n_heads
         self.d_head = d_model // n_heads
         self.to_q = PerHeadLinear(n_heads, self.d_head, bias=bias)

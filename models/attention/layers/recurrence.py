@@ -86,14 +86,7 @@ def parallel(
 
 @_in_full_precision
 def chunkwise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    S: Tensor,
-    *,
-    decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    chunk: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Compute for all chunks at once what depends on a single chunk, then S from chunk to chunk.
 

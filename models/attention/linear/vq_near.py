@@ -18,14 +18,7 @@ from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of
 
 
 def attend_causal_to_codes_and_near(
-    q: Tensor,
-    codes: Tensor,
-    v: Tensor,
-    codebook: Tensor,
-    bias: Tensor,
-    *,
-    scale: float | None = None,
-    mask: Tensor | None = None,
+    q: Tensor, codes: Tensor, v: Tensor, codebook: Tensor, bias: Tensor, *, scale: float | None = None, mask: Tensor | None = None
 ) -> Tensor:
     """Attend causally to codes, with a position bias for near keys. Returns (B, H, N, D_v), 0 before a row's first token.
 

@@ -18,14 +18,7 @@ LARGEST_TAU = 100.0
 
 
 def attend_cosine(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    tau: Tensor | float,
-    eps: float = 1e-6,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, tau: Tensor | float, eps: float = 1e-6, mask: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
     """Compute cosine attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v). tau: a number or (H,)."""
     tau = tau[..., None, None] if isinstance(tau, Tensor) else tau  # (H, 1, 1)

@@ -17,14 +17,7 @@ from models.parts.checks import at_least
 
 
 def attend_atrous(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    rate: int,
-    scale: float | None = None,
-    key_mask: Tensor | None = None,
-    causal: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, *, rate: int, scale: float | None = None, key_mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
     """Compute atrous attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 if there is no key.
 

@@ -16,15 +16,7 @@ from models.attention.sparse.blocks import in_blocks, keys_present, out_of_block
 
 
 def attend_bigbird_etc(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    *,
-    n_global: int,
-    block: int,
-    scale: float | None = None,
-    key_mask: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, *, n_global: int, block: int, scale: float | None = None, key_mask: Tensor | None = None
 ) -> Tensor:
     """Compute BigBird-ETC: q, k (B, H, g + N, D_k), v (B, H, g + N, D_v), key_mask bool (B, g + N) -> (B, H, g + N, D_v).
 

@@ -66,16 +66,7 @@ def attend_longformer(
     return torch.where(is_global, global_rows, torch.cat(rows, dim=1)) * present
 
 
-def _windows(
-    tensors: Sequence[Tensor],
-    in_windows: Tensor,
-    sees_G: Tensor,
-    *,
-    radius: int,
-    dilation: int,
-    scale: float,
-    C: int,
-) -> Tensor:
+def _windows(tensors: Sequence[Tensor], in_windows: Tensor, sees_G: Tensor, *, radius: int, dilation: int, scale: float, C: int) -> Tensor:
     """Compute the outputs of local tokens, (B, H, N, D_v), for heads with the same dilation d. tensors: q, k, v, k_G, v_G.
 
     in_windows: bool (B, 1, N, 1), True at tokens that are not global. sees_G: bool (B, 1, 1, G), which of the global tokens k_G exist.
@@ -92,8 +83,7 @@ def _windows(
     near_k, near_v, near_in = (spans(x, n, C, **reach) for x in (k, v, in_windows))  # (B, H, n, span, ..)
     seen = near(C, **reach, window=radius, causal=False).to(q.device) & near_in.mT  # (B, 1, n, C, span)
     p = masked_softmax(
-        torch.cat([q_blocks @ near_k.mT, q_blocks @ k_G.mT], dim=-1),
-        torch.cat([seen, sees_G.expand(-1, -1, n, C, -1)], dim=-1),
+        torch.cat([q_blocks @ near_k.mT, q_blocks @ k_G.mT], dim=-1), torch.cat([seen, sees_G.expand(-1, -1, n, C, -1)], dim=-1)
     )
     span = near_k.shape[3]
     o = out_of_blocks(p[..., :span] @ near_v + p[..., span:] @ v_G, q.shape[2])

@@ -21,9 +21,7 @@ def encoder_config(settings: JsonSettings) -> EncoderConfig:
         )
     scores_texts = settings.need("architectures")[0].endswith("ForSequenceClassification")
     return replace(
-        roberta.encoder_config(settings),
-        attention="longformer",
-        attention_options={"window": windows.pop(), "n_global": int(scores_texts)},
+        roberta.encoder_config(settings), attention="longformer", attention_options={"window": windows.pop(), "n_global": int(scores_texts)}
     )
 
 

@@ -40,9 +40,7 @@ def _layer_types(settings: JsonSettings, n_layers: int) -> list[str]:
     types = settings.get("layer_types", [LOCAL if i % every else GLOBAL for i in range(n_layers)])
     unknown = sorted(set(types) - {LOCAL, GLOBAL})
     if unknown:
-        raise CheckpointError(
-            f"{settings.file}: layer_types has {unknown[0]!r}; supported: {LOCAL}, {GLOBAL}; use another checkpoint",
-        )
+        raise CheckpointError(f"{settings.file}: layer_types has {unknown[0]!r}; supported: {LOCAL}, {GLOBAL}; use another checkpoint")
     return types
 
 

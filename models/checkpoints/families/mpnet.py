@@ -38,9 +38,5 @@ ENCODER_NAMES: Names = {
 }
 
 MPNET = Family(
-    prefix="mpnet.",
-    encoder_config=encoder_config,
-    encoder_names=(ENCODER_NAMES,),
-    unused=("pooler.", "lm_head."),
-    pad_token_id=PADDING_ID,
+    prefix="mpnet.", encoder_config=encoder_config, encoder_names=(ENCODER_NAMES,), unused=("pooler.", "lm_head."), pad_token_id=PADDING_ID
 )

@@ -82,11 +82,7 @@ OLD_NAMES: Names = {
     "embeddings.word_embeddings": "embeddings.tokens",
     "embeddings.token_type_embeddings": "embeddings.token_types",
     "emb_ln": "embeddings.norm",
-    "encoder.layers.{i}.attn.Wqkv": (
-        "blocks.{i}.attention.to_q",
-        "blocks.{i}.attention.to_k",
-        "blocks.{i}.attention.to_v",
-    ),
+    "encoder.layers.{i}.attn.Wqkv": ("blocks.{i}.attention.to_q", "blocks.{i}.attention.to_k", "blocks.{i}.attention.to_v"),
     "encoder.layers.{i}.attn.out_proj": "blocks.{i}.attention.to_out",
     "encoder.layers.{i}.norm1": "blocks.{i}.attention_norm",
     "encoder.layers.{i}.mlp.fc11": "blocks.{i}.feedforward.up",

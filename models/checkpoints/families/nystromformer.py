@@ -20,10 +20,7 @@ def encoder_config(settings: JsonSettings) -> EncoderConfig:
     return replace(
         bert.encoder_config(settings),
         attention="nystromformer",
-        attention_options={
-            "n_landmarks": settings.get("num_landmarks", 64),
-            "conv_kernel": settings.get("conv_kernel_size", 65),
-        },
+        attention_options={"n_landmarks": settings.get("num_landmarks", 64), "conv_kernel": settings.get("conv_kernel_size", 65)},
         activation=activation(settings),
         norm_eps=settings.get("layer_norm_eps", 1e-5),
     )

@@ -62,9 +62,7 @@ def _layers(text: JsonSettings) -> tuple[str, ...]:
     types = text.get("layer_types", ["full_attention" if i % every == 0 else "linear_attention" for i in range(1, n_layers + 1)])
     for name in types:
         if name not in LAYER_NAMES:
-            raise CheckpointError(
-                f"{text.file}: layer_types has {name!r}; supported: {', '.join(LAYER_NAMES)}; use another checkpoint",
-            )
+            raise CheckpointError(f"{text.file}: layer_types has {name!r}; supported: {', '.join(LAYER_NAMES)}; use another checkpoint")
     if len(types) != n_layers:
         raise CheckpointError(f"{text.file}: layer_types has {len(types)} entries for num_hidden_layers={n_layers}; copy it again")
     return tuple(LAYER_NAMES[name] for name in types)

@@ -21,10 +21,7 @@ WITH_LOGITS = ("ReformerModelWithLMHead", "ReformerForMaskedLM")
 ARCHITECTURES = ("ReformerModel", *WITH_LOGITS)
 HEADS = ("lm_head.", "classifier.", "qa_outputs.")  # prefixes of heads, ignored if only the encoder is read
 
-NAMES = {
-    "embeddings.word_embeddings": "tokens",
-    "encoder.layer_norm": "norm",
-}
+NAMES = {"embeddings.word_embeddings": "tokens", "encoder.layer_norm": "norm"}
 NAMES_OF_BLOCKS = {
     "attention.layer_norm": "F.norm",
     "attention.output.dense": "F.layer.to_out",

@@ -6,11 +6,7 @@ from models.checkpoints.gguf.file import GgufFile
 from models.folders.folder import CheckpointError
 
 # Value of general.architecture -> `architectures` and `model_type`. Mistral's models before Mistral Small 3.1 have "llama" in the file.
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
+ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama"), "qwen2": ("Qwen2ForCausalLM", "qwen2"), "qwen3": ("Qwen3ForCausalLM", "qwen3")}
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:

@@ -29,10 +29,7 @@ def _digits() -> PreTokenizer:
 
 def _split_at(expression: str) -> Callable[[], PreTokenizer]:
     return lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(expression), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [pre_tokenizers.Split(Regex(expression), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
 
 

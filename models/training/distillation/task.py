@@ -22,16 +22,17 @@ from torch.optim import AdamW
 from models.checkpoints.own import CARD
 from models.checkpoints.published import load_checkpoint
 from models.folders.folder import in_sentences, read_tokenizer
+from models.training.cards import render
 from models.training.config import Budget
 from models.training.corpus import SOURCES
+from models.training.curves import Curve, Panel, draw
 from models.training.distillation.batches import TextBatches, read_pieces, tokenize
-from models.training.distillation.card import model_card
+from models.training.distillation.card import CURVE, distillation_card
 from models.training.distillation.config import DistillationConfig
 from models.training.distillation.delta import read_student, write_delta
 from models.training.distillation.evaluation import beyond, by_kind, by_length, embed, likeness
 from models.training.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
 from models.training.distillation.pieces import TextPiece
-from models.training.distillation.plot import CURVE, plot
 from models.training.distillation.student import new_parameters, reading, with_attention
 from models.training.run import run_task
 from models.training.task import Loss, Progress, Report, Task
@@ -116,7 +117,18 @@ class DistillationTask(Task):
         }
 
     def plot(self, report: Report, out: Path) -> None:
-        plot(report, out / CURVE, title=f"{self.name}: {self.config.attention} {dict(self.config.options)}")
+        losses, evaluations = report["losses"], report["evaluations"]
+        transfer = [point for point in losses if point["step"] <= self.config.transfer_steps]
+        loss = [
+            Curve("transfer", transfer, lambda point: point["loss"], dots=False),
+            Curve("end to end", losses[len(transfer) :], lambda point: point["loss"], colour=1, dots=False),
+        ]
+        likeness = [
+            Curve("mean cosine to the teacher", evaluations, lambda point: 1 - point["cosine"]),
+            Curve("rank correlation of pair similarities", evaluations, lambda point: 1 - point["ranks"], colour=1),
+        ]
+        panels = [Panel("step", "loss of training text", loss), Panel("step", "held-out text: 1 - likeness", likeness)]
+        draw(panels, out / CURVE, title=f"{self.name}: {self.config.attention} {dict(self.config.options)}")
 
     def finish(self, out: Path, report: Report) -> str:
         report["delta_bytes"] = write_delta(out, self.source, self.student.encoder, self.config)
@@ -134,7 +146,7 @@ class DistillationTask(Task):
         )
         sources = (self.data / SOURCES).read_text()
         (out / SOURCES).write_text(sources)
-        (out / CARD).write_text(model_card(report, json.loads(sources)), encoding="utf-8")
+        (out / CARD).write_text(render(distillation_card(report, json.loads(sources)), report), encoding="utf-8")
         found = kinds["all"]
         return f"mean cosine {found.cosine:.4f}, rank correlation {found.ranks:.4f} on held-out text"
 

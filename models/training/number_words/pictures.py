@@ -1,7 +1,6 @@
-"""Draws the training curves of a run, and a model's attention weights for one number."""
+"""Draws a model's attention weights for one number."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -11,26 +10,8 @@ from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.search import attended
 from models.training.number_words.words import LANGUAGES, in_words
 
-CURVE, ATTENTION = "loss.png", "attention.png"
 NUMBER = 142_857
 SHOWN = 4  # number of languages in the attention picture
-
-
-def draw_curves(report: dict[str, Any], file: Path) -> None:
-    """Draw the loss and the exact matches of held-out numbers against steps, as PNG. `report` is the content of run.json."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    loss, exact = figure.subplots(1, 2)
-    loss.semilogy([point["step"] for point in report["losses"]], [point["loss"] for point in report["losses"]], lw=0.8)
-    loss.set(xlabel="steps", ylabel="loss, nats an output token")
-    exact.plot(
-        [point["step"] for point in report["evaluations"]], [100 * point["exact"] for point in report["evaluations"]], marker="o", ms=3.5
-    )
-    exact.set(xlabel="steps", ylabel="held-out numbers exactly right, %", ylim=(0, 101))
-    for axes in (loss, exact):
-        axes.grid(alpha=0.3, which="both")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(report["name"])
-    figure.savefig(file, dpi=130, format="png")
 
 
 def draw_attention(model: EncoderDecoder, tokenizer: Tokenizer, languages: tuple[str, ...], file: Path) -> None:

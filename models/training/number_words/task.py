@@ -23,13 +23,15 @@ from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.search import beam, greedy
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
+from models.training.cards import render
+from models.training.curves import Curve, Panel, draw
 from models.training.number_words.batches import FIRST_DIGITS, NumberWordsBatches
-from models.training.number_words.card import card
+from models.training.number_words.card import ATTENTION, CURVE, number_words_card
 from models.training.number_words.config import NumberWordsConfig
 from models.training.number_words.evaluation import Search, exact, examples, held_out_numbers
-from models.training.number_words.pictures import ATTENTION, CURVE, draw_attention, draw_curves
+from models.training.number_words.pictures import draw_attention
 from models.training.number_words.tokens import BEGIN, END, character_tokenizer
-from models.training.number_words.words import draw
+from models.training.number_words.words import draw as draw_number
 from models.training.optimisation import learning_rate, optimizer_of, untrained
 from models.training.task import Loss, Progress, Report, Task
 
@@ -58,7 +60,7 @@ class NumberWordsTask(Task):
         )
         random = Random(EVALUATION_SEED)
         self.sample = [
-            draw(random, min_digits=FIRST_DIGITS, max_digits=config.max_digits, languages=config.languages, evaluation=True)
+            draw_number(random, min_digits=FIRST_DIGITS, max_digits=config.max_digits, languages=config.languages, evaluation=True)
             for _ in range(config.evaluation_size)
         ]
 
@@ -88,7 +90,10 @@ class NumberWordsTask(Task):
         }
 
     def plot(self, report: Report, out: Path) -> None:
-        draw_curves(report, out / CURVE)
+        loss = Curve("training numbers", report["losses"], lambda point: point["loss"], dots=False)
+        exact = Curve("held-out numbers", report["evaluations"], lambda point: 100 * point["exact"])
+        panels = [Panel("steps", "loss, nats an output token", [loss]), Panel("steps", "exactly right, %", [exact], log=False)]
+        draw(panels, out / CURVE, title=self.name)
 
     def finish(self, out: Path, report: Report) -> str:
         texts = examples(self.config.languages, max_digits=self.config.max_digits)
@@ -96,7 +101,7 @@ class NumberWordsTask(Task):
         written = load_encoder_decoder(out).model
         report["exact_matches"] = exact_matches(written, self.tokenizer, self.config)
         draw_attention(written, self.tokenizer, self.config.languages, out / ATTENTION)
-        (out / CARD).write_text(card(report), encoding="utf-8")
+        (out / CARD).write_text(render(number_words_card(report), report), encoding="utf-8")
         shares = ", ".join(f"{search} {found['all']:.2%}" for search, found in report["exact_matches"].items())
         return f"exact matches of held-out numbers: {shares}"
 

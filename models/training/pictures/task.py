@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from models.checkpoints.decoder import save_decoder
 from models.checkpoints.own import TOKENIZER
 from models.decoder.model import Decoder
+from models.training.cards import Card
 from models.training.pictures.card import SAMPLES, image_card
 from models.training.pictures.drawings import draw
 from models.training.task import Report
@@ -26,7 +27,7 @@ class PicturesTask(TextTask):
         tokenizer = beginning(Tokenizer.from_file(str(self.tokens.tokenizer_file))).to_str(pretty=True)
         save_decoder(out, model, tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end, image=self.tokens.image)
 
-    def card(self, out: Path, model: Decoder, report: Report) -> str:
+    def card(self, out: Path, model: Decoder, report: Report) -> Card:
         assert self.tokens.image is not None
         draw(model, self.tokens.image, out / TOKENIZER, out / SAMPLES)
         return image_card(report, self.tokens.sources)

@@ -1,3 +1,3 @@
 """The training of a decoder of text: `packing.py` (token batches), `evaluation.py` (bits per byte), `samples.py` (sampled texts),
-`plot.py` (curves), `card.py` (model card) and `task.py`, which combines them.
+`card.py` (model card) and `task.py`, which combines them.
 """

@@ -23,14 +23,15 @@ from models.attention.linear.random_features import redraw_features
 from models.checkpoints.decoder import load_decoder, save_decoder
 from models.checkpoints.own import CARD
 from models.decoder.model import Decoder, DecoderConfig
+from models.training.cards import Card, render
 from models.training.config import ConfigError, TrainingConfig
 from models.training.corpus import SOURCES, Tokens
+from models.training.curves import draw_runs
 from models.training.optimisation import learning_rate, optimizer_of, untrained
 from models.training.task import Loss, Progress, Report, Task
-from models.training.text.card import model_card
+from models.training.text.card import text_card
 from models.training.text.evaluation import evaluate, first
 from models.training.text.packing import Packing
-from models.training.text.plot import CURVE, plot
 from models.training.text.samples import continuations
 
 WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -88,14 +89,14 @@ class TextTask(Task):
         }
 
     def plot(self, report: Report, out: Path) -> None:
-        plot({self.name: report}, out / CURVE, title=self.name)
+        draw_runs({self.name: report}, out / "loss.png", title=self.name)
 
     def finish(self, out: Path, report: Report) -> str:
         self.save(out, self.model.cpu().to(WEIGHTS[self.config.weights]))
         written = load_decoder(out, dtype=torch.float32).model.to(self.device)
         report["held_out"] = self._bits_per_byte(written)
         (out / SOURCES).write_text(json.dumps(self.tokens.sources, indent=1) + "\n")
-        (out / CARD).write_text(self.card(out, written, report), encoding="utf-8")
+        (out / CARD).write_text(render(self.card(out, written, report), report), encoding="utf-8")
         return f"{report['held_out']['carried']['overall']:.3f} bits per byte of held-out text"
 
     def save(self, out: Path, model: Decoder) -> None:
@@ -106,9 +107,9 @@ class TextTask(Task):
         tokenizer = self.tokens.tokenizer_file.read_text(encoding="utf-8")
         save_decoder(out, model, tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end)
 
-    def card(self, out: Path, model: Decoder, report: Report) -> str:
+    def card(self, out: Path, model: Decoder, report: Report) -> Card:
         samples = continuations(model, self.tokens.tokenizer_file, end_of_text=self.tokens.end_of_text)
-        return model_card(report, self.tokens.sources, samples)
+        return text_card(report, self.tokens.sources, samples)
 
     def _bits_per_byte(self, model: Decoder) -> dict[str, Any]:
         """Evaluate all held-out text: `carried` keeps the state in a document, `windows` resets it every `context` tokens."""

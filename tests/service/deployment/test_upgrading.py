@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from service.cli import app
 from service.deployment import upgrading
-from tests.deploy.rendered import DEPLOY, manifests
+from tests.deploy.rendered import DEPLOY, OVERLAYS, helm, installed
 
 pytestmark = pytest.mark.live
 
@@ -38,7 +38,8 @@ elif verb == "get" and rest[0] == "rayservice":
         status["pendingServiceStatus"] = {{"rayClusterName": "new"}}
     print(json.dumps({{"metadata": {{"generation": 2}}, "status": status}}) if {runs} else "")
 elif verb == "get" and rest[0] == "raycluster":
-    print(json.dumps({{"spec": {{"workerGroupSpecs": [{{"groupName": "workers", "replicas": 5}}]}}}}))
+    groups = {{"generators": 12, "encoders": 5}}
+    print(json.dumps({{"spec": {{"workerGroupSpecs": [{{"groupName": name, "replicas": number}} for name, number in groups.items()]}}}}))
 elif verb == "get":
     print("pod/old-head")
 elif verb == "exec":
@@ -65,7 +66,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, runs: bool = True)
 def upgrade(folder: Path, *arguments: str) -> str:
     """Give the command the rendered overlay `cpu` as a file, and return what it prints."""
     file = folder / "manifests.yaml"
-    file.write_text(yaml.safe_dump_all(manifests("overlays/cpu")))
+    file.write_text(yaml.safe_dump_all(installed(OVERLAYS["cpu"])))
     done = CliRunner().invoke(app, ["upgrade", "-f", str(file), *arguments], catch_exceptions=False)
     return done.output
 
@@ -77,47 +78,50 @@ def applied(folder: Path) -> list[dict[str, Any]]:
 
 
 def least(service: dict[str, Any]) -> dict[str, int]:
-    (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert all(group["replicas"] == group["minReplicas"] for group in groups)
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     replicas = {each["name"]: each["autoscaling_config"]["min_replicas"] for each in config["applications"][0]["deployments"]}
-    return {"workers": group["minReplicas"], "replicas": group["replicas"], **replicas}
+    return {group["groupName"]: group["minReplicas"] for group in groups} | replicas
 
 
 def test_the_new_cluster_starts_as_large_as_the_running_one(folder: Path) -> None:
     upgrade(folder)
     raised, lowered = applied(folder)
-    assert least(raised) == {"workers": 5, "replicas": 5, "gateway": 3, "encoder": 5, "generator": 8}, "within the upper limit of 8"
-    assert least(lowered) == {"workers": 2, "replicas": 2, "gateway": 2, "encoder": 2, "generator": 2}
+    assert least(raised) == {"encoders": 5, "generators": 8, "gateway": 3, "encoder": 5, "generator": 8}, "at most 8"
+    assert least(lowered) == dict.fromkeys(("encoders", "generators", "gateway", "encoder", "generator"), 2)
     calls = [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
     (patch,) = [call for call in calls if "patch" in call]
     assert patch[2:5] == ["patch", "raycluster", "new"]
-    assert json.loads(patch[-1]) == [{"op": "replace", "path": "/spec/workerGroupSpecs/0/minReplicas", "value": 2}]
+    paths = [f"/spec/workerGroupSpecs/{group}/minReplicas" for group in (0, 1)]
+    assert json.loads(patch[-1]) == [{"op": "replace", "path": path, "value": 2} for path in paths]
 
 
 def test_the_first_installation_applies_the_manifests_as_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(folder, monkeypatch, runs=False)
     upgrade(folder)
     (service,) = applied(folder)
-    assert least(service)["workers"] == 2
+    assert least(service)["encoders"] == 2
 
 
 def test_fixed_numbers_are_not_raised() -> None:
-    (service,) = [each for each in manifests("base") if each["kind"] == "RayService"]
-    raised = upgrading.as_running(service, {"workers": 5}, {"encoder": 5})
+    service = upgrading.ray_service(installed({"rayService": {"enabled": True}, "scaling": {"enabled": False}}))
+    raised = upgrading.as_running(service, {"encoders": 5}, {"encoder": 5})
     assert raised["spec"]["rayClusterConfig"] == service["spec"]["rayClusterConfig"]
     assert yaml.safe_load(raised["spec"]["serveConfigV2"]) == yaml.safe_load(service["spec"]["serveConfigV2"])
 
 
 def test_a_cluster_that_does_not_become_ready_names_the_next_step(folder: Path) -> None:
     with pytest.raises(upgrading.UpgradeFailed, match=r"new was not ready after 0 s, and old still serves: see `kubectl describe"):
-        upgrading.upgrade(manifests("overlays/cpu"), "attnserve", 0, lambda line: None)
+        upgrading.upgrade(installed(OVERLAYS["cpu"]), "attnserve", 0, lambda line: None)
 
 
 def test_manifests_without_a_ray_service_are_refused(folder: Path) -> None:
     with pytest.raises(upgrading.UpgradeFailed, match="contain 0 RayServices"):
-        upgrading.upgrade(manifests("overlays/plain"), "attnserve", 0, lambda line: None)
+        upgrading.upgrade(installed(OVERLAYS["plain"]), "attnserve", 0, lambda line: None)
     assert not applied(folder)
 
 
-def test_a_folder_is_rendered_by_kustomize() -> None:
+def test_a_folder_is_rendered_by_kustomize(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(helm()).parent), prepend=":")
     assert upgrading.ray_service(upgrading.rendered(DEPLOY / "overlays" / "cpu", None))["metadata"]["name"] == "attnserve"

@@ -40,7 +40,7 @@ ray.shutdown()
 """
 WITH = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "1"}
 PATIENCE_S = 300
-RAYS = Path(__file__).parents[3] / "deploy" / "prometheus" / "ray-metrics.yaml"
+RAYS = Path(__file__).parents[2] / "deploy" / "prometheus" / "ray-metrics.yaml"
 # What only something going wrong counts; where it is defined, tests/deploy/test_dashboards.py says.
 OF_FAILURES = {"ray_serve_deployment_error_counter_total", "ray_serve_health_check_failures_total"}
 ENCODERS = {

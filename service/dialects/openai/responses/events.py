@@ -169,6 +169,10 @@ class Events(sse.Script[Answer]):
             number += 4 * len(calls)
         yield from self._event_pieces(number + 5, status, response=response)
 
+    def over(self) -> bool:
+        """Return whether the response has ended, and no event comes after `after`. Needs a new object, which has returned no events."""
+        return self._answer.status not in ("queued", "in_progress") and not any(self.closing())
+
     def _written_call(self, number: int, at: int, item: dict[str, Any]) -> Iterator[bytes]:
         """Yield the rest of the events of a call that the model has written by itself; `at` counts these calls from 0."""
         index, arguments = at + 1, item["arguments"]

@@ -191,6 +191,9 @@ async def _again(response: str, tenant: str, body: ResponseRequest, call: Call, 
     return json_answer(follower.answer.response(), call.headers)
 
 
+_ALL_SENT = {"description": "With `stream` and `Last-Event-ID`: the response has ended, and the client has its last event."}
+
+
 async def _follower(response: str, tenant: str, catalog: Catalog, after: int) -> Follower:
     """Return a reader of the part of the response that comes after the event with the number `after`. Raises ResponseNotFound."""
     row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response))
@@ -198,7 +201,7 @@ async def _follower(response: str, tenant: str, catalog: Catalog, after: int) ->
     return Follower(catalog, StoredView(catalog, row) if live is None else live, seen=tokens_before(after))
 
 
-@router.get("/v1/responses/{response_id}", response_model=ResponseObject, responses=STREAM)
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject, responses={**STREAM, 204: _ALL_SENT})
 async def response(
     response_id: ResponsePath,
     call: CallDep,
@@ -220,6 +223,8 @@ async def response(
         if call.last_event_id is not None:
             after = _number(call.last_event_id)
         follower = await _follower(response_id, tenant, catalog, after)
+        if call.last_event_id is not None and Events(follower.answer, after).over():
+            return Response(status_code=204)  # a browser's EventSource would connect again and again after an empty stream
         await call.begin_stream()
         script = Events(follower.answer, after, padded=include_obfuscation, ids=True)
         return await sse.stream(follower, script, call, catalog.settings)

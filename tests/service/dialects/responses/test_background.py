@@ -194,6 +194,7 @@ async def test_a_stream_goes_on_after_any_of_its_events(responses: Responses, fo
         assert rest[-1:] == ([told[-1]] if number < numbers[-1] else [])
         by_header = await responses.ask("GET", f"/{made['id']}?stream=true&starting_after=1", headers={"last-event-id": str(number)})
         assert ids_of(by_header.text) == [event["sequence_number"] for event in rest]
+        assert by_header.status_code == (200 if rest else 204)  # 204 ends a browser's EventSource
         if number in numbers:
             before = [event for event in told if event["sequence_number"] <= number]
             assert texts(before) + texts(rest) == text_of(made)
