@@ -41,21 +41,8 @@ def pytest_configure() -> None:
     sys.addaudithook(_refuse_live_programs)
 
 
-LIVE_PROGRAMS = {
-    "service.cli serve",
-    "attnserve serve",
-    "haproxy",
-    "haproxy.py",
-    "ray",
-    "chromium",
-    "kubectl",
-    "kustomize",
-    "helm",
-    "promtool",
-    "prometheus",
-    "locust",
-}
-LIVE_PROGRAMS |= {"loadtest.load", "node", "npm", "npx", "tsc"}
+LIVE_PROGRAMS = {"attnserve serve", "service.cli serve", "haproxy", "haproxy.py", "ray", "kubectl", "kustomize", "helm", "promtool"}
+LIVE_PROGRAMS |= {"prometheus", "locust", "loadtest.load", "chromium", "node", "npm", "npx", "tsc"}
 _running: list[pytest.Item] = []  # the test that runs
 
 
@@ -69,8 +56,8 @@ def _refuse_live_programs(event: str, about: tuple[Any, ...]) -> None:
     """Fail a test that starts one of these programs and would make `make test` slow; not if it only asks for the help."""
     if event == "subprocess.Popen" and not any(test.get_closest_marker("live") for test in _running):
         words = [Path(os.fsdecode(word)).name for word in (about[0], *about[1])]
-        pairs = [" ".join(pair) for pair in pairwise(words)]
-        if (found := LIVE_PROGRAMS.intersection(words, pairs)) and "--help" not in words:
+        found = LIVE_PROGRAMS.intersection([*words, *map(" ".join, pairwise(words))])
+        if found and "--help" not in words:
             pytest.fail(f"the test starts {', '.join(found)}: mark it with @pytest.mark.live, so that `make test-live` runs it")
 
 
