@@ -64,12 +64,6 @@ def exponent(lengths: Sequence[int], values: Sequence[float], *, begin: int = GR
     return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) >= 3 else None
 
 
-def last_exponent(lengths: Sequence[int], values: Sequence[float]) -> float | None:
-    """Return the exponent between the last two lengths. It exceeds `exponent` if a part of the cost grows more slowly than others."""
-    pairs = [(log(N), log(value)) for N, value in zip(lengths, values, strict=True) if value > 0][-2:]
-    return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) == 2 else None
-
-
 def stated_exponent(work: Callable[[int], float], lengths: Sequence[int]) -> float | None:
     """Return the exponent of a stated cost, fitted over the measured lengths."""
     return exponent(lengths, [work(N) for N in lengths])

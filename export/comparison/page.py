@@ -83,7 +83,6 @@ def _details(results: Mapping[str, Result], plan: ComparisonPlan, out: Path) -> 
         tables.parities(results, plan),
         "## Rank\n",
         f"Of the effective matrix at N = {plan.rank_length}, on random tokens, with weights that give queries and keys of variance 1.\n",
-        tables.rank_statements(results, plan),
         "Numerical / effective rank, the mean over heads. Windows, chunks and codebooks are short here, to show at this length.\n",
         tables.ranks(results, plan),
         _picture("compare-ranks.svg", out),

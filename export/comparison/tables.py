@@ -1,8 +1,8 @@
-"""The tables of the page, as Markdown. Every sentence about a figure is generated from that figure."""
+"""The tables of the page, as Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from export.comparison import deviation, parity
+from export.comparison import exponents, parity
 from export.comparison.mechanisms import EVERYTHING, words
 from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Result
@@ -21,8 +21,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def complexity(results: Results, plan: ComparisonPlan) -> str:
-    """Return a table of stated costs, measured exponents and the reasons for differences, as in the table of Vaswani et al. 2017."""
-    headings = ("layer", "time, stated", "exponent of that", "measured", "memory", "sequential operations", "layers to reach all", "why")
+    """Return a table of stated costs and measured exponents, as in the table of Vaswani et al. 2017."""
+    headings = ("layer", "time, stated", "exponent of that", "measured", "memory", "sequential steps", "layers to reach all", "stopped")
     layers = {name: EVERYTHING[name] for name in results}
     # A causal form has no row, because it costs the same as its encoder form.
     shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)
@@ -32,39 +32,22 @@ def complexity(results: Results, plan: ComparisonPlan) -> str:
 def _complexity_row(result: Result, plan: ComparisonPlan) -> tuple[str, ...]:
     cost = EVERYTHING[result.name].cost
     assert cost.row, f"{result.name} has no row in the complexity table"
-    stated, time, memory = deviation.exponents(result, plan)
+    grown = map(exponents.p, exponents.exponents(result, plan))
     path = f"{cost.row.path}; measured {reach(result)} at N = {plan.rank_length}"
-    return (
-        cost.row.name,
-        cost.words,
-        deviation.p(stated),
-        deviation.p(time),
-        deviation.p(memory),
-        cost.row.sequential,
-        path,
-        deviation.explanation(result, plan),
-    )
+    return (cost.row.name, cost.words, *grown, cost.row.sequential, path, result.ended or "")
 
 
 def every_growth(results: Results, plan: ComparisonPlan) -> str:
     """Return a table of all mechanisms: exponents of time and memory, and both values at each mechanism's longest measured N."""
-    headings = ("mechanism", "time, stated", "exponent of that", "measured", "memory", "longest N", "there: ms", "MiB", "why")
+    headings = ("mechanism", "time, stated", "exponent of that", "measured", "memory", "longest N", "there: ms", "MiB", "stopped")
     return table(headings, (_growth_row(result, plan) for result in results.values() if result.points))
 
 
 def _growth_row(result: Result, plan: ComparisonPlan) -> tuple[str, ...]:
-    stated, time, memory = deviation.exponents(result, plan)
+    grown = map(exponents.p, exponents.exponents(result, plan))
     last = result.points[-1]
     at_end = (f"{last.N:,}", f"{last.s * 1000:,.1f}", f"{last.peak_bytes / MiB:,.1f}")
-    return (
-        f"`{result.name}`",
-        EVERYTHING[result.name].cost.words,
-        deviation.p(stated),
-        deviation.p(time),
-        deviation.p(memory),
-        *at_end,
-        deviation.explanation(result, plan),
-    )
+    return (f"`{result.name}`", EVERYTHING[result.name].cost.words, *grown, *at_end, result.ended or "")
 
 
 def width_growth(results: Results, plan: ComparisonPlan) -> str:
@@ -74,11 +57,11 @@ def width_growth(results: Results, plan: ComparisonPlan) -> str:
 
 
 def _width_row(result: Result, plan: ComparisonPlan) -> tuple[str, ...]:
-    stated, measured = deviation.width_exponents(result, plan)
+    stated, measured = exponents.width_exponents(result, plan)
     runs = ", ".join(f"{point.s * 1000:,.1f} at {point.value}" for point in result.widths)
     layer = EVERYTHING[result.name]
     assert layer.examples.varied, f"{result.name} names no option to vary"
-    return f"`{result.name}`", layer.cost.words, layer.examples.varied[0], runs, deviation.p(stated), deviation.p(measured)
+    return f"`{result.name}`", layer.cost.words, layer.examples.varied[0], runs, exponents.p(stated), exponents.p(measured)
 
 
 # Capabilities and operators
@@ -145,44 +128,6 @@ def ranks(results: Results, plan: ComparisonPlan) -> str:
         if result.ranks
     )
     return table(("mechanism", *(f"D_k = {width}" for width in plan.rank_widths)), rows)
-
-
-def rank_statements(results: Results, plan: ComparisonPlan) -> str:
-    """Return statements about the rank of attention matrices, each with the figures that confirm or contradict it."""
-    N, N_words = plan.rank_length, f"N = {plan.rank_length}"
-    full = [float(N)] * len(plan.rank_widths)
-    bounded = [float(min(width, N)) for width in plan.rank_widths]
-    rows = [
-        _rank_row("φ(Q) φ(K)ᵀ of elu + 1 has rank D_k", results, "linear", bounded),
-        _rank_row(f"softmax(Q Kᵀ) has full rank, {N_words}", results, "softmax", full),
-        _rank_row("a causal mask gives it full rank", results, "causal_linear", full),
-    ]
-    remedies = (
-        ("more features", "performer", "linear"),
-        ("more features: the exponential to its square", "based", "causal_linear"),
-        ("a sharper map", "hedgehog", "causal_linear"),
-        ("a gate", "gated_linear", "causal_linear"),
-        ("local and linear together", "flash", "linear"),
-    )
-    rows += [_remedy_row(f"{what} raises the effective rank", results, name, over) for what, name, over in remedies]
-    return table(("statement", "measured", "holds"), (row for row in rows if row is not None))
-
-
-def _rank_row(statement: str, results: Results, name: str, wanted: Sequence[float]) -> tuple[str, ...] | None:
-    if name not in results or not results[name].ranks:
-        return None
-    found = [rank.numerical for rank in results[name].ranks or ()]
-    pairs = ", ".join(f"{rank.numerical:.0f} at D_k = {rank.d_head}" for rank in results[name].ranks or ())
-    return statement, f"`{name}`: {pairs}", "yes" if found == list(wanted) else "no"
-
-
-def _remedy_row(statement: str, results: Results, name: str, over: str) -> tuple[str, ...] | None:
-    if not all(each in results and results[each].ranks for each in (name, over)):
-        return None
-    pairs = list(zip(results[name].ranks or (), results[over].ranks or (), strict=True))
-    told = ", ".join(f"{ours.effective:.1f} against {theirs.effective:.1f} at D_k = {ours.d_head}" for ours, theirs in pairs)
-    raised = [ours.effective > theirs.effective for ours, theirs in pairs]
-    return statement, f"`{name}` against `{over}`: {told}", "yes" if all(raised) else "no" if not any(raised) else "not at every width"
 
 
 def reach(result: Result) -> str:

@@ -13,7 +13,6 @@ LENGTHS = (64, 1024, 2048, 4096)
 @pytest.mark.parametrize("power", [0.0, 1.0, 1.5, 2.0])
 def test_the_exponent_of_a_power_is_the_power(power: float) -> None:
     assert growth.exponent(LENGTHS, [3e-6 * N**power for N in LENGTHS]) == pytest.approx(power)
-    assert growth.last_exponent(LENGTHS, [3e-6 * N**power for N in LENGTHS]) == pytest.approx(power)
 
 
 def test_short_lengths_do_not_count() -> None:
@@ -24,7 +23,6 @@ def test_short_lengths_do_not_count() -> None:
 def test_there_is_no_exponent_of_two_lengths_or_of_nothing() -> None:
     assert growth.exponent(LENGTHS[:3], [1.0, 2.0, 3.0]) is None
     assert growth.exponent(LENGTHS, [1.0, 0.0, 2.0, 3.0]) is None
-    assert growth.last_exponent((64,), [1.0]) is None
 
 
 def test_a_stated_cost_has_the_exponent_of_its_formula() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from export.comparison import deviation, growth, layer_graph, page, parity, results, run, tables
+from export.comparison import exponents, growth, layer_graph, page, parity, results, run, tables
 from export.comparison.mechanisms import EVERYTHING, build
 from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Point, Result
@@ -139,7 +139,7 @@ def test_the_other_letters_are_varied_one_value_after_the_other(tmp_path: Path, 
     assert [more["n_features"] for more in built] == [64, 128, 256, 256, 512]
     assert set(measured) == {32}
     assert [(point.value, point.s) for point in result.widths] == [(64, 0.064), (128, 0.128), (256, 0.256), (512, 0.512)]
-    stated, found = deviation.width_exponents(result, PLAN)
+    stated, found = exponents.width_exponents(result, PLAN)
     assert (stated, found) == (pytest.approx(1), pytest.approx(1))
     assert "| `performer` | O(N m D) | n_features | 64.0 at 64, 128.0 at 128," in tables.width_growth({"performer": result}, PLAN)
 
