@@ -6,6 +6,6 @@ store in one directory, or in memory), `sqlite_schema.py`, `sqlite_names.py` and
 disk may be full, its files lost or damaged), `blob_files.py` (its files), `redis.py` (the store in Redis), `redis_client.py` (its
 connection), `redis_states.lua` and `redis_documents.lua` (its script), `store.py` (a store on its own thread, for callers on an event
 loop), `opening.py` (opens the store that the settings name), `commands.py` (the commands `attnserve states`), `backup.py` (copies a store
-that is in use), `rebuilding.py` (rebuilds a lost index), `validity.py` (checks that tensors are a state of a model), `blob.py` (the
+that is in use), `rebuilding.py` (rebuilds a damaged index), `validity.py` (checks that tensors are a state of a model), `blob.py` (the
 portable form of one state), `numerics.py` (identifies the arithmetic that computes states).
 """

@@ -1,19 +1,12 @@
 """Stores large blobs of the SQLite store as files. A file's name is the blob's hash, and its folder's name is the hash's first two letters.
 
-A file has three parts: the blob, the record (JSON) of the state for which the file was written, and the record's length in bytes, as a
-4-byte little-endian number. So an index can be rebuilt from the files alone; see `rebuilding.py`.
+Files of earlier releases have a record of their state after the blob, which nothing reads.
 """
 
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import orjson
-
-_LENGTH_BYTES = 4
-_MOST_RECORD_BYTES = 2**26
 
 
 class BlobFiles:
@@ -48,33 +41,16 @@ class BlobFiles:
         except FileNotFoundError:
             return False
 
-    def record(self, sha256: str) -> dict[str, Any] | None:
-        """Return the record at the file's end, with the hash and size that `write` adds; None if it is missing or damaged."""
-        try:
-            with self._path(sha256).open("rb") as file:
-                end = file.seek(-_LENGTH_BYTES, os.SEEK_END)
-                length = int.from_bytes(file.read(), "little")
-                if not 2 <= length <= min(end, _MOST_RECORD_BYTES):
-                    return None
-                file.seek(end - length)
-                record = orjson.loads(file.read(length))
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) and record.get("sha256") == sha256 and record.get("size") == end - length else None
-
-    def write(self, sha256: str, blob: bytes, record: dict[str, Any]) -> None:
-        """Write a file, which survives power loss after this call: temporary file, fdatasync, rename, fsync of the folders. The blob's hash
-        and size are added to `record`."""
+    def write(self, sha256: str, blob: bytes) -> None:
+        """Write a file, which survives power loss after this call: temporary file, fdatasync, rename, fsync of the folders."""
         path = self._path(sha256)
         if path.exists():
             return
         path.parent.mkdir(exist_ok=True, mode=0o700)
         part = path.with_suffix(f".{os.getpid()}.part")
-        about = orjson.dumps({**record, "sha256": sha256, "size": len(blob)})
         try:
             with part.open("wb") as file:
                 file.write(blob)
-                file.write(about + len(about).to_bytes(_LENGTH_BYTES, "little"))
                 file.flush()
                 os.fdatasync(file.fileno())
         except OSError:

@@ -69,24 +69,21 @@ def backup(
 
 @states.command()
 def rebuild(location: Annotated[str, typer.Option("--states", help="The store: a directory.")]) -> None:
-    """Rebuild the index of a store in a directory, if its database is damaged or lost, from the readable rows and the files of blobs.
+    """Rebuild the index of a store in a directory, if its database is damaged, from the rows that SQLite can read.
 
-    Stop the service first. The old database is moved to the folder `damaged`. The command can be stopped and repeated. docs/states.md says
-    which data it recovers.
+    Stop the service first. The old database is copied to the folder `damaged`.
     """
     from service.settings import load
     from service.states.rebuilding import rebuild as rebuilt
-    from service.terminal import console, errors_printed, progress_bar
+    from service.terminal import console, errors_printed
 
     folder = Path(load({"states": location}).states)
-    if not folder.is_dir() or not any((folder / each).exists() for each in ("states.sqlite3", "blobs")):
-        raise typer.BadParameter(f"there is no store in {location}: it has no file states.sqlite3 and no folder blobs")
-    with errors_printed(), progress_bar() as show:
-        made = rebuilt(folder, show)
+    if not (folder / "states.sqlite3").is_file():
+        raise typer.BadParameter(f"there is no store in {location}: it has no file states.sqlite3")
+    with errors_printed():
+        made = rebuilt(folder)
     console.print(
-        f"{made.states} states ({made.recovered} of their blobs alone), {made.names} names, {made.documents} documents; "
-        f"{made.damaged} states have lost their bytes",
+        f"{made.states} states, {made.names} names, {made.documents} documents; {made.damaged} states have lost their bytes. "
+        "Rows that could not be read are missing; a backup may have them.",
         soft_wrap=True,
     )
-    if made.unreadable:
-        console.print("parts of the old index could not be read: names, documents and forks may be missing", soft_wrap=True)

@@ -41,7 +41,7 @@ from service.states.record import (
 )
 from service.states.refusals import gone, key_reused, no_page, no_state, over_quota
 from service.states.sqlite_disk import StoreDisk
-from service.states.sqlite_schema import FIELDS, FILE, FROM, FROM_VERSION_1, SCHEMA, SELECT, VERSION, record_of, stored_record
+from service.states.sqlite_schema import FIELDS, FILE, FROM, FROM_VERSION_1, SCHEMA, SELECT, VERSION, record_of
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/decisions.md has the measurement
 TOMBSTONE_S = 86_400.0  # seconds for which requests for a state that is gone are answered with the reason
@@ -84,8 +84,8 @@ class SqliteEngine:
             raise StoreFailed(f"the store in {folder} has version {version}, and this release reads {VERSION}: use another folder")
         if lost:
             raise StoreFailed(
-                f"the store in {folder} has files of blobs and no index: `attnserve states rebuild --states {folder}` makes one; "
-                f"without the folder {folder}/blobs the store is empty"
+                f"the store in {folder} has files of blobs and no index: copy {FILE} of the newest backup into it "
+                f"(`attnserve states backup` makes one); without the folder {folder}/blobs the store is empty"
             )
         self._disk.opened()
         if self._files is not None:
@@ -416,9 +416,7 @@ class SqliteEngine:
         self._disk.check_room(self._db, size, in_file=not inline)
         if not inline and self._files is not None:
             self._unused.add(sha256)  # if this transaction fails, the file has no row and is removed later
-            self._files.write(
-                sha256, blob, stored_record(record, ids)
-            )  # no process removes a file while this transaction holds the write lock
+            self._files.write(sha256, blob)  # no process removes a file while this transaction holds the write lock
         found = self._db.execute("SELECT id FROM blobs WHERE tenant = ? AND sha256 = ?", (record.tenant, sha256)).get
         if found is None:
             self._db.execute("INSERT INTO blobs VALUES (NULL, ?, ?, ?, ?, 0, 0)", (record.tenant, sha256, size, blob if inline else None))

@@ -1,6 +1,5 @@
-"""The tables of the store in SQLite, and the conversions between a state and its row or JSON."""
+"""The tables of the store in SQLite, and the conversion of a row to a state."""
 
-from base64 import b64decode, b64encode
 from dataclasses import replace
 from typing import Any
 
@@ -63,15 +62,3 @@ def record_of(row: tuple[Any, ...]) -> StateRecord:
     fields["metadata"] = orjson.loads(fields["metadata"])
     fields["pinned"] = bool(fields["pinned"])
     return replace(StateRecord(**fields), status=status, shared_by=shared_by)
-
-
-def stored_record(record: StateRecord, ids: bytes) -> dict[str, Any]:
-    """Return the JSON of a state's record, for the file of its blob. `ids`: the token ids since its parent."""
-    fields = {name: getattr(record, name) for name in FIELDS.split(", ")}
-    return {**fields, "ids": b64encode(ids).decode()}
-
-
-def row_of(stored: dict[str, Any]) -> tuple[StateRecord, bytes]:
-    """Return the record and the token ids: the inverse of `stored_record`. Raises TypeError, KeyError or ValueError for invalid JSON."""
-    fields = {name: stored[name] for name in FIELDS.split(", ")}
-    return StateRecord(**fields), b64decode(stored["ids"])

@@ -1,7 +1,7 @@
-"""`attnserve states rebuild` makes an index of a damaged database, and of the files of blobs if there is none."""
+"""`attnserve states rebuild` makes an index of the readable rows of a damaged database."""
 
 import random
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from service import cli
-from service.errors import ServiceError, StateGone, StoreFailed
-from service.states.rebuilding import rebuild
+from service.errors import StateGone, StoreFailed
+from service.states.rebuilding import Rebuilt, rebuild
 from service.states.record import Document, Filter, NameChange, Quota, StateRecord
 from service.states.sqlite import INLINE_BYTES, SqliteEngine
-from tests.service.fakes import first
-from tests.service.states.test_blob import GOOD, PACKED
 from tests.service.states.test_crashes import check_whole
 from tests.service.states.test_store import record
 
@@ -59,7 +57,7 @@ def contents(folder: Path) -> dict[str, tuple[StateRecord, bytes]]:
 def test_an_undamaged_index_is_made_again_as_it_was(folder: Path) -> None:
     kept, before = filled(folder), contents(folder)
     made = rebuild(folder)
-    assert (made.states, made.recovered, made.damaged, made.names, made.documents, made.unreadable) == (41, 0, 0, 40, 40, False)
+    assert made == Rebuilt(states=41, damaged=0, names=40, documents=40)
     assert contents(folder) == before
     engine = SqliteEngine(folder)
     name = engine.name(kept[1].tenant, "name 1")
@@ -88,69 +86,41 @@ def test_the_row_of_a_deleted_state_whose_child_is_lost_does_not_stay_forever(fo
     engine.close()
 
 
-@pytest.mark.parametrize("seed", first(3, range(12)))
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_a_damaged_index_gives_what_can_be_read_of_it(folder: Path, seed: int) -> None:
-    """Pages anywhere in the file are overwritten: of an index, of a table, of large values, the first one."""
-    kept, before = filled(folder), contents(folder)
-    file, chance = folder / "states.sqlite3", random.Random(seed)
-    pages = file.stat().st_size // 4096
+    """Some pages, but not the first one, are overwritten."""
+    filled(folder)
+    before, file, chance = contents(folder), folder / "states.sqlite3", random.Random(seed)
     with file.open("r+b") as content:
-        for page in [0] if not seed else chance.sample(range(1, pages), 3):
-            content.seek(4096 * page + (0 if seed % 2 else chance.randrange(4000)))
-            content.write(chance.randbytes(4096 if seed % 2 else 96))
-    made = rebuild(folder)
-    after = contents(folder)
-    files = {each.id for each in kept if each.size > INLINE_BYTES}
-    assert files <= set(after), "a blob with a file of its own is never lost"
-    for state, (found, blob) in after.items():
-        assert blob == before[state][1]
-        assert (found.tenant, found.model, found.position, found.parent) == (
-            before[state][0].tenant,
-            before[state][0].model,
-            before[state][0].position,
-            before[state][0].parent,
-        )
-    assert made.states == len(after)
-    if seed == 0:
-        assert after == before, "the first page is that of any index"
-    assert rebuild(folder).states == made.states, "it can be repeated"
-
-
-def test_a_lost_index_gives_the_states_of_all_files(folder: Path) -> None:
-    kept = filled(folder)
-    with_files = {each.id: each for each in kept if each.size > INLINE_BYTES}
-    (folder / "states.sqlite3").unlink()
-    with pytest.raises(StoreFailed, match="has files of blobs and no index: `attnserve states rebuild"):
-        SqliteEngine(folder)
-    assert len(list((folder / "blobs").glob("??/*"))) == len(with_files), "a start without an index removes nothing"
-    assert rebuild(folder).recovered == len(with_files)
-    after = contents(folder)
-    assert {state: found for state, (found, _) in after.items()} == with_files
-    engine = SqliteEngine(folder)
-    some = next(iter(with_files.values()))
-    assert engine.lineage(some.tenant, some.id)[0].ids == b"ids_"
+        for page in chance.sample(range(1, file.stat().st_size // 4096), 3):
+            content.seek(4096 * page)
+            content.write(chance.randbytes(4096))
+    made, engine, kept = rebuild(folder), SqliteEngine(folder), 0
+    check_whole(engine, folder)
+    for tenant in ("acme", "other {tenant}"):
+        for each in engine.page(tenant, Filter(limit=10**6)):
+            with suppress(StateGone):  # its bytes were in a damaged page
+                assert engine.blob(tenant, each.id) == before[each.id][1]
+                kept += 1
     engine.close()
+    assert made.states >= kept > 0
+    assert rebuild(folder).states <= made.states, "it can be repeated"
 
 
-@pytest.mark.parametrize("deleted", [False, True])
-def test_a_blob_in_the_database_whose_row_is_lost_comes_back_by_its_header(folder: Path, deleted: bool) -> None:
-    """If the state of the header was deleted, it was a fork that had these bytes: it comes back with another id."""
-    engine = SqliteEngine(folder)
-    kept = engine.put(replace(record(1), id=GOOD.id), PACKED, quota=AMPLE)
-    engine.put(replace(record(2), parent=kept.id, origin="fork"), None, quota=AMPLE)
-    if deleted:
-        engine.delete("acme", kept.id)
-    engine.close()
-    db = apsw.Connection(str(folder / "states.sqlite3"))
-    db.execute("DELETE FROM states WHERE status = 'ready'")
-    db.close()
-    assert rebuild(folder).recovered == 1
-    engine = SqliteEngine(folder)
-    (found,) = engine.page("acme", Filter())
-    assert engine.blob("acme", found.id) == PACKED
-    assert (found.position, found.fingerprint, found.numerics) == (GOOD.position, GOOD.fingerprint, GOOD.numerics)
-    assert (found.id, found.parent) == (found.id, kept.id) if deleted else (kept.id, GOOD.parent)
-    engine.close()
+@pytest.mark.parametrize("lost", ["index", "first page"])
+def test_a_lost_index_asks_for_the_backup(folder: Path, lost: str) -> None:
+    filled(folder)
+    files = list((folder / "blobs").glob("??/*"))
+    if lost == "index":
+        (folder / "states.sqlite3").unlink()
+        with pytest.raises(StoreFailed, match=r"has files of blobs and no index: copy states\.sqlite3 of the newest backup"):
+            SqliteEngine(folder)
+    else:
+        with (folder / "states.sqlite3").open("r+b") as content:
+            content.write(bytes(4096))
+        with pytest.raises(StoreFailed, match="serve the newest backup"):
+            rebuild(folder)
+    assert list((folder / "blobs").glob("??/*")) == files, "nothing is removed"
 
 
 def test_a_state_keeps_its_file_if_the_row_of_the_blob_is_lost(folder: Path) -> None:
@@ -159,19 +129,17 @@ def test_a_state_keeps_its_file_if_the_row_of_the_blob_is_lost(folder: Path) -> 
     db = apsw.Connection(str(folder / "states.sqlite3"))
     db.execute("DELETE FROM blobs WHERE content IS NULL")
     db.close()
-    assert rebuild(folder).recovered == 0
+    assert rebuild(folder).damaged == 0
     assert contents(folder) == before
 
 
-def test_damaged_bytes_end_their_states(folder: Path) -> None:
+def test_states_without_bytes_are_gone(folder: Path) -> None:
     engine = SqliteEngine(folder)
     states = [engine.put(record(at), bytes([at]) * 100, quota=AMPLE) for at in range(3)]
     engine.close()
-    db = apsw.Connection(str(folder / "states.sqlite3"))
-    db.execute("UPDATE blobs SET content = zeroblob(100) WHERE id = 2")
-    db.close()
-    made = rebuild(folder)
-    assert (made.states, made.damaged, made.unreadable) == (2, 1, True)
+    with closing(apsw.Connection(str(folder / "states.sqlite3"))) as db:
+        db.execute("DELETE FROM blobs WHERE id = 2")
+    assert rebuild(folder) == Rebuilt(states=2, damaged=1, names=0, documents=0)
     engine = SqliteEngine(folder)
     with pytest.raises(StateGone, match="damaged"):
         engine.get("acme", states[1].id)
@@ -188,30 +156,9 @@ def test_a_store_in_use_is_left_as_it_is(folder: Path) -> None:
     assert rebuild(folder).states == 3
 
 
-def test_a_rebuild_that_was_stopped_changes_nothing_and_can_be_repeated(folder: Path) -> None:
-    filled(folder)
-    before = contents(folder)
-
-    def stop(step: str, fraction: float | None) -> None:
-        if step == "documents":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rebuild(folder, stop)
-    assert contents(folder) == before
-    rebuild(folder)
-    assert contents(folder) == before
-
-
 def test_the_command_says_what_came_back(folder: Path, tmp_path: Path) -> None:
     filled(folder, 4)
     done = CliRunner().invoke(cli.app, ["states", "rebuild", "--states", str(folder)])
-    assert (done.exit_code, "5 states (0 of their blobs alone), 4 names, 4 documents; 0 states have lost" in done.output) == (0, True)
-    (folder / "states.sqlite3").unlink()
-    done = CliRunner().invoke(cli.app, ["states", "rebuild", "--states", str(folder)])
-    assert "2 states (2 of their blobs alone), 0 names, 0 documents" in done.output
-    assert "parts of the old index could not be read" in done.output
+    assert (done.exit_code, "5 states, 4 names, 4 documents; 0 states have lost" in done.output) == (0, True)
     done = CliRunner().invoke(cli.app, ["states", "rebuild", "--states", str(tmp_path / "none")])
     assert (done.exit_code, "there is no store" in done.output) == (2, True)
-    with pytest.raises(ServiceError):
-        SqliteEngine(folder).get("acme", "state_" + "0" * 32)
