@@ -76,7 +76,7 @@ class Gateway:
 Make = Callable[..., Gateway]
 
 
-@pytest.fixture(params=["folder", pytest.param("redis", marks=pytest.mark.slow)])
+@pytest.fixture(params=["folder", "redis"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Callable[[], GroupingEngine]:
     """Open the same store, once more at each call."""
     if request.param == "folder":
