@@ -40,22 +40,6 @@ def collect(
 
 
 @app.command()
-def pieces(
-    data: Data,
-    out: NewFolder,
-    per_kind: Annotated[int, typer.Option(help="Texts of a kind to train on.")] = 8_000,
-    held_out_per_kind: Annotated[int, typer.Option(help="Texts of a kind to test on.")] = 200,
-    max_mb: Annotated[float, typer.Option(help="Size of the Python files to cut, in 1,000,000 bytes.")] = 16,
-) -> None:
-    """Cut collected text into the short and long texts that an encoder is distilled on."""
-    with needing("train"):
-        from models.training.distillation.collect import collect_pieces
-    summary = collect_pieces(data, out, per_kind={"train": per_kind, "held_out": held_out_per_kind}, max_mb=max_mb)
-    for split, numbers in summary["kinds"].items():
-        console.print(f"{split}: {', '.join(f'{number:,} {kind}' for kind, number in numbers.items())}")
-
-
-@app.command()
 def digits(out: NewFolder) -> None:
     """Write scikit-learn's handwritten digits as texts, for a decoder that draws them."""
     with needing("train"):
@@ -88,7 +72,7 @@ def _end(finished: bool, out: Path) -> None:
 @app.command()
 def distill(
     teacher: Annotated[Path, typer.Option(help="Checkpoint folder of an encoder with softmax attention.", show_default=False)],
-    data: Annotated[Path, typer.Option(help="Folder that `pieces` wrote.", show_default=False)],
+    data: Data,
     out: Out,
     attention: Annotated[str, typer.Option(help="Attention that replaces softmax, a name in LAYERS.")] = "hybrid",
     option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the layer, such as block=64. May be given several times.")] = None,

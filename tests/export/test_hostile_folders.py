@@ -183,16 +183,6 @@ def test_a_run_to_go_on_with(tmp_path: Path, said: Callable[..., str]) -> None:
     assert "run.json cannot be read" in said("train", "--config", config, "--data", tmp_path / "data", "--out", tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("lines", "sentence"), [("", "none of 0 texts"), ('{"kind": 1}\n', "train.jsonl is not what"), (DEEP, "train.jsonl is not what")]
-)
-def test_texts_to_distil_on(tmp_path: Path, said: Callable[..., str], lines: str, sentence: str) -> None:
-    (tmp_path / "train.jsonl").write_text(lines)
-    (tmp_path / "held_out.jsonl").write_text(lines)
-    teacher = tiny_encoder(tmp_path / "teacher")
-    assert sentence in said("distill", "--teacher", teacher, "--data", tmp_path, "--out", tmp_path / "out")
-
-
 def test_a_teacher(tmp_path: Path, said: Callable[..., str]) -> None:
     teacher = tiny_encoder(tmp_path / "teacher")
     edited(teacher / "config.json", hidden_size=None)

@@ -5,9 +5,7 @@ step depends only on (seed, step), and a resumed run gets the same batches as an
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,19 +20,7 @@ Batch = tuple[Tensor, Tensor]  # token ids (B, N) and mask (B, N), both int64
 
 
 class TextError(AttnserveError, ValueError):
-    """The texts of a data folder cannot be used for distillation. The message names the problem and a remedy."""
-
-
-def read_pieces(data: Path, split: str) -> list[TextPiece]:
-    """Read the texts of a split, "train" or "held_out". Raises TextError if the split's file is missing or malformed."""
-    file = data / f"{split}.jsonl"
-    if not file.is_file():
-        raise TextError(f"{file} is missing; make it with `python -m models.training pieces --data TEXTS --out {data}`")
-    try:
-        with file.open(encoding="utf-8") as lines:
-            return [TextPiece(**json.loads(line)) for line in lines]
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TextError(f"{file} is not what `python -m models.training pieces` writes ({error}); run that command again") from error
+    """The texts are too short for the config. The message names the length and a remedy."""
 
 
 def tokenize(pieces: Sequence[TextPiece], tokenizer: Tokenizer, *, longest: int) -> list[list[int]]:

@@ -20,6 +20,7 @@ class DistillationConfig:
     n_positions: int = 8_192  # longest input of the student, in tokens
     transfer_steps: int = 400
     end_to_end_steps: int = 400
+    per_kind: int = 8_000  # maximum number of training texts of each kind
     tokens: int = 4_096  # maximum tokens of a batch, padding included
     shortest: int = 1  # minimum length of a training text, in tokens
     longest: int = 1_024  # maximum length of a training text, in tokens; longer texts are cut

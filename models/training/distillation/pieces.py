@@ -3,21 +3,21 @@
 prose      paragraphs of documentation            short      first sentences, comments, headings
 docstring  docstrings, without their indentation  symbols    lines that are mostly digits and punctuation
 code       a function or class                    long       a part of a document, usually longer than the teacher's limit
-scripts    messages in non-Latin scripts, from the message catalogues of packages (`translated`)
 """
 
 import ast
-import gettext
+import hashlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from models.training.corpus import TextDocument
+from models.training.corpus import SPLITS, CorpusError, TextDocument, read_texts
 
-KINDS = ("prose", "docstring", "code", "short", "symbols", "scripts", "long")
+PYTHON_BYTES = 16_000_000  # Python files to cut
 LONGEST = 3_000  # maximum characters of a piece, about 600 tokens
 LONG = 12_000  # maximum characters of a "long" piece, up to 3,000 tokens
 WORD = re.compile(r"[A-Za-z]{2,}")
@@ -42,13 +42,53 @@ def pieces(document: TextDocument) -> Iterator[TextPiece]:
             yield TextPiece(kind, document.package, text)
 
 
-def translated(catalogue: Path, package: str) -> Iterator[TextPiece]:
-    """Yield the messages of a compiled catalogue (.mo) in which over a quarter of the characters are beyond U+00FF."""
-    with catalogue.open("rb") as file:
-        messages = gettext.GNUTranslations(file)._catalog.values()  # type: ignore[attr-defined]
-    for message in messages:
-        if len(message) >= 8 and sum(ord(character) > 255 for character in message) > len(message) / 4:
-            yield TextPiece("scripts", package, message.strip()[:LONGEST])
+def cut(data: Path, *, per_kind: Mapping[str, int]) -> dict[str, list[TextPiece]]:
+    """Cut the documents of a data folder, which `models.training.collect` wrote. Return for each split at most `per_kind[split]` pieces of
+    each kind.
+
+    No text occurs twice, neither within a split nor in both. For each kind, the packages contribute in turns, so that none dominates.
+    Raises CorpusError if the folder cannot be used or a split has no text.
+    """
+    seen: set[str] = set()
+    kept = {}
+    for split in sorted(SPLITS):  # held_out first, so that equal texts are removed from the training text
+        found = _new((piece for document in _first(read_texts(data, split)) for piece in pieces(document)), seen)
+        if not (taken := _shared_out(found, per_kind[split])):
+            raise CorpusError(f"{data} has no text for {split}; collect more with `python -m models.training collect`")
+        kept[split] = taken
+    return kept
+
+
+def _first(documents: Iterable[TextDocument]) -> Iterator[TextDocument]:
+    """Yield all documentation files, and Python files up to `PYTHON_BYTES`. The files are ordered by hash, so these are a random sample."""
+    total = 0
+    for document in documents:
+        total += document.size_bytes if document.file.endswith(".py") else 0
+        if total <= PYTHON_BYTES or not document.file.endswith(".py"):
+            yield document
+
+
+def _new(found: Iterable[TextPiece], seen: set[str]) -> Iterator[TextPiece]:
+    for piece in found:
+        if (text := " ".join(piece.text.lower().split())) not in seen:
+            seen.add(text)
+            yield piece
+
+
+def _shared_out(found: Iterable[TextPiece], at_most: int) -> list[TextPiece]:
+    """Return at most `at_most` pieces of each kind, taken in turns from the packages, ordered by hash."""
+    by_kind: dict[str, dict[str, list[TextPiece]]] = defaultdict(lambda: defaultdict(list))
+    for piece in sorted(found, key=_hash):
+        by_kind[piece.kind][piece.package].append(piece)
+    taken = []
+    for packages in by_kind.values():
+        turns = ((turn, piece) for texts in packages.values() for turn, piece in enumerate(texts))
+        taken += [piece for _, piece in sorted(turns, key=lambda found: found[0])[:at_most]]
+    return sorted(taken, key=_hash)
+
+
+def _hash(piece: TextPiece) -> bytes:
+    return hashlib.sha256(piece.text.encode(errors="replace")).digest()
 
 
 def _of_python(text: str) -> Iterator[tuple[str, str]]:

@@ -8,8 +8,7 @@ OUT/
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -26,20 +25,20 @@ from models.training.cards import render
 from models.training.config import Budget
 from models.training.corpus import SOURCES
 from models.training.curves import Curve, Panel, draw
-from models.training.distillation.batches import TextBatches, read_pieces, tokenize
+from models.training.distillation.batches import TextBatches, tokenize
 from models.training.distillation.card import CURVE, distillation_card
 from models.training.distillation.config import DistillationConfig
 from models.training.distillation.delta import read_student, write_delta
 from models.training.distillation.evaluation import beyond, by_kind, by_length, embed, likeness
 from models.training.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
-from models.training.distillation.pieces import TextPiece
+from models.training.distillation.pieces import cut
 from models.training.distillation.student import new_parameters, reading, with_attention
 from models.training.run import run_task
 from models.training.task import Loss, Progress, Report, Task
 from models.training.trainer import TrainingError
 
 SAMPLE = 6  # evaluations during the run read every sixth held-out text
-PER_KIND = 60  # maximum number of held-out texts of each kind in the last evaluation
+PER_KIND = 60  # maximum number of held-out texts of each kind
 
 
 class DistillationTask(Task):
@@ -64,9 +63,11 @@ class DistillationTask(Task):
         self.new = set(new_parameters(self.student.encoder, self.teacher.encoder))
         self.optimizer = self._optimizer()
         self.tokenizer = read_tokenizer(self.source.tokenizer_file)
-        texts = tokenize(read_pieces(data, "train"), self.tokenizer, longest=config.longest)
+        cut_pieces = cut(data, per_kind={"train": config.per_kind, "held_out": PER_KIND})
+        self.kinds = Counter(piece.kind for piece in cut_pieces["train"])
+        texts = tokenize(cut_pieces["train"], self.tokenizer, longest=config.longest)
         self.batches = TextBatches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
-        self.pieces = _first_of_each_kind(read_pieces(data, "held_out"))
+        self.pieces = cut_pieces["held_out"]
         self.held_out = tokenize(self.pieces, self.tokenizer, longest=self.source.config.n_positions)
         self.sample = self.held_out[::SAMPLE]
 
@@ -144,9 +145,9 @@ class DistillationTask(Task):
         report["beyond"] = beyond(
             self.teacher, written, lambda N: tokenize(long, self.tokenizer, longest=N), limit=self.source.config.n_positions
         )
-        sources = (self.data / SOURCES).read_text()
-        (out / SOURCES).write_text(sources)
-        (out / CARD).write_text(render(distillation_card(report, json.loads(sources)), report), encoding="utf-8")
+        sources = json.loads((self.data / SOURCES).read_text()) | {"kinds": {"train": self.kinds}}
+        (out / SOURCES).write_text(json.dumps(sources, indent=1) + "\n")
+        (out / CARD).write_text(render(distillation_card(report, sources), report), encoding="utf-8")
         found = kinds["all"]
         return f"mean cosine {found.cosine:.4f}, rank correlation {found.ranks:.4f} on held-out text"
 
@@ -159,17 +160,6 @@ def distill(teacher_folder: Path, data: Path, out: Path, config: DistillationCon
     """
     with in_sentences(f"distilling {teacher_folder} on {data} into {out} failed", TrainingError):
         return run_task(DistillationTask(teacher_folder, data, config, out.resolve().name), out, console)
-
-
-def _first_of_each_kind(pieces: Sequence[TextPiece]) -> list[TextPiece]:
-    """Return the first PER_KIND pieces of each kind. They are a random sample, because the file is ordered by hash."""
-    numbers: defaultdict[str, int] = defaultdict(int)
-    kept = []
-    for piece in pieces:
-        numbers[piece.kind] += 1
-        if numbers[piece.kind] <= PER_KIND:
-            kept.append(piece)
-    return kept
 
 
 def _name(folder: Path) -> str:

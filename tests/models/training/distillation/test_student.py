@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from models.checkpoints.published import load_checkpoint
 from models.encoder.pooling import unit_length
 from models.folders.folder import CheckpointError
-from models.training.distillation.batches import TextBatches, TextError, cut_into_batches, padded, read_pieces
+from models.training.distillation.batches import TextBatches, TextError, cut_into_batches, padded
 from models.training.distillation.config import DistillationConfig
 from models.training.distillation.evaluation import by_kind, by_length, likeness, spearman
 from models.training.distillation.objectives import Embedder, end_to_end_loss, teachers_layers, transfer_loss
@@ -89,11 +89,6 @@ def test_batches_hold_all_texts_within_the_bound_and_are_a_function_of_the_step(
     assert (ids[mask == 0] == 0).all()
     with pytest.raises(TextError, match="none of 57 texts has shortest=100 tokens"):
         TextBatches(texts, tokens=128, shortest=100, seed=0)
-
-
-def test_a_folder_without_pieces_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(TextError, match=r"python -m models.training pieces"):
-        read_pieces(tmp_path, "train")
 
 
 # Likeness
