@@ -59,6 +59,9 @@ def export(
     window: Annotated[
         int | None, typer.Option(help="Decoders: softmax layers attend to this many tokens: 512, 1024 or 2048; see docs/generation.md.")
     ] = None,
+    any_tokenizer_pattern: Annotated[
+        bool, typer.Option(help="Accept a tokenizer with regular expressions that no published one has; see docs/models.md.")
+    ] = False,
 ) -> None:
     """Write a checkpoint as a bundle: ONNX graph, tokenizer, manifest, golden vectors, all checked against torch."""
     if (source := checkpoint or config) is None:
@@ -74,7 +77,7 @@ def export(
         from service.tokenization.tokenizer_file import check_form
 
         if gguf_file(checkpoint) is None:  # the tokenizer of a GGUF file is made by the export
-            check_form(checkpoint / TOKENIZER)
+            check_form(checkpoint / TOKENIZER, any_pattern=any_tokenizer_pattern)
     with progress_bar() as show:
         manifest = (export_file if config else export_bundle)(
             source,

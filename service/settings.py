@@ -194,6 +194,9 @@ class Settings(BaseModel):
     allow_special_tokens: bool = Field(
         False, description="Recognise special tokens, such as [SEP] or <|endoftext|>, in the texts of requests. Off: they are plain text."
     )
+    any_tokenizer_pattern: bool = Field(
+        False, description="Serve also tokenizers with regular expressions that no published one has. Some texts may take them for ever."
+    )
     auto_truncate: bool = Field(True, description="Truncate inputs that exceed the model's limit, unless the request sets this itself.")
     cache_bytes: int = Field(32 * 1024 * 1024, ge=0, description="Bytes of the cache of vectors; 0 turns it off.")
 

@@ -75,6 +75,7 @@ class Model:
             prompts=manifest.prompts,
             default_prompt=manifest.default_prompt,
             allow_special_tokens=settings.allow_special_tokens,
+            any_pattern=settings.any_tokenizer_pattern,
         )
         self._shapes = {tensor.name: tensor.shape for tensor in manifest.graph.outputs}
         self._tokenizers = tokenizers

@@ -61,12 +61,17 @@ class Generator:
         self.manifest = manifest
         self.name = manifest.name
         self.max_context = manifest.limits.max_tokens
-        self.tokenizer = self._open_tokenizer(allow_special_tokens=settings.allow_special_tokens)
+        self.tokenizer = self._open_tokenizer(settings, allow_special_tokens=settings.allow_special_tokens)
         self.vocabulary = Vocabulary(bundle / contract.TOKENIZER)
         self.metrics = GeneratorMetrics(metrics, self.name)
 
-    def _open_tokenizer(self, *, allow_special_tokens: bool) -> Tokenizer:
-        return open_tokenizer(self.bundle / contract.TOKENIZER, self.manifest.limits.vocab_size, allow_special_tokens=allow_special_tokens)
+    def _open_tokenizer(self, settings: Settings, *, allow_special_tokens: bool) -> Tokenizer:
+        return open_tokenizer(
+            self.bundle / contract.TOKENIZER,
+            self.manifest.limits.vocab_size,
+            allow_special_tokens=allow_special_tokens,
+            any_pattern=settings.any_tokenizer_pattern,
+        )
 
     @property
     def provider(self) -> str:
@@ -97,7 +102,7 @@ class DecoderModel(Generator):
         self.eos_token_ids = manifest.decoder.eos_token_ids
         self.max_context = min(settings.max_prompt_tokens, manifest.decoder.n_positions or settings.max_prompt_tokens)
         if (template := self._template(manifest.decoder)) is not None:
-            specials = self.tokenizer if settings.allow_special_tokens else self._open_tokenizer(allow_special_tokens=True)
+            specials = self.tokenizer if settings.allow_special_tokens else self._open_tokenizer(settings, allow_special_tokens=True)
             self.chat_prompts = ChatPrompts(template, self.tokenizer, specials)
 
     def _template(self, decoder: contract.Decoder) -> ChatTemplate | None:

@@ -66,8 +66,9 @@ class TextEncoder:
         prompts: Mapping[str, str],
         default_prompt: str | None,
         allow_special_tokens: bool = False,
+        any_pattern: bool = False,
     ) -> None:
-        self.tokenizer = open_tokenizer(file, vocab_size, allow_special_tokens=allow_special_tokens)
+        self.tokenizer = open_tokenizer(file, vocab_size, allow_special_tokens=allow_special_tokens, any_pattern=any_pattern)
         self.max_tokens = max_tokens
         self.vocab_size = vocab_size
         self.prompts = prompts
