@@ -151,7 +151,7 @@ class EncoderQueue(BatchingQueue):
         try:
             self._check_wait(lane, now, client, tokens, arriving=tokens)
             self._count_arrival(lane, now, tokens)
-            self._check_room(tokens, lane, left_s)
+            self._check_room(tokens, lane, now, client, left_s)
             self._bounds[lane].promises.keep(client, now)
         except Overloaded:
             self._count_refusal(tokens)
@@ -191,13 +191,13 @@ class EncoderQueue(BatchingQueue):
         waits_s = self.lanes[lane].capped(_SMALL * self._limits.max_batch_tokens) / self.tokens_per_s
         return waits_s > self._bounds[lane].bound_s(now, self.short_queue_s)
 
-    def _check_room(self, tokens: int, lane: Lane, left_s: float) -> None:
+    def _check_room(self, tokens: int, lane: Lane, now: float, client: str, left_s: float) -> None:
         """Raise Overloaded if the queue has no room for `tokens` more tokens, or if they cannot be computed within `left_s` seconds."""
         limit, queued = self._limits.max_queue_tokens, self.tokens
         if (excess := queued + tokens - limit) > 0:
             raise Overloaded(
                 f"Model is overloaded: {queued} of {limit} tokens are queued and the request has {tokens}",
-                retry_after_s=excess / self.tokens_per_s,
+                retry_after_s=self._bounds[lane].promised_s(now, excess / self.tokens_per_s, client, tokens / self.tokens_per_s),
             )
         if (wait_s := (self.tokens_before(lane) + self.running_tokens) / self.tokens_per_s) > left_s:
             raise Overloaded(

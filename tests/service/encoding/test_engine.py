@@ -251,7 +251,7 @@ async def test_over_the_queue_a_request_is_refused_with_the_time_until_there_is_
         waiting = await queued(engine, text(1, 90))
         with pytest.raises(Overloaded, match="90 of 100 tokens are queued and the request has 20") as refused:
             await engine.run(EncodeTask(inputs=encode(text(2, 20)), output=VECTOR))
-        assert refused.value.retry_after_s == pytest.approx(10 / 1000)
+        assert 10 / 1000 <= refused.value.retry_after_s <= 1.1 * 10 / 1000
         assert len(engine._in_flight) == 2, "nothing of the refused request is left"
         session.open()
         await asyncio.gather(held, waiting)

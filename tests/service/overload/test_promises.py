@@ -80,11 +80,11 @@ class Job:
 
 
 class Vectors:
-    """An encoder that computes a run of at most 512 tokens at a time, `per_s` requests in a second."""
+    """An encoder that computes a run of at most 512 tokens at a time, `per_s` requests in a second, with room for `room` requests."""
 
-    def __init__(self, per_s: float, tokens: int = 32) -> None:
+    def __init__(self, per_s: float, tokens: int = 32, room: int = 10_000) -> None:
         self._token_s, self._tokens = 1 / (per_s * tokens), tokens
-        self._queue = EncoderQueue(EncoderLimits(tokens_per_s=per_s * tokens, run_cost_tokens=math.inf))
+        self._queue = EncoderQueue(EncoderLimits(tokens_per_s=per_s * tokens, run_cost_tokens=math.inf, max_queue_tokens=room * tokens))
         self._run: tuple[float, Draw] | None = None
         self._clients: dict[int, Client] = {}
 
@@ -158,6 +158,13 @@ def test_clients_that_wait_as_told_are_answered_at_the_second_try(
     needed_s = count / per_s
     assert max(each.told_s for each in refused) <= 1.25 * needed_s + 2
     assert max(each.answered for each in burst) <= 1.5 * needed_s + 2
+
+
+def test_clients_that_find_a_queue_without_room_have_places_too() -> None:
+    burst = [Client(f"10.0.0.{at}:1", at * 0.001) for at in range(100)]
+    play(Vectors(per_s=10, room=8), burst)
+    refused = [each for each in burst if each.tries > 1]
+    assert sum(each.tries == 2 for each in refused) >= 0.95 * len(refused)
 
 
 def test_promises_are_bounded_and_end() -> None:
