@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export console test test-live test-all check bench bench-generate bench-states bench-long bench-long-int8 load peers kind kind-tools kind-delete clean
+.PHONY: serve export console test test-live test-all check bench load peers kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER)-int8 --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) \
@@ -99,26 +99,16 @@ check: $(VENV)/.test  ## Lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.test $(ENCODER)/manifest.json  ## The service, the bare runtime and a peer, in turns
-	$(BIN)/attnserve bench --bundle $(ENCODER)
-
-bench-generate: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## Text: the bare step loop, the engine, the service and a softmax twin, in turns
-	$(BIN)/attnserve bench-generate --bundle bundles/$(DECODER) --checkpoint models/pretrained/$(DECODER)
-
-bench-states: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## States: restored, forked and stored, beside a prompt that is fed again
-	$(BIN)/attnserve bench-states --bundle bundles/$(DECODER)
-
-bench-long: $(VENV)/.test bundles/$(LINEAR)/manifest.json bundles/all-MiniLM-L6-v2-repeated/manifest.json  ## Long texts: an encoder of linear cost and its softmax teacher, in turns
-	$(BIN)/attnserve bench-long
-
-bench-long-int8: $(VENV)/.test bundles/$(LINEAR)-int8/manifest.json bundles/all-MiniLM-L6-v2-repeated-int8/manifest.json  ## The same, both in 8 bits
-	$(BIN)/attnserve bench-long --linear bundles/$(LINEAR)-int8 --teacher bundles/all-MiniLM-L6-v2-repeated-int8
+bench: $(VENV)/.test $(ENCODER)/manifest.json  ## The service, the bare runtime and a peer, in turns; `attnserve bench --list` shows other parts
+	$(BIN)/attnserve bench encoder
 
 load: $(VENV)/.test  ## Locust against the service that runs at HOST and PORT; LOAD="--shape soak --minutes 20" gives options
 	$(BIN)/attnserve load --url http://$(HOST):$(PORT) $(LOAD)
 
-peers:  ## A separate environment for each peer of `make bench` (1.3 GB)
-	$(BIN)/python -m loadtest.bench.peers install infinity
+peers: $(VENV)/.export  ## A separate environment for infinity-emb, the peer of `make bench` (1.3 GB)
+	$(PYTHON) -m venv out/peers/infinity
+	out/peers/infinity/bin/pip install -r loadtest/bench/infinity.txt
+	HF_HUB_OFFLINE=1 out/peers/infinity/bin/python loadtest/bench/infinity_model.py $(TEACHER) out/peers/infinity/model
 
 console: $(VENV)/.npm  ## Build the console's files, service/console/static/, from its source
 	cd service/console/source && npx vite build

@@ -13,7 +13,6 @@ Read in this order:
 - `maps/`: attention maps, as a second graph of a bundle and as heatmaps.
 - `folder.py`: the directory of a bundle while it is written.
 - `bundle.py`: the export itself: load, trace, optimise, check, write.
-- `kv_cache/`: softmax decoders with a KV cache, for benchmarks; they are not bundles.
 - `summary.py`: the output of `attnserve inspect`.
 - `commands.py`: the commands `export`, `inspect`, `attention` and `compare`.
 - `comparison/`: benchmarks of all attention mechanisms.

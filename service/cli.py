@@ -31,8 +31,7 @@ COMMANDS = {
     "states": "service.states.commands",
     "attention": "export.commands",
     "compare": "export.commands",
-    **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long", "bench-gpu"), "loadtest.commands"),
-    **dict.fromkeys(("bench-faults", "bench-states", "bench-streams", "demo"), "loadtest.commands"),
+    **dict.fromkeys(("bench", "load", "demo"), "loadtest.commands"),
 }
 
 

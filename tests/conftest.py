@@ -42,7 +42,7 @@ def pytest_configure() -> None:
 
 
 LIVE_PROGRAMS = {"attnserve serve", "service.cli serve", "haproxy", "haproxy.py", "ray", "kubectl", "kustomize", "helm", "promtool"}
-LIVE_PROGRAMS |= {"prometheus", "locust", "loadtest.load", "chromium", "node", "npm", "npx", "tsc"}
+LIVE_PROGRAMS |= {"prometheus", "locust", "service.cli load", "chromium", "node", "npm", "npx", "tsc"}
 _running: list[pytest.Item] = []  # the test that runs
 
 

@@ -1,8 +1,7 @@
-"""Benchmarks: contestants (programs or models) are measured in turns on one machine, and the ratios of their figures are compared with
+"""`attnserve bench PART`: the sides of a part are measured in turns on one machine, and the ratios of their figures are compared with
 required values.
 
-`runner.py` runs contestants and evaluates their figures. `encoder.py` is `attnserve bench`, which compares with infinity-emb (`peers.py`,
-whose model `infinity_model.py` makes), and `overhead.py` its part `overhead` (with `hello.py` for scale); `split.py` is `attnserve
-bench-split`, `long.py` `attnserve bench-long`, `states.py` and `states_over_http.py` `attnserve bench-states`, `generation/` `attnserve
-bench-generate`, `gpu.py` `attnserve bench-gpu`, whose clients are `gpu_clients.py`.
+`parts.py` has the parts as data, and `command.py` the command. `encoder.py` compares with infinity-emb too, whose environment `make peers`
+makes (`infinity.txt`, `infinity_model.py`). `overhead.py`, `split.py`, `generate.py`, `states.py` and `long.py` are parts as well. Others
+are in `loadtest/in_process/` and `loadtest/faults/`.
 """

@@ -1,270 +1,153 @@
-"""`attnserve bench-states`: measures the cost of storing a state, and the time saved by restoring it instead of feeding the prompt again.
+"""The part `states`: the time to the first token after a stored state, a fork of it, and a prompt that is fed again, as one client sees it;
+and the times of single calls of the store.
 
-A round measures, in this order: the service over HTTP, the engine without HTTP, the cost of checkpoints (states stored during a run),
-prompts whose states another engine has stored, and each store alone. After an interruption, the same command continues with the turn that
-was interrupted.
+The service reads every state from its store, because the prefix cache and the memory of states used last are off. All times are in
+milliseconds. The requests of a measurement follow one another on one kept-alive connection.
 """
 
-import math
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
-from enum import StrEnum
+import json
+import random
+import statistics
+import time
+from contextlib import closing
 from functools import partial
-from pathlib import Path
-from typing import Annotated
+from http.client import HTTPConnection
+from typing import Any
 
-import numpy as np
-import typer
-
-from export import contract
-from loadtest.bench import runner, states_over_http
-from loadtest.bench.runner import Contestant, Figure, Measurement, Measurements
-from loadtest.common.report import Bar, ReportRow
-from loadtest.common.server import MeasuredServer, attnserve
-from loadtest.common.terminal import chosen
-from loadtest.in_process import checkpoints, prefixes, states, stores
-from service.deployment.ports import free_port
-from service.terminal import command_app
-
-app = command_app()
+from loadtest.common.benchmark import Benchmark, Figures, Plan, Side
+from loadtest.common.redis import Redis
+from loadtest.common.report import Bar, Row
+from loadtest.common.server import Server, Service
+from loadtest.errors import LoadtestError
 
 CONTEXTS = (100, 10_000, 100_000)
-MANY = 10_000
-PARTS = ("p50", "p99")
-PREFIXES = (1_024, 4_096, 10_000)  # lengths in tokens of the prompts whose states another engine has stored
-HTTP, ENGINE, CHECKPOINTS, TURN, EACH, EVEN = "HTTP", "engine", "checkpoints", "turn", "many", "even"
-SECONDS = 2.0  # length of each measured period, with or without checkpoints
-OLD_CACHE = "KV cache of a softmax twin"
+LONG = 10_000  # tokens of the prompt that is fed in full
+REPEATS, LONG_REPEATS, PAGE = 30, 3, 100
+FLAGS = ("--set", "prefix_cache_bytes=0", "--set", "hot_state_bytes=0")
+SERVICE = "service"
 
 
-class Part(StrEnum):
-    http = "http"
-    engine = "engine"
-    checkpoints = "checkpoints"
-    prefixes = "prefixes"
-    stores = "stores"
+def benchmark(plan: Plan) -> Benchmark:
+    """`--set store=redis` measures a new Redis server in place of SQLite, `many` is the number of forks of one state."""
+    manifest = plan.manifest(0, "decoder")
+    place = str(plan.folder / "states")
+    if plan.options["store"] == "redis":
+        place = plan.stack.enter_context(Redis(plan.folder)).url
+    elif plan.options["store"] != "sqlite":
+        raise LoadtestError(f"store={plan.options['store']}: choose sqlite or redis")
+    many = int(plan.options["many"])
+    turn = iter(range(10**6))
+
+    def contexts(server: Server) -> Figures:
+        with closing(Client(server, manifest.limits.vocab_size, next(turn))) as client:
+            return client.contexts()
+
+    def calls(server: Server) -> Figures:
+        with closing(Client(server, manifest.limits.vocab_size, next(turn))) as client:
+            return client.calls(many)
+
+    start = partial(Service, plan.bundles, *FLAGS, "--set", f"states={place}", model=manifest.name)
+    return Benchmark([Side(SERVICE, {"contexts": contexts, "calls": calls}, start)], rows(many))
 
 
-@app.command()
-def bench_states(
-    bundle: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
-    rounds: runner.Rounds = 3,
-    only: Annotated[str, typer.Option(help="Comma-separated parts.")] = ",".join(Part),
-    many: Annotated[int, typer.Option(min=100, help="States that are stored, listed, forked and expired.")] = MANY,
-    out: runner.Out = Path("out/bench-states"),
-    markdown: runner.Markdown = False,
-) -> None:
-    """Measure restoring, forking and storing states. Exits with 1 if a required value is missed. Keep the machine idle otherwise."""
-    parts = chosen(only, Part)
-    manifest, measured = runner.manifest_of(bundle, "decoder"), Measurements()
-    assert manifest.decoder is not None
-    size = sum(math.prod(state.shape) * np.dtype(state.dtype).itemsize for state in manifest.decoder.states)
-    blob = np.random.default_rng(0).bytes(size + 4 * manifest.limits.vocab_size)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-states-")))
-        places = {"SQLite": str(folder / "stored")}
-        if shutil.which("redis-server"):
-            places["Redis"] = stack.enter_context(_redis(folder))
-        else:
-            measured.absent["Redis"] = "redis-server is not installed"
-        served = partial(attnserve, bundle, manifest.name, flags=(*states_over_http.FLAGS, "--set", f"states={folder / 'served'}"))
-        made = {
-            Part.http: Contestant(HTTP, [Measurement("contexts", partial(_over_http, measured, manifest.limits.vocab_size))], served),
-            Part.engine: Contestant(ENGINE, [Measurement("contexts", partial(_contexts, bundle, folder, measured))]),
-            Part.checkpoints: Contestant(CHECKPOINTS, [Measurement("price", partial(_checkpoints, bundle, folder, measured))]),
-            Part.prefixes: Contestant("prefixes", [Measurement("from the store", partial(_prefixes, bundle, folder, measured))]),
+class Client:
+    def __init__(self, server: Server, vocab_size: int, seed: int) -> None:
+        self._connection = HTTPConnection("127.0.0.1", server.port, timeout=600)
+        self._model, self._vocab_size, self._seeded = server.model, vocab_size, random.Random(seed)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def contexts(self) -> Figures:
+        states = {context: self._state("/v1/states", model=self._model, token_ids=self._prompt(context)) for context in CONTEXTS}
+        for _ in range(3):  # warm up, because the first requests are slower
+            self._first_token(self._prompt(1))
+        found: dict[str, list[float]] = {}
+        for _ in range(REPEATS):  # in turns, so that a slow second of the machine slows all contexts
+            found.setdefault("one", []).append(self._first_token(self._prompt(1)))
+            for context, state in states.items():
+                found.setdefault(f"restored {context}", []).append(self._first_token("", state=state))
+                fork = self._state(f"/v1/states/{state}/fork")
+                found.setdefault(f"forked {context}", []).append(self._first_token("", state=fork))
+        found["again"] = [self._first_token(self._prompt(LONG)) for _ in range(LONG_REPEATS)]
+        medians = {name: statistics.median(times) for name, times in found.items()}
+        for what in ("restored", "forked"):
+            times = [medians[f"{what} {context}"] for context in CONTEXTS]
+            medians[f"{what}, uneven"] = max(times) / min(times)
+        return medians
+
+    def calls(self, many: int) -> Figures:
+        """Store, fork, list, read and delete states, one call after the other."""
+        parent = self._state("/v1/states", model=self._model, token_ids=self._prompt(CONTEXTS[0]))
+        forks: list[str] = []
+        page = f"/v1/states?limit={PAGE}"
+        took = {
+            "stored": [self._took("POST", "/v1/states", model=self._model, token_ids=self._prompt(1)) for _ in range(REPEATS)],
+            "forked": [self._took("POST", f"/v1/states/{parent}/fork", made=forks) for _ in range(many)],
+            "listed": [self._took("GET", page) for _ in range(REPEATS)],
+            "read": [self._took("GET", f"/v1/states/{fork}") for fork in forks[:REPEATS]],
+            "deleted": [self._took("DELETE", f"/v1/states/{fork}") for fork in forks],
         }
-        contestants = [contestant for part, contestant in made.items() if part in parts]
-        for name, location in places.items() if Part.stores in parts else ():
-            steps = [
-                Measurement("turns", partial(_turns, name, location, blob, measured)),
-                Measurement("KV caches", partial(_caches, name, location, manifest, measured)),
-                Measurement(f"{many:,} states", partial(_many, name, location, many, blob, measured)),
-            ]
-            contestants.append(Contestant(name, steps))
-        plan = {"seconds": SECONDS, "contexts": list(CONTEXTS), "many": many, "parts": sorted(parts)}
-        about = runner.run(contestants, rounds, measured, [bundle], plan, kept=out / "unfinished.json")
-    rows = {
-        Part.http: _rows_over_http(measured),
-        Part.engine: _rows_of_contexts(measured),
-        Part.checkpoints: _rows_of_checkpoints(measured),
-        Part.prefixes: _rows_of_prefixes(measured),
-        Part.stores: _rows_of_stores(measured, list(places), manifest, len(blob), many),
-    }
-    runner.finish(
-        [row for part in Part if part in parts for row in rows[part]], measured, about, subject="states", out=out, markdown=markdown
-    )
+        return {name: statistics.median(times) for name, times in took.items()}
+
+    def _prompt(self, tokens: int) -> list[int]:
+        return [self._seeded.randrange(self._vocab_size) for _ in range(tokens)]
+
+    def _state(self, path: str, **fields: Any) -> str:
+        return _id(self._send("POST", path, fields).read())
+
+    def _took(self, method: str, path: str, made: list[str] | None = None, **fields: Any) -> float:
+        started = time.perf_counter()
+        answer = self._send(method, path, fields if method == "POST" else None).read()
+        elapsed = 1000 * (time.perf_counter() - started)
+        if made is not None:
+            made.append(_id(answer))
+        return elapsed
+
+    def _first_token(self, prompt: str | list[int], **fields: Any) -> float:
+        """Return the milliseconds from the request to the first event of the stream."""
+        asked = {"model": self._model, "prompt": prompt, "max_tokens": 1, "ignore_eos": True, "stream": True, "seed": 0, **fields}
+        started = time.perf_counter()
+        answer = self._send("POST", "/v1/completions", asked)
+        while not (line := answer.readline()).startswith(b"data:"):
+            if not line:
+                raise LoadtestError("a stream has ended without an event")
+        waited = time.perf_counter() - started
+        answer.read()
+        return 1000 * waited
+
+    def _send(self, method: str, path: str, body: Any) -> Any:
+        content = None if body is None else json.dumps(body)
+        self._connection.request(method, path, content, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse()
+        if answer.status >= 300:
+            raise LoadtestError(f"{method} {path} was answered with {answer.status}: {answer.read(300).decode(errors='replace')}")
+        return answer
 
 
-@contextmanager
-def _redis(folder: Path) -> Iterator[str]:
-    """Start a Redis server that writes its append-only file to disk each second, and yield its URL."""
-    port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes", "--save", ""]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            process.terminate()
+def _id(answer: bytes) -> str:
+    made = json.loads(answer)
+    return str(made["data"][0]["id"] if "data" in made else made["id"])
 
 
-def cache_bytes(manifest: contract.Manifest, tokens: int) -> int:
-    """Return the size in bytes of an fp32 KV cache for `tokens` tokens, in a softmax decoder with the same heads as the bundle's
-    decoder."""
-    assert manifest.decoder is not None
-    heads = [state.shape for state in manifest.decoder.states if len(state.shape) == 3]  # (H, D_k, D_v) for each layer
-    return tokens * sum(4 * H * (D_k + D_v) for H, D_k, D_v in heads)
-
-
-# Measuring -------------------------------------------------------------------------------------------------------------------------------
-
-
-def _over_http(measured: Measurements, vocab_size: int, server: MeasuredServer) -> None:
-    found = states_over_http.measure(server, CONTEXTS, states.LONG, vocab_size, measured.round)
+def rows(many: int) -> list[Row]:
+    made = []
     for context in CONTEXTS:
-        measured.note(f"{context:,}", HTTP, restored=found.restored[context], forked=found.forked[context])
-    measured.note("alone", HTTP, one=found.one, again=found.again, step=found.step)
-    measured.note(EVEN, HTTP, restored=_unevenness(found.restored.values()), forked=_unevenness(found.forked.values()))
-
-
-def _contexts(bundle: Path, folder: Path, measured: Measurements, _: object) -> None:
-    found = states.in_engine(bundle, folder / "contexts", CONTEXTS, measured.round)
-    for context, each in found.restored.items():
-        measured.note(f"{context:,}", ENGINE, **asdict(each), allowed=2 * found.step + each.read)
-    measured.note("alone", ENGINE, again=found.again, step=found.step)
-    restored, forked = ([getattr(each, what) for each in found.restored.values()] for what in ("first_token", "from_fork"))
-    measured.note(EVEN, ENGINE, restored=_unevenness(restored), forked=_unevenness(forked))
-
-
-def _checkpoints(bundle: Path, folder: Path, measured: Measurements, _: object) -> None:
-    found = checkpoints.price(bundle, folder / f"checkpoints-{measured.round}", SECONDS)
-    for on, off in zip(found.with_checkpoints, found.without, strict=True):
-        measured.note(CHECKPOINTS, ENGINE, on=asdict(on), off=asdict(off), per_s=found.per_s)
-
-
-def _prefixes(bundle: Path, folder: Path, measured: Measurements, _: object) -> None:
-    for size, each in prefixes.from_store(bundle, folder / f"prefixes-{measured.round}", PREFIXES, measured.round).items():
-        measured.note(f"prompt of {size:,}", ENGINE, read=each.read, fed=each.fed)
-
-
-def _turns(name: str, location: str, blob: bytes, measured: Measurements, _: object) -> None:
-    measured.note(TURN, name, **stores.turns(location, blob))
-
-
-def _caches(name: str, location: str, manifest: contract.Manifest, measured: Measurements, _: object) -> None:
-    for context in CONTEXTS:
-        if (found := stores.caches(location, cache_bytes(manifest, context))) is not None:
-            measured.note(f"{OLD_CACHE}, {context:,}", name, **found)
-
-
-def _many(name: str, location: str, many: int, blob: bytes, measured: Measurements, _: object) -> None:
-    found = stores.many_states(location, many, blob)
-    measured.note(EACH, name, took=found.took, memory=found.memory, blobs=found.blobs)
-
-
-def _unevenness(each: Iterable[float]) -> float:
-    values = list(each)
-    return max(values) / min(values)
-
-
-# Rows ------------------------------------------------------------------------------------------------------------------------------------
-
-
-def _rows_over_http(measured: Measurements) -> list[ReportRow]:
-    rows = []
-    for context in CONTEXTS:
-        restored, forked = (Figure(f"{context:,}", HTTP, part) for part in ("restored", "forked"))
-        one = Figure("alone", HTTP, "one")
-        rows += [
-            runner.compare(measured, f"HTTP, context of {context:,} tokens: restored, then the first token", "ms", restored, one),
-            runner.compare(measured, "the same, from a fork", "ms", forked, one),
-        ]
-    again, restored = Figure("alone", HTTP, "again"), Figure(f"{CONTEXTS[1]:,}", HTTP, "restored")
+        for what in ("restored", "forked"):
+            work = f"a state of {context:,} tokens {what}, then the first token"
+            made.append(Row(work, "ms", (SERVICE, f"{what} {context}"), (SERVICE, "one")))
+    restored = (SERVICE, f"restored {LONG}")
     return [
-        *rows,
-        *_rows_even(measured, HTTP),
-        runner.compare(measured, "HTTP: a prompt of one token, to the first token", "ms", Figure("alone", HTTP, "one")),
-        runner.compare(measured, "HTTP: one more token of a text", "ms", Figure("alone", HTTP, "step")),
-        runner.compare(measured, f"HTTP: a prompt of {states.LONG:,} tokens, fed again", "ms", again, restored),
+        *made,
+        *(
+            Row(f"slowest context beside the fastest, {what}", "times", (SERVICE, f"{what}, uneven"), bar=Bar(at_most=1.1))
+            for what in ("restored", "forked")
+        ),
+        Row("a prompt of one token, to the first token", "ms", (SERVICE, "one")),
+        Row(f"a prompt of {LONG:,} tokens, fed again", "ms", (SERVICE, "again"), restored),
+        Row("a state stored", "ms", (SERVICE, "stored")),
+        Row(f"one of {many:,} forks made", "ms", (SERVICE, "forked")),
+        Row(f"a page of {PAGE} listed", "ms", (SERVICE, "listed")),
+        Row("a state read", "ms", (SERVICE, "read")),
+        Row(f"one of {many:,} forks deleted", "ms", (SERVICE, "deleted")),
     ]
-
-
-def _rows_even(measured: Measurements, contestant: str) -> list[ReportRow]:
-    bar = Bar(at_most=1.1)
-    return [
-        runner.compare(
-            measured, f"{contestant}: slowest context beside the fastest, {what}", "x", Figure(EVEN, contestant, what), None, bar
-        )
-        for what in ("restored", "forked")
-    ]
-
-
-def _rows_of_contexts(measured: Measurements) -> list[ReportRow]:
-    rows = []
-    bar = Bar(at_most_more=0, reference="2 decode steps and the store's read")
-    for context in CONTEXTS:
-        work = f"{context:,}"
-        allowed = Figure(work, ENGINE, "allowed")
-        for what, part in (("restored, then the first token", "first_token"), ("forked, then the first token of the fork", "from_fork")):
-            told = f"engine, context of {work} tokens: {what}"
-            rows.append(runner.compare(measured, told, "ms", Figure(work, ENGINE, part), allowed, bar))
-        for what, part in (("restored, then one new token fed", "after_one"), ("making the fork", "fork"), ("the store's read", "read")):
-            rows.append(runner.compare(measured, f"context of {work} tokens: {what}", "ms", Figure(work, ENGINE, part)))
-    again, restored = Figure("alone", ENGINE, "again"), Figure(f"{CONTEXTS[1]:,}", ENGINE, "first_token")
-    sooner = Bar(at_least=100, reference="restoring it")
-    return [
-        *rows,
-        *_rows_even(measured, ENGINE),
-        runner.compare(measured, "engine: a decode step, one run", "ms", Figure("alone", ENGINE, "step")),
-        runner.compare(measured, f"engine: a prompt of {states.LONG:,} tokens, fed again", "ms", again, restored, sooner),
-    ]
-
-
-def _rows_of_checkpoints(measured: Measurements) -> list[ReportRow]:
-    work = f"{checkpoints.ROWS} runs, with a checkpoint every {checkpoints.EVERY:,} tokens"
-    on, off = Figure(CHECKPOINTS, ENGINE, "on.per_s"), Figure(CHECKPOINTS, ENGINE, "off.per_s")
-    used, without = Figure(CHECKPOINTS, ENGINE, "on.cpu_us"), Figure(CHECKPOINTS, ENGINE, "off.cpu_us")
-    return [
-        runner.compare(measured, work, "tokens/s", on, off, Bar(at_least=0.97, reference="without checkpoints")),
-        runner.compare(measured, "the same, CPU time of a token beside one without", "us", used, without),
-        runner.compare(measured, "checkpoints of these runs", "/s", Figure(CHECKPOINTS, ENGINE, "per_s")),
-    ]
-
-
-def _rows_of_prefixes(measured: Measurements) -> list[ReportRow]:
-    rows = []
-    for size in PREFIXES:
-        read, fed = (Figure(f"prompt of {size:,}", ENGINE, part) for part in ("read", "fed"))
-        rows.append(runner.compare(measured, f"engine: a prompt of {size:,} tokens that another process has read", "ms", read, fed))
-    return rows
-
-
-def _rows_of_stores(measured: Measurements, names: list[str], manifest: contract.Manifest, size: int, many: int) -> list[ReportRow]:
-    rows: list[ReportRow] = []
-    for name in names:
-        kept = [(TURN, f"a turn of {size:,} bytes")]
-        for context in CONTEXTS:
-            work, bytes_ = f"{OLD_CACHE}, {context:,}", cache_bytes(manifest, context)
-            if measured.of(work, name):
-                kept.append((work, f"the {OLD_CACHE} of {context:,} tokens, {bytes_:,} bytes"))
-        for work, told in kept:
-            for what in ("write", "read"):
-                for part in PARTS if work == TURN else PARTS[:1]:
-                    figure = Figure(work, name, f"{what}.{part}")
-                    rows.append(runner.compare(measured, f"{name}: {what} of {told}, {part}", "ms", figure))
-        found = measured.of(EACH, name)
-        for kind in found[0]["took"] if found else ():
-            for part in ("most",) if "all" in kind else ("p50", "most"):  # a kind with "all" in its name is a single call
-                told = f"{name}, {many:,} states: {kind}, {part}"
-                rows.append(runner.compare(measured, told, "ms", Figure(EACH, name, f"took.{kind}.{part}")))
-        rows += [
-            runner.compare(measured, f"{name}: memory for them in this process", "MiB", Figure(EACH, name, "memory")),
-            runner.compare(
-                measured, f"{name}: blobs of a parent with {many:,} forks", "", Figure(EACH, name, "blobs"), None, Bar(at_most=1)
-            ),
-        ]
-    return rows

@@ -1,6 +1,6 @@
 """Code that several measurements share.
 
-`texts.py` has seeded texts, `server.py` starts and stops a server, `wrk.py` runs the load generator (with `bodies.lua`),
-`memory.py` and `machine.py` read /proc, `stacks.py` samples the stacks of a process, `report.py` turns figures into rows with verdicts,
-`terminal.py` shows progress and tables.
+`texts.py` has seeded texts, `server.py` is the harness that starts, watches and kills programs, `redis.py` starts a Redis, `wrk.py` runs
+the load generator (with `bodies.lua`), `memory.py` and `machine.py` read /proc. `benchmark.py` measures the sides of a benchmark in turns,
+`report.py` turns figures into rows with verdicts, `terminal.py` shows progress.
 """

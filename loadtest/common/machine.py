@@ -78,9 +78,3 @@ def commit() -> str:
 
 def _git(*words: str) -> str:
     return subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def cpu_times() -> dict[str, int]:
-    """Return the CPU time since boot in clock ticks, summed over all CPUs: total, idle, and stolen by other virtual machines."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return {"all": sum(ticks), "idle": ticks[3] + ticks[4], "stolen": ticks[7]}

@@ -1,18 +1,17 @@
-"""Turns measurements into rows with a verdict, and rows into a table, JSON and Markdown.
+"""Turns measurements into rows with a verdict, and rows into a table and Markdown.
 
 A row compares a figure with a reference that was measured in the same round of the benchmark, because a machine's speed drifts from minute
 to minute. The row's ratio is the median of the ratios of all rounds. A row with nothing to compare with never counts as passed.
 """
 
-import json
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
 
 from rich.table import Table
+
+Key = tuple[str, str]
 
 
 class Verdict(StrEnum):
@@ -65,25 +64,20 @@ class Bar:
         return f"at most {self.reference} + {self.at_most_more:g} {unit}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportRow:
-    """One line of the report. `figures` and `references` contain one value per round, in the same unit."""
+@dataclass(frozen=True)
+class Row:
+    """A line of the report: the key (a side, and the name of one of its figures) of a figure, and of the one that it is compared with, and
+    the required value. `figures` and `references` are what was measured of them: one value per round, in the same unit."""
 
     work: str
     unit: str
+    key: Key
+    reference_key: Key | None = None
+    bar: Bar | None = None
     figures: tuple[float, ...] = ()
     references: tuple[float, ...] = ()
-    bar: Bar | None = None
     note: str = ""
     invalid: bool = False
-
-    @property
-    def figure(self) -> float | None:
-        return statistics.median(self.figures) if self.figures else None
-
-    @property
-    def reference(self) -> float | None:
-        return statistics.median(self.references) if self.references else None
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -108,7 +102,7 @@ class ReportRow:
     def cells(self) -> tuple[str, str, str, str, str]:
         """Return the cells of the row: work, figure with its range, requirement with its reference, ratio with its range, verdict."""
         bar = self.bar.words(self.unit) if self.bar else ""
-        reference = f" ({amount(self.reference)} {self.unit})" if self.reference is not None else ""
+        reference = f" ({amount(statistics.median(self.references))} {self.unit})" if self.references else ""
         work = f"{self.work} [{self.note}]" if self.note else self.work
         return work, spread(self.figures, self.unit), bar + reference, spread(self.ratios), self.verdict.value
 
@@ -128,7 +122,7 @@ def amount(value: float) -> str:
 HEADINGS = ("work", "figure", "bar", "ratio", "")
 
 
-def table(rows: Sequence[ReportRow], title: str) -> Table:
+def table(rows: Sequence[Row], title: str) -> Table:
     drawn = Table(title=title, title_justify="left", show_lines=True)
     for heading in HEADINGS:
         drawn.add_column(heading, overflow="fold")
@@ -138,15 +132,6 @@ def table(rows: Sequence[ReportRow], title: str) -> Table:
     return drawn
 
 
-def markdown(rows: Sequence[ReportRow], heading: str) -> str:
+def markdown(rows: Sequence[Row], heading: str) -> str:
     lines = [heading, "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row.cells())} |" for row in rows)]) + "\n"
-
-
-def write_json(path: Path, rows: Sequence[ReportRow], about: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> None:
-    """Write a JSON file with the conditions (`about`), the rows with their verdicts, and all raw measurements."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    told = [
-        {**asdict(row), "figure": row.figure, "reference": row.reference, "ratio": row.ratio, "verdict": row.verdict.value} for row in rows
-    ]
-    path.write_text(json.dumps({**about, "rows": told, "measurements": list(measurements)}, indent=1, ensure_ascii=False) + "\n")

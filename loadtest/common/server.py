@@ -1,76 +1,243 @@
-"""Starts a server to be measured, waits until it is ready, sends it HTTP requests, and always stops it."""
+"""The harness: starts a program, waits for what it does, watches, stops and kills its processes, and sends it HTTP requests."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 from urllib.request import Request, urlopen
+
+import psutil
 
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 
-START_TIMEOUT_S = 180
-STOP_TIMEOUT_S = 45
+START_S = 600.0  # longest wait for a program to be ready: more than the largest models need on a slow machine
+STOP_S = 45.0  # wait for a program to end after SIGTERM, before it is told to end at once
+WAIT_S = 90.0  # longest wait for other things, such as for a killed process to be replaced
 SHORTCUTS = ("attnserve_cache_hits_total", "attnserve_joined_inputs_total")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredServer:
-    """A running server. `path` is its route for OpenAI's embedding requests, and `model` is the model name to send."""
+def until(
+    condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, *, check: Callable[[], object] = lambda: None, every_s: float = 0.05
+) -> Any:
+    """Call `condition` until it returns a true value, and return this value. Failed connections are retried. `check` may raise an error
+    that ends the wait. Raises LoadtestError after `timeout_s` seconds."""
+    deadline, last = time.monotonic() + timeout_s, ""
+    while True:
+        try:
+            if found := condition():
+                return found
+        except (OSError, HTTPException, json.JSONDecodeError) as error:
+            last = f" ({error})"
+        check()
+        if time.monotonic() > deadline:
+            raise LoadtestError(f"after {timeout_s:g} s this is still not true: {what}{last}")
+        time.sleep(every_s)
 
-    name: str
-    pid: int
-    port: int
-    path: str
-    model: str
-    start_s: float  # seconds from starting its process until its readiness check is answered with 200
+
+class Program:
+    """A program in a process of its own, whose output goes to a file. It runs until the end of the `with` block.
+
+    Its process begins a session (setsid), so that Ctrl-C in the terminal reaches only the measurement, which then stops the program.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str | None] | None = None, folder: Path | None = None, log: Path | None = None
+    ) -> None:
+        """`env` is added to the environment of this process; None removes a variable. `folder`: the working directory. `log`: where the
+        output is kept; without it, the output is in a temporary file and then in memory."""
+        self.command = list(command)
+        self._env = {name: value for name, value in {**os.environ, **(env or {})}.items() if value is not None}
+        self._folder, self._kept = folder, log
+        self._log = log or Path(tempfile.mkdtemp(prefix="attnserve-output-"), "log")
+        self._last_words = ""
+        self._read = 0  # bytes of the output that `new_lines` has returned
+        self.start()
+
+    def start(self) -> None:
+        """Start the program, for the first time or again. Its output is appended to that of before."""
+        self._log.parent.mkdir(exist_ok=True)
+        with self._log.open("a") as log:
+            log.write(self._last_words)
+            log.flush()
+            self.process = subprocess.Popen(
+                self.command,
+                env=self._env,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
 
     @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else self._last_words
+
+    def new_lines(self) -> list[str]:
+        """Return the complete lines that were added to the output since the previous call. Only these are read, so that it hardly delays
+        the clients in this process."""
+        with self._log.open("rb") as log:
+            log.seek(self._read)
+            complete, end, _ = log.read().rpartition(b"\n")
+        self._read += len(complete + end)
+        return complete.decode(errors="replace").splitlines()
+
+    def check(self) -> None:
+        """Raise LoadtestError if the program has ended."""
+        if (status := self.process.poll()) is not None:
+            raise LoadtestError(f"{' '.join(self.command)} ended with {status}; its last output:\n{tail(self.output)}")
+
+    def wait_for(self, text: str) -> None:
+        """Wait until the program has written `text`. Raises LoadtestError with its last output if it ends or hangs before."""
+
+        def check() -> None:
+            if text not in self.output:
+                self.check()
+
+        until(lambda: text in self.output, f"{' '.join(self.command)} writes {text!r}", START_S, check=check)
+
+    def family(self) -> list[psutil.Process]:
+        """Return the process and all its descendants, or an empty list if it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            first = psutil.Process(self.process.pid)
+            return [first, *first.children(recursive=True)]
+        return []
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Return the running processes whose program or title contains `title`, in the order of their start."""
+        found = []
+        for process in self.family():
+            with suppress(psutil.Error):
+                if title in " ".join(process.cmdline()[:1]) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return sorted(found, key=lambda process: process.create_time())
+
+    def find(self, title: str) -> psutil.Process:
+        """Return the first of `processes(title)`, when there is one."""
+        found: psutil.Process = until(lambda: self.processes(title), f"there is a process {title}")[0]
+        return found
+
+    def kill(self) -> None:
+        """Kill all processes at the same moment, like a power failure."""
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(self.process.pid).suspend()  # so that it replaces no process while they are being killed
+        family = self.family()
+        for process in family:
+            with suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+        psutil.wait_procs(family, WAIT_S)
+
+    def stop(self, number: int = signal.SIGTERM, *, group: bool = False, wait_s: float = STOP_S) -> int:
+        """Send the signal, with `group` to the whole process group as a terminal does, and return the exit status.
+
+        After `wait_s` seconds or on Ctrl-C, send SIGTERM again, at which the service ends at once. If the process still runs after that,
+        kill its process group.
+        """
+        impatient = None
+        for signalled, timeout_s in ((number, wait_s), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+            if self.process.poll() is not None:
+                break
+            with suppress(ProcessLookupError):
+                (os.killpg if group or signalled == signal.SIGKILL else os.kill)(self.process.pid, signalled)
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                continue
+            except KeyboardInterrupt as interrupt:
+                impatient = interrupt
+        if self._kept is None and self._log.exists():
+            self._last_words = self._log.read_text(errors="replace")
+            shutil.rmtree(self._log.parent)
+        if impatient:
+            raise impatient
+        return self.process.wait()
+
+
+class Server(Program):
+    """A program that answers HTTP at a port of this machine. `path` is its route for OpenAI's embedding requests, and `model` the model to
+    ask there. `start_s`: seconds from the start of its process until its readiness check was answered with 200."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, port: int, ready: str = "/", path: str = "/v1/embeddings", model: str = "", **how: Any
+    ) -> None:
+        self.name, self.port, self.path, self.model, self._ready, self.start_s = name, port, path, model, ready, 0.0
+        super().__init__(command, **how)
+
+    def __enter__(self) -> Self:
+        """Wait until the server is ready. Raises LoadtestError with its last output, and stops it, if it ends or hangs before."""
+        began = time.perf_counter()
+        try:
+            until(self.ready, f"{self.name} is ready", START_S, check=self.check, every_s=0.02)
+        except BaseException:
+            self.stop()
+            raise
+        self.start_s = time.perf_counter() - began
+        return self
 
     @property
     def url(self) -> str:
-        return self.address + self.path
+        return f"http://127.0.0.1:{self.port}"
+
+    def ready(self) -> bool:
+        return answers(self.url + self._ready)
 
     def body(self, texts: str | Sequence[str]) -> str:
         return json.dumps({"model": self.model, "input": texts if isinstance(texts, str) else list(texts)})
 
-    def post(self, texts: Sequence[str], timeout_s: float = 600) -> tuple[float, bytes]:
-        """Send all texts in one request. Returns the seconds from first byte sent to last byte received, and the answer."""
-        body = self.body(texts).encode()
+    def post(self, path: str, body: str, timeout_s: float = 600) -> tuple[float, bytes]:
+        """Send a request. Returns the seconds from first byte sent to last byte received, and the answer."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
-        connection.connect()
         try:
+            connection.connect()
             started = time.perf_counter()
-            connection.request("POST", self.path, body, {"Content-Type": "application/json"})
+            connection.request("POST", path, body.encode(), {"Content-Type": "application/json"})
             response = connection.getresponse()
             answer = response.read()
             elapsed = time.perf_counter() - started
         except (OSError, HTTPException) as error:
-            raise LoadtestError(f"{self.name} did not answer a request of {len(texts)} texts: {error!r}") from error
+            raise LoadtestError(f"{self.name} did not answer {path}: {error!r}") from error
         finally:
             connection.close()
-        if response.status != 200:
-            raise LoadtestError(f"{self.name} answered {response.status}: {answer[:300].decode(errors='replace')}")
+        if response.status >= 300:
+            raise LoadtestError(f"{self.name} answered {path} with {response.status}: {answer[:300].decode(errors='replace')}")
         return elapsed, answer
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        return [entry["embedding"] for entry in json.loads(self.post(texts)[1])["data"]]
+        return [entry["embedding"] for entry in json.loads(self.post(self.path, self.body(texts))[1])["data"]]
 
-    def shortcuts(self) -> float | None:
-        """Return the number of inputs that the server has answered from its cache or together with an equal input, or None if it does not
-        count them."""
-        found = metrics(self.address, SHORTCUTS)
-        return sum(found.values()) if found else None
+    def shortcuts(self) -> float:
+        """Return the number of inputs that the service has answered from its cache or together with an equal input."""
+        return sum(metrics(self.url, SHORTCUTS).values())
+
+
+class Service(Server):
+    """`attnserve serve` with these bundles and flags. `streams` has the shell's words that close or move its standard streams."""
+
+    def __init__(self, bundles: Sequence[Path], *flags: str, port: int | None = None, streams: str = "", **how: Any) -> None:
+        port = port or free_port()
+        command = [sys.executable, "-P", "-m", "service.cli", "serve", "--port", str(port), *flags]
+        command += [part for bundle in bundles for part in ("--bundle", str(bundle))]
+        if streams:
+            command = ["sh", "-c", f'exec "$@" {streams}', "sh", *command]
+        super().__init__("attnserve", command, port=port, ready="/health/ready", **how)
 
 
 def metrics(url: str, names: Collection[str], key: str = "", timeout_s: float = 30) -> dict[str, float]:
@@ -90,72 +257,6 @@ def summed(text: str, names: Collection[str]) -> dict[str, float]:
     return sums
 
 
-@contextmanager
-def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[MeasuredServer]:
-    """Start `attnserve serve` with `flags` and otherwise default settings: the ATTNSERVE_* environment variables are not passed on. Yield
-    the running server, and stop it at the end of the `with` block."""
-    port = free_port()
-    command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *["--lean"] * lean, *flags]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}
-    with running("attnserve", command, environment, f"http://127.0.0.1:{port}/health/ready") as (process, start_s):
-        yield MeasuredServer(name="attnserve", pid=process.pid, port=port, path="/v1/embeddings", model=model, start_s=start_s)
-
-
-@contextmanager
-def running(
-    name: str, command: Sequence[str], environment: dict[str, str], ready_url: str, folder: Path | None = None
-) -> Iterator[tuple["subprocess.Popen[bytes]", float]]:
-    """Start a process, wait until `ready_url` is answered with 200, and yield the process with the seconds that this took. The process is
-    stopped when the `with` block ends, also if an error ends it. Raises LoadtestError if the process does not become ready in time.
-
-    The process starts in a new session (setsid), so Ctrl-C in the terminal reaches only the benchmark, which then stops the process.
-    """
-    with tempfile.NamedTemporaryFile() as log:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            while not answers(ready_url):
-                if process.poll() is not None or time.perf_counter() - started > START_TIMEOUT_S:
-                    raise LoadtestError(f"{name} did not become ready ({' '.join(command)}); its last output:\n{tail(Path(log.name))}")
-                time.sleep(0.02)
-            yield process, time.perf_counter() - started
-        finally:
-            stop(process)
-
-
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    """Stop the process: send SIGTERM and wait. After a timeout or on Ctrl-C, send SIGTERM again, at which the service ends at once. If the
-    process still runs after a second timeout, kill its process group."""
-    impatient = None
-    with suppress(ProcessLookupError):
-        for number, timeout_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGTERM, 10), (signal.SIGKILL, 10)):
-            if number == signal.SIGKILL:
-                os.killpg(process.pid, number)
-            else:
-                process.send_signal(number)
-            try:
-                process.wait(timeout_s)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-            except KeyboardInterrupt as interrupt:
-                impatient = interrupt
-    if impatient:
-        raise impatient
-
-
-def terminate(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
-    """End a process: send SIGTERM, and SIGKILL if it still runs after `timeout_s`."""
-    process.terminate()
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def answers(url: str) -> bool:
     """Return whether a GET request to `url` is answered with 200."""
     with suppress(OSError, HTTPException), urlopen(url, timeout=5) as response:
@@ -163,6 +264,6 @@ def answers(url: str) -> bool:
     return False
 
 
-def tail(log: Path) -> str:
-    """Return the last lines of a program's log."""
-    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-15:])
+def tail(output: str) -> str:
+    """Return the last lines of a program's output."""
+    return "\n".join(output.strip().splitlines()[-15:])

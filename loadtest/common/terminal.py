@@ -1,41 +1,20 @@
-"""Terminal functions for all commands of loadtest: choose parts, show progress, stop on a signal, print tables."""
+"""Terminal functions for all commands of loadtest: show progress, stop on a signal."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from loadtest.common import report
-from service.terminal import console, errors_printed
-
-T = TypeVar("T", bound=StrEnum)
+from service.terminal import console
 
 
 def stdout(*, width: int) -> Console:
     """Return a console for stdout; if stdout is a file, it is `width` characters wide."""
     terminal = Console()
     return terminal if terminal.is_terminal else Console(width=width)
-
-
-def chosen(only: str, parts: type[T]) -> frozenset[T]:
-    """Return the parts of a benchmark that the comma-separated list `only` names. Raises typer.BadParameter for an unknown name."""
-    words = {word.strip() for word in only.split(",") if word.strip()}
-    if not words or words - set(parts):
-        raise typer.BadParameter(f"{only!r}: choose parts from {','.join(parts)}", param_hint="--only")
-    return frozenset(map(parts, words))
-
-
-def show(rows: Sequence[report.ReportRow], title: str, *, markdown: bool) -> None:
-    """Print the rows to stdout as a table, with `markdown` in Markdown."""
-    if markdown:
-        print(report.markdown(rows, title))
-    else:
-        stdout(width=150).print(report.table(rows, title))
 
 
 @contextmanager
@@ -51,12 +30,6 @@ def progress(steps: int) -> Iterator[Any]:
                 console.print(step)
 
         yield show
-
-
-def run(app: typer.Typer, name: str) -> None:
-    """Run the command `app` as a program called `name`. An AttnserveError is printed as one red line."""
-    with errors_printed():
-        app(prog_name=name)
 
 
 @contextmanager

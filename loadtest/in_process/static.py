@@ -1,16 +1,14 @@
-"""Measures static embeddings: the tokenizer alone, the engine, the service over HTTP, and sentence-transformers, in turns.
+"""The part `static`: static embeddings of the tokenizer alone, sentence-transformers, the engine and the service over HTTP.
 
-`python -m loadtest.in_process.static --bundle bundles/wordllama` prints texts a second of each, as medians of the rounds. Every request
-has 32 texts of 14 words. No text is sent to the engine or the service twice.
+Every request has 32 texts of 14 words. No text is sent to the engine or the service twice.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +18,71 @@ from onnx import numpy_helper
 
 from export import contract
 from loadtest.common import texts, wrk
-from loadtest.common.server import MeasuredServer, attnserve
+from loadtest.common.benchmark import Benchmark, Figure, Figures, Plan, Side
+from loadtest.common.report import Row
+from loadtest.common.server import Server, Service
+from loadtest.in_process.engine import opened, waited
 from service.call import Call
-from service.catalog import Catalog
 from service.encoding.request import EncodeRequest
-from service.settings import Settings
+from service.tokenization.texts import Cut, TextEncoder
 
-REQUEST_TEXTS = 32
-CONCURRENT = 8  # requests at a time
+REQUEST_TEXTS, CONCURRENT = 32, 8  # texts of a request, and requests at a time
 MOST_TEXTS_PER_S = 60_000  # more texts are prepared than a measurement can use
-
-Measure = Callable[[Iterator[list[str]], float], float]
-
-
-def requests(count: int, seed: str) -> Iterator[list[str]]:
-    """Yield `count` requests of new texts."""
-    made = iter(texts.short(count * REQUEST_TEXTS, seed))
-    return iter([list(itertools.islice(made, REQUEST_TEXTS)) for _ in range(count)])
+PEER, SERVICE = "sentence-transformers", "attnserve"
 
 
-def per_s(answer: Callable[[list[str]], Any]) -> Measure:
-    """Return a measurement of a function that computes one request at a time."""
+def benchmark(plan: Plan) -> Benchmark:
+    bundle, manifest = plan.bundles[0], contract.verify(plan.bundles[0])
+    encoder = TextEncoder(
+        bundle / contract.TOKENIZER,
+        max_tokens=manifest.limits.max_tokens,
+        vocab_size=manifest.limits.vocab_size,
+        pair_types=False,
+        prompts={},
+        default_prompt=None,
+    )
+    turns = iter(range(10**6))
 
-    def measured(work: Iterator[list[str]], seconds: float) -> float:
-        again = itertools.cycle(list(work))  # neither remembers a text
+    def requests() -> Iterator[list[str]]:
+        """Yield requests of new texts, as many as a measurement can use."""
+        made = iter(texts.short(round(MOST_TEXTS_PER_S * plan.seconds) + REQUEST_TEXTS, f"{next(turns)}"))
+        return iter(lambda: list(itertools.islice(made, REQUEST_TEXTS)), [])
+
+    def alone(answer: Callable[[list[str]], Any], _: object) -> Figures:
+        """Measure a function that computes one request at a time, and remembers no text."""
+        again = itertools.cycle(list(requests()))
         answer(next(again))
         started, count = time.perf_counter(), 0
-        while (elapsed := time.perf_counter() - started) < seconds:
+        while (elapsed := time.perf_counter() - started) < plan.seconds:
             answer(next(again))
             count += REQUEST_TEXTS
-        return count / elapsed
+        return {"texts": count / elapsed}
 
-    return measured
+    def over_http(server: Server) -> Figures:
+        found = {}
+        for encoding in ("base64", "float"):
+            bodies = [json.dumps({"model": server.model, "input": batch, "encoding_format": encoding}) for batch in requests()]
+            load = wrk.run(server.url + server.path, bodies, connections=CONCURRENT, seconds=plan.seconds)
+            found[encoding] = Figure(load.per_s * REQUEST_TEXTS, problem="; ".join(load.problems))
+        return found
+
+    sides = [
+        Side("tokenizer", {"tokenizer": partial(alone, lambda batch: encoder.encode(batch, cut=Cut()))}),
+        Side(PEER, {"peer": partial(alone, sentence_transformers(bundle))}),
+        Side("engine", {"engine": lambda _: {"texts": waited(engine_per_s(bundle, requests(), plan.seconds))}}),
+        Side(SERVICE, {"service": over_http}, partial(Service, [bundle], model=manifest.name)),
+    ]
+    peer = (PEER, "texts")
+    return Benchmark(
+        sides,
+        [
+            Row("tokenizer alone, one thread, words kept", "texts/s", ("tokenizer", "texts")),
+            Row("sentence-transformers, `encode` in this process", "texts/s", peer),
+            Row("the engine without HTTP, beside sentence-transformers", "texts/s", ("engine", "texts"), peer),
+            Row("HTTP, vectors in base64", "texts/s", (SERVICE, "base64"), peer),
+            Row("HTTP, vectors as numbers", "texts/s", (SERVICE, "float"), peer),
+        ],
+    )
 
 
 def sentence_transformers(bundle: Path) -> Callable[[list[str]], Any]:
@@ -67,76 +98,17 @@ def sentence_transformers(bundle: Path) -> Callable[[list[str]], Any]:
     return lambda batch: model.encode(batch, batch_size=REQUEST_TEXTS, show_progress_bar=False)
 
 
-def engine(bundle: Path) -> Measure:
-    """Return a measurement of the engine without HTTP, with CONCURRENT requests at a time."""
-
-    async def measured(work: Iterator[list[str]], seconds: float) -> float:
-        catalog = Catalog(Settings.model_validate({"bundles": (bundle,)}))
-        await asyncio.to_thread(catalog.load)
-        catalog.start()
+async def engine_per_s(bundle: Path, work: Iterator[list[str]], seconds: float) -> float:
+    """Return the texts per second of the engine without HTTP, with CONCURRENT requests at a time."""
+    async with opened(bundle) as catalog:
         model: Any = next(iter(catalog.models.values()))
-        end, count, started = time.perf_counter() + seconds, 0, time.perf_counter()
+        started, count = time.perf_counter(), 0
 
         async def client() -> None:
             nonlocal count
-            while time.perf_counter() < end:
+            while time.perf_counter() < started + seconds:
                 await model.answer(EncodeRequest(inputs=list(next(work))), Call("bench", time.monotonic()))
                 count += REQUEST_TEXTS
 
         await asyncio.gather(*(client() for _ in range(CONCURRENT)))
-        elapsed = time.perf_counter() - started
-        await catalog.stop()
-        return count / elapsed
-
-    return lambda work, seconds: asyncio.run(measured(work, seconds))
-
-
-def over_http(server: MeasuredServer, encoding: str) -> Measure:
-    """Return a measurement of a running server, with CONCURRENT connections. `encoding` is OpenAI's encoding_format."""
-
-    def measured(work: Iterator[list[str]], seconds: float) -> float:
-        bodies = [json.dumps({"model": server.model, "input": batch, "encoding_format": encoding}) for batch in work]
-        load = wrk.run(server.url, bodies, connections=CONCURRENT, seconds=seconds)
-        if load.problems:
-            raise SystemExit(f"the run is not valid: {', '.join(load.problems)}")
-        return load.per_s * REQUEST_TEXTS
-
-    return measured
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/wordllama"))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    arguments = parser.parse_args()
-    from service.tokenization.texts import Cut, TextEncoder
-
-    manifest = contract.read_manifest(arguments.bundle)
-    tokens = TextEncoder(
-        arguments.bundle / contract.TOKENIZER,
-        max_tokens=manifest.limits.max_tokens,
-        vocab_size=manifest.limits.vocab_size,
-        pair_types=False,
-        prompts={},
-        default_prompt=None,
-    )
-    with attnserve(arguments.bundle, manifest.name) as server:
-        rows: dict[str, Measure] = {
-            "tokenizer, one thread": per_s(lambda batch: tokens.encode(batch, cut=Cut())),
-            "sentence-transformers, encode": per_s(sentence_transformers(arguments.bundle)),
-            "attnserve, engine": engine(arguments.bundle),
-            "attnserve, HTTP, base64": over_http(server, "base64"),
-            "attnserve, HTTP, numbers": over_http(server, "float"),
-        }
-        found: dict[str, list[float]] = {name: [] for name in rows}
-        count = round(MOST_TEXTS_PER_S * arguments.seconds / REQUEST_TEXTS)
-        for number in range(arguments.rounds):
-            for name, measure in rows.items():
-                found[name].append(measure(requests(count, f"{number} {name}"), arguments.seconds))
-    for name, rates in found.items():
-        print(f"{name:32} {statistics.median(rates):10,.0f} texts/s  ({min(rates):,.0f} to {max(rates):,.0f})")
-
-
-if __name__ == "__main__":
-    main()
+        return count / (time.perf_counter() - started)

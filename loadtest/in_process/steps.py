@@ -5,33 +5,17 @@ once, without a sampler or text. Tokens are random, because their values do not 
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from export import contract
 from service.generation.session import OnnxStepSession, Step
 
 WARM_STEPS = 20
 LEAST_STEPS = 2  # fewest steps from which a median is computed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """The measurements of consecutive tokens of one long sequence, which are fed one at a time."""
-
-    first: int  # position of the first token
-    tokens: int
-    s_per_token: float  # median over the tokens of the stretch
-    rss_bytes: int  # resident memory of this process at the end of the stretch
-
-    @property
-    def middle(self) -> float:
-        return self.first + self.tokens / 2
 
 
 def open_steps(bundle: Path, threads: int, *, share_out: bool = False) -> OnnxStepSession:
@@ -96,19 +80,6 @@ def _calls_per_s(step: Callable[[], None], seconds: float) -> float:
     return calls / elapsed
 
 
-def long_sequence(bundle: Path, tokens: int, threads: int, stretch: int = 1000) -> Iterator[Stretch]:
-    """Feed `tokens` tokens to one sequence, one at a time, and yield the measurements after every `stretch` tokens."""
-    return along(stepping(open_steps(bundle, threads), 1), tokens, stretch)
-
-
-def along(step: Callable[[], None], tokens: int, stretch: int) -> Iterator[Stretch]:
-    """Call `step` for each position from 0 to `tokens` - 1, and yield the measurements after every `stretch` positions. A stretch is
-    measured only when the caller requests it."""
-    process = psutil.Process()
-    for first in range(0, tokens, stretch):
-        times = np.empty(min(stretch, tokens - first))
-        for at in range(len(times)):
-            started = time.perf_counter()
-            step()
-            times[at] = time.perf_counter() - started
-        yield Stretch(first=first, tokens=len(times), s_per_token=float(np.median(times)), rss_bytes=process.memory_info().rss)
+def step_s(bundle: Path, threads: int, seconds: float, **where: int) -> float:
+    """Return the median seconds of a step of one sequence. `where`: `position` and `longest` of `stepping`."""
+    return median_s(stepping(open_steps(bundle, threads), 1, **where), seconds)

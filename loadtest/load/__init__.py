@@ -4,7 +4,7 @@ In reading order: `kinds.py` (the kinds of clients), `shapes.py` (how the load c
 `models.py` (the service's models and tasks), `locust_run.py` (starts Locust's processes, whose clients are in `loadtest/users/`),
 `samples.py` (files of samples), `watch.py` (observes the service's processes), `figures.py` (computes figures per stage), `knee.py`
 (the highest rate without overload), `flatness.py` (finds leaks), `pass_marks.py` (verdicts, by the criteria in `pass_marks.toml`),
-`plots.py`, `command.py` and `__main__.py` (the command).
+`command.py` (the command).
 
 No file here imports locust, because the import patches the standard library of its process.
 """

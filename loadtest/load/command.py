@@ -1,4 +1,4 @@
-"""`attnserve load`: loads a running service, and reports figures, plots and verdicts; see loadtest/README.md."""
+"""`attnserve load`: loads a running service, and reports figures and verdicts; see loadtest/README.md."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from loadtest.common import machine
 from loadtest.common.report import Verdict, amount
 from loadtest.common.terminal import interruptible, progress, stdout
 from loadtest.errors import LoadtestError
-from loadtest.load import figures, flatness, knee, locust_run, models, pass_marks, plots, samples, watch
+from loadtest.load import figures, flatness, knee, locust_run, models, pass_marks, samples, watch
 from loadtest.load.figures import ALL, StageFigures
 from loadtest.load.kinds import KINDS
 from loadtest.load.pass_marks import Judged
@@ -85,7 +85,6 @@ def load(
     told = LoadRun(plan, shape, observations)
     judged = pass_marks.judge(wanted, told.stages, told.of_run)
     told.write(about, judged)
-    told.draw(f"{shape}, {url}, {about['cpus']} cores, {about['cpu']}, {date}")
     show(told, judged, f"{shape}, {', '.join(sorted(set(tasks.values())))}, {about['cpus']} cores, {about['cpu']}, {date}")
     for stage in told.stages:
         if stage.late_ms:
@@ -229,14 +228,6 @@ class LoadRun:
         with (self.plan.out / "observations.jsonl").open("w") as file:
             for seen in self.observations:
                 file.write(json.dumps({**seen._asdict(), "processes": [process._asdict() for process in seen.processes]}) + "\n")
-
-    def draw(self, title: str) -> None:
-        out = self.plan.out
-        plots.percentiles_over_time(self.samples, self.begun, out / "percentiles.png", title)
-        plots.tokens_over_time(self.samples, self.begun, out / "tokens.png", title)
-        plots.processes_over_time(self.observations, self.begun, out / "processes.png", title)
-        if self.shape == Shape.ramp:
-            plots.latency_by_rate(self._measured, self.knee, out / "latency-by-rate.png", title)
 
 
 def slower(now: StageFigures, before: StageFigures) -> float | None:

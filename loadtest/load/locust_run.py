@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from loadtest.common.server import tail, terminate
+from loadtest.common.server import tail
 from loadtest.errors import LoadtestError
 from loadtest.load.plan import LoadPlan
 from service.deployment.ports import free_port
@@ -40,7 +40,7 @@ def run(plan: LoadPlan, *, workers: int = 0, tick: Callable[[], None] = lambda: 
             tick()
             time.sleep(0.2)
     if master.returncode:
-        raise LoadtestError(f"locust ended with {master.returncode}; the end of {log}:\n{tail(log)}")
+        raise LoadtestError(f"locust ended with {master.returncode}; the end of {log}:\n{tail(log.read_text(errors='replace'))}")
 
 
 @contextmanager
@@ -52,4 +52,9 @@ def started(command: list[str], output: IO[str], folder: Path) -> "Iterator[subp
     try:
         yield process
     finally:
-        terminate(process, _STOP_S)
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

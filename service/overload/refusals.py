@@ -1,15 +1,13 @@
 """Refuses requests before they reach a queue: when requests are read late, and when a pool has just refused another request. Also computes
-by how much refusals are delayed, and remembers refused requests, which clients may send again.
+by how much refusals are delayed.
 """
 
 import math
 
 from service.errors import Overloaded, QueueTooLong
-from service.overload.promises import name_of
 from service.runtime.lanes import Lane
 
 _UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # rate of refusals (per second) at which each is delayed by 1 s; longest delay in seconds
-_MOST_REFUSED, _LATE_S = 32_768, 30.0  # limit on remembered requests; seconds by which a client may come late, as by delays of its own
 _REPEATED_S = 0.05  # seconds for which a gateway repeats a pool's refusal; the pool's queues take longer to empty
 
 
@@ -55,31 +53,6 @@ class PoolRefusals:
         if refusal is None or now - at >= min(refusal.retry_after_s, _REPEATED_S):
             return None
         return QueueTooLong(refusal.message, retry_after_s=refusal.retry_after_s)
-
-
-class RefusedRequests:
-    """The work of requests that a pool has refused, so that a request counts once as offered work however often it is sent again. It is
-    recognised by its client and its content.
-    """
-
-    def __init__(self) -> None:
-        self._counted: dict[tuple[str, int], tuple[float, float]] = {}  # request -> (its counted work, time until which it may return)
-
-    def refuse(self, client: str, content: int, now: float, work: float, told_s: float) -> float:
-        """Remember a refused request that is told to come back in `told_s` seconds. Returns the part of its work that was not counted."""
-        counted = self.come_back(client, content, now)
-        while self._counted and (len(self._counted) >= _MOST_REFUSED or next(iter(self._counted.values()))[1] < now):
-            del self._counted[next(iter(self._counted))]
-        self._counted[name_of(client), content] = work, now + told_s + _LATE_S
-        return work - counted
-
-    def come_back(self, client: str, content: int, now: float) -> float:
-        """Forget a request that is sent again. Returns its work that was counted, or 0 for any other request."""
-        work, until = self._counted.pop((name_of(client), content), (0.0, math.inf)) if self._counted else (0.0, math.inf)
-        return work if now <= until else 0.0
-
-    def expects(self, client: str, content: int) -> bool:
-        return bool(self._counted) and (name_of(client), content) in self._counted
 
 
 class RefusalDelay:

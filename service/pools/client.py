@@ -24,7 +24,7 @@ from service.encoding.selftest import SelfTest
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
 from service.generation.run import Run
-from service.overload.refusals import PoolRefusals, RefusedRequests
+from service.overload.refusals import PoolRefusals
 from service.pools import wire
 from service.pools.limits import PART_BYTES
 from service.pools.messages import Accepted, Failed, Receiver, named
@@ -49,7 +49,6 @@ class _PoolEngine:
         self._replicas = replicas
         self._name = name
         self._key = (name, fingerprint)
-        self._refused_requests = RefusedRequests()
 
     def start(self) -> None:
         """Do nothing: the replicas start their own engines."""
@@ -86,15 +85,6 @@ class _PoolEngine:
         """Count tokens or runs that no replica accepted. The next heartbeat reports them to a replica, because Serve scales the pool
         by what replicas report."""
         self._replicas.refused[self._name] += work  # type: ignore[assignment]  # typeshed allows integers only
-
-    def _refuse(self, client: str, content: int, work: float, error: Overloaded) -> None:
-        """Count a refused request, unless it was counted before."""
-        self.refused(self._refused_requests.refuse(client, content, time.monotonic(), work, error.retry_after_s))
-
-    def _admitted(self, client: str, content: int) -> None:
-        """Take a request back from the count if it was refused before, because the replica counts it now."""
-        if work := self._refused_requests.come_back(client, content, time.monotonic()):
-            self.refused(-work)
 
 
 class _Tries:
@@ -139,14 +129,12 @@ class PoolEncoder(_PoolEngine):
         self._refusals = PoolRefusals()
         self._request_tokens: dict[Lane, float] = {}  # lane -> moving average of the tokens of a request
 
-    def check(self, lane: Lane, client: str = "", content: int = 0) -> None:
+    def check(self, lane: Lane, client: str = "") -> None:
         """Raise the replicas' latest rejection again for a short time after it, so that new requests are rejected before they are
-        tokenised. `EncoderEngine.check` raises the same errors. A request that was rejected before may have a place.
+        tokenised. `EncoderEngine.check` raises the same errors.
         """
-        if self._refused_requests.expects(client, content):
-            return
         if (refusal := self._refusals.current(lane, time.monotonic())) is not None:
-            self._refuse(client, content, self._request_tokens[lane], refusal)
+            self.refused(self._request_tokens[lane])
             raise refusal
 
     async def run(self, task: EncodeTask) -> list[RowOrError]:
@@ -198,10 +186,9 @@ class PoolEncoder(_PoolEngine):
                 refusal = next(each for each in refusals if each)
                 self._refusals.note(lane, time.monotonic(), refusal)
                 if not answered:
-                    self._refuse(task.client, task.content, tokens, refusal)
+                    self.refused(tokens)
                     raise refusal
                 await asyncio.sleep(refusal.retry_after_s)  # meanwhile the replicas complete other work
-        self._admitted(task.client, task.content)
         return rows
 
     def begin(self, task: EncodeTask, done: OnResult) -> Callable[[], object]:
@@ -303,17 +290,11 @@ class PoolGenerator(_PoolEngine):
         stream. It is the replica of session `key`, or any replica if `key` is "".
         """
         tries, slots = _Tries(self._replicas, self._key), sum(request.slots for request in requests)
-        client, content = requests[0].client, hash(tuple(request.prompt for request in requests))
-
-        def refuse(error: Overloaded) -> None:
-            self._refuse(client, content, slots, error)
-
         try:
             accepted = await self._accepted(requests, key, tries, slots)
-        except Overloaded as error:
-            refuse(error)
+        except Overloaded:
+            self.refused(slots)
             raise
-        self._admitted(client, content)
 
         async def elsewhere(replica: Replica, error: Overloaded) -> "_Accepted":
             if not tries.again(replica, error):
@@ -324,7 +305,7 @@ class PoolGenerator(_PoolEngine):
             return replica.running(self._key, slots)
 
         movable = self._key if all(request.takes_known for request in requests) else None
-        return _Stream(requests, accepted, running, elsewhere, refuse, movable).runs
+        return _Stream(requests, accepted, running, elsewhere, lambda: self.refused(slots), movable).runs
 
     async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: _Tries, slots: int) -> "_Accepted":
         """Find a replica that queues all runs. Returns the replica and the stream of its further messages."""
@@ -401,7 +382,7 @@ class _Stream:
         accepted: _Accepted,
         running: Callable[[Replica], contextlib.AbstractContextManager[None]],
         elsewhere: Callable[[Replica, Overloaded], Awaitable[_Accepted]],
-        refused: Callable[[Overloaded], None],
+        refused: Callable[[], None],
         movable: Key | None,
     ) -> None:
         """`movable` is the model if the runs can go on in another replica, else None."""
@@ -447,7 +428,7 @@ class _Stream:
                 self._take_place(await self._elsewhere(self._accepted.replica, refusal))
                 await self._read()
         except Overloaded as refusal:
-            self._refused(refusal)
+            self._refused()
             self._fail(refusal)
         except ServiceError as error:
             self._fail(error)

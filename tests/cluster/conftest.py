@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.cluster import Cluster, running
 from tests.bundles import tiny_encoder_bundle, withholding
+from tests.cluster.nodes import Cluster, running
 
 WORKERS = ("one", "two")
 

@@ -14,11 +14,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from loadtest.faults.cluster import Cluster
 from service.deployment.scaling import ENCODER_TARGET, autoscaling
 from tests.bundles import tiny_encoder_bundle
 from tests.cluster.conftest import WORKERS
 from tests.cluster.load import Load, held
+from tests.cluster.nodes import Cluster
 from tests.cluster.test_logs import records
 from tests.service.fakes import PATIENCE_S
 

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.faults.cluster import Cluster
 from tests.bundles import WITHHELD
 from tests.cluster.conftest import WORKERS
+from tests.cluster.nodes import Cluster
 from tests.service.fakes import PATIENCE_S
 
 pytestmark = [pytest.mark.live, pytest.mark.alone]

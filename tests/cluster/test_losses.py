@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from loadtest.faults.cluster import APPLICATION, Cluster
 from tests.cluster.conftest import WORKERS
 from tests.cluster.load import HELD_STREAMS, HELD_TOKENS, PATIENCE_S, Load, Outcome, held, missing
+from tests.cluster.nodes import APPLICATION, Cluster
 
 pytestmark = [pytest.mark.live, pytest.mark.alone]
 STREAMS = 12

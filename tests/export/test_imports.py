@@ -10,7 +10,7 @@ EXPORT = ROOT / "export"
 FILES = sorted(EXPORT.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
 ORDER = [
-    *("errors", "contract", "checks", "graphs", "int8", "blocks", "gpu", "kinds", "maps", "folder", "bundle", "kv_cache", "summary"),
+    *("errors", "contract", "checks", "graphs", "int8", "blocks", "gpu", "kinds", "maps", "folder", "bundle", "summary"),
     *("comparison", "commands"),
 ]
 

@@ -12,14 +12,13 @@ FILES = sorted(LOADTEST.rglob("*.py"))
 ORDER = [
     "errors",
     "common",
-    "in_process",
     "load",
     "users",
     "locustfile",
     "shapes",
-    "bench",
+    "in_process",
     "faults",
-    "console",
+    "bench",
     "commands",
 ]
 ENGINES = {"torch", "transformers", "onnx", "onnxruntime", "models"}

@@ -1,12 +1,12 @@
-"""A server is waited for and stopped however the block is left."""
+"""The harness: a program is waited for, watched and stopped however the block is left."""
 
 import signal
 import sys
-import time
 
+import psutil
 import pytest
 
-from loadtest.common.server import SHORTCUTS, MeasuredServer, running, summed
+from loadtest.common.server import SHORTCUTS, Program, Server, summed
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 
@@ -18,11 +18,12 @@ attnserve_joined_inputs_total{model="a"} 2.0
 attnserve_cache_bytes 9000.0
 """
 SERVE = "import http.server as h, sys; h.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), h.SimpleHTTPRequestHandler).serve_forever()"
+CHILD = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); print('begun', flush=True); time.sleep(600)"
 
 
-def serving(code: str = SERVE):
+def serving(code: str = SERVE) -> Server:
     port = free_port()
-    return running("test", [sys.executable, "-c", code, str(port)], {}, f"http://127.0.0.1:{port}/")
+    return Server("test", [sys.executable, "-c", code, str(port)], port=port)
 
 
 def test_shortcuts_are_hits_and_joined_inputs():
@@ -31,17 +32,17 @@ def test_shortcuts_are_hits_and_joined_inputs():
 
 
 def test_a_server_runs_within_the_block_and_not_after_it():
-    with serving() as (process, start_s):
-        assert start_s > 0
-        assert process.poll() is None
-    assert process.returncode == -signal.SIGTERM
+    with serving() as server:
+        assert server.start_s > 0
+        assert server.process.poll() is None
+    assert server.process.returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, LoadtestError])
 def test_a_server_is_stopped_when_the_block_fails(error: type[BaseException]):
-    with pytest.raises(error), serving() as (process, _):
+    with pytest.raises(error), serving() as server:
         raise error
-    assert process.returncode == -signal.SIGTERM
+    assert server.process.returncode == -signal.SIGTERM
 
 
 def test_a_server_that_ends_early_is_quoted():
@@ -49,8 +50,16 @@ def test_a_server_that_ends_early_is_quoted():
         pass
 
 
-def test_a_body_is_one_text_or_a_list():
-    server = MeasuredServer(name="x", pid=1, port=1, path="/v1/embeddings", model="m", start_s=time.monotonic())
-    assert server.url == "http://127.0.0.1:1/v1/embeddings"
-    assert server.body("a") == '{"model": "m", "input": "a"}'
-    assert server.body(["a", "b"]) == '{"model": "m", "input": ["a", "b"]}'
+def test_a_program_is_killed_with_its_descendants_and_starts_again_with_its_output():
+    with Program([sys.executable, "-c", CHILD]) as program:
+        program.wait_for("begun")
+        (child,) = program.processes("sleep")
+        assert program.find("sleep") == child
+        program.kill()
+        assert (program.process.returncode, psutil.pid_exists(child.pid)) == (-signal.SIGKILL, False)
+        assert program.new_lines() == ["begun"]
+        program.start()
+        program.wait_for("begun\nbegun")
+        assert program.new_lines() == ["begun"]
+        program.kill()
+    assert program.output == "begun\nbegun\n"

@@ -54,13 +54,6 @@ def test_equal_texts_with_other_logprobs_or_ends_are_different() -> None:
     assert "finish_reason stop for length" in difference(wanted, ended)
 
 
-def test_the_gap_at_a_moment_lies_between_two_chunks() -> None:
-    one = Reading(times=[1.0, 1.5, 3.0])
-    assert one.gap(2.0) == (1.5, 3.0)
-    assert one.gap(0.5) is one.gap(3.5) is None
-    assert one.longest_gap_s == 1.5
-
-
 def event(text: str, number: int) -> bytes:
     chunk = {"choices": [{"index": 0, "text": text, "finish_reason": None}]}
     return f"id: run:{number}\ndata: {json.dumps(chunk)}\n\n".encode()

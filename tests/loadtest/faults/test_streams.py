@@ -11,26 +11,9 @@ import pytest
 
 from loadtest.faults import demo
 from loadtest.faults.demo import Kill
-from loadtest.faults.kills import wall
 from loadtest.faults.reading import Choice, Reading
-from loadtest.faults.streams import Campaign, Lost, campaign, losses, pauses, summary
-from loadtest.faults.striking import Service, What, pool_of, service
-
-DAY = "2026-11-23T01:18"
-
-
-def record(second: float, message: str, request_id: str = "stream-0-1") -> str:
-    stamp = f"{DAY}:{int(second):02}.{round(second % 1 * 1000):03}Z"
-    return f'{{"time": "{stamp}", "level": "INFO", "message": "{message}", "request_id": "{request_id}"}}\n'
-
-
-def test_a_pause_is_split_by_the_gateways_log() -> None:
-    """Killed at 10.0 s, noticed at 10.1 s, queued again at 10.3 s, next chunk at 10.7 s; the last one before was at 9.8 s."""
-    zero = wall(f"{DAY}:00.000Z")
-    output = record(10.1, "runs lost") + record(10.1, "runs lost", "unknown") + record(10.3, "runs opened again")
-    asked = [(0, Reading("stream-0-1", times=[zero + second for second in (9.0, 9.8, 10.7, 10.8)]))]
-    (lost,) = losses(output, asked, [zero + 2.0, zero + 10.0, zero + 20.0])
-    assert [lost.pause_s, lost.detection_s, lost.dispatch_s, lost.replay_s] == pytest.approx([0.9, 0.1, 0.2, 0.4], abs=1e-4)
+from loadtest.faults.streams import Campaign, Pause, campaign, figures_of, pauses
+from loadtest.faults.striking import SplitService, pool_of, service
 
 
 def test_a_stream_that_was_continued_has_a_pause_for_each_cut() -> None:
@@ -49,11 +32,11 @@ def test_what_was_sent_before_a_fault_and_arrives_later_is_not_the_end_of_its_pa
 
 def test_the_log_tells_who_is_in_the_pool() -> None:
     def said(message: str, replica: str) -> str:
-        return record(1.0, message).replace('"request_id": "stream-0-1"', f'"replica": "{replica}"')
+        return f'{{"time": "2026-11-23T01:18:01.000Z", "level": "INFO", "message": "{message}", "replica": "{replica}"}}\n'
 
     output = said("a replica has come", "a") + said("a replica has come", "b")
     assert pool_of(output) == (0, 0, 2, 0)
-    output += said("a replica is silent", "a") + said("a replica is silent", "b")
+    output += "(raylet) Ray prints from a thread of its own. " + said("a replica is silent", "a") + said("a replica is silent", "b")
     assert pool_of(output) == (0, 2, 2, 2)
     output += said("a replica answers again", "a") + said("a replica has left", "b")
     assert pool_of(output) == (1, 2, 1, 0)
@@ -63,11 +46,11 @@ def test_a_campaign_counts_what_was_not_the_same() -> None:
     def read(text: str) -> Reading:
         return Reading(text, {0: Choice(text, {}, "stop")}, 3, times=[0.0, 0.25])
 
-    made = Campaign([read("one two")], [1.0], [(0, read("one two")), (0, read("one"))], [Lost("one", 1.0, 0.5, 0.1, 0.1, 0.3)])
-    figures = summary(made)
-    assert [figures[name] for name in ("streams", "hit", "same", "lost", "doubled")] == [2, 1, 1, 1, 0]
-    assert (figures["pause_s"]["p50"], figures["undisturbed_longest_gap_s"]) == (0.5, 0.25)
-    assert [problem["is"] for problem in made.problems()] == ["lost"]
+    made = Campaign([read("one two")], [1.0], [(0, read("one two")), (0, read("one"))], [Pause("one", 1.0, 0.5)])
+    figures = figures_of(made)
+    assert [figures[name] for name in ("streams", "hit", "undisturbed", "pause, p50")] == [2, 1, 0.25, 0.5]
+    assert [figures[name][0] for name in ("lost", "doubled", "different", "failed")] == [1, 0, 0, 0]
+    assert "lost: request 0 (one): choice 0, character 3" in figures["lost"][1]
 
 
 def test_the_pause_of_a_kill_ends_before_the_next_kill() -> None:
@@ -79,15 +62,15 @@ def test_the_pause_of_a_kill_ends_before_the_next_kill() -> None:
 
 
 @pytest.fixture(scope="module")
-def running(decoder_bundle: Path) -> Iterator[Service]:
+def running(decoder_bundle: Path) -> Iterator[SplitService]:
     """For all faults that it survives with its states on disk: it is whole again after each."""
     with service(decoder_bundle) as started:
         yield started
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("what", [What.kill, What.gateway, What.haproxy])
-def test_streams_are_the_same_after_two_kills(running: Service, what: What) -> None:
+@pytest.mark.parametrize("what", ["kill", "gateway", "haproxy"])
+def test_streams_are_the_same_after_two_kills(running: SplitService, what: str) -> None:
     same_after_two_faults(running, what)
 
 
@@ -96,10 +79,10 @@ def test_streams_are_the_same_after_redis_was_killed_twice(decoder_bundle: Path)
     if shutil.which("redis-server") is None:
         pytest.skip("needs Redis: apt-get install redis-server")
     with service(decoder_bundle, redis=True) as with_redis:
-        same_after_two_faults(with_redis, What.redis)
+        same_after_two_faults(with_redis, "redis")
 
 
-def same_after_two_faults(running: Service, what: What) -> None:
+def same_after_two_faults(running: SplitService, what: str) -> None:
     made = campaign(running, 2, what, seed=0, tokens=600)
     assert made.problems() == []
     assert made.lost, "no kill has hit a stream"
@@ -108,17 +91,7 @@ def same_after_two_faults(running: Service, what: What) -> None:
 
 @pytest.mark.live
 def test_demo_crash_shows_the_same_text_twice(decoder_bundle: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "service.cli",
-        "demo",
-        "crash",
-        "--bundle",
-        str(decoder_bundle),
-        "--prompt",
-        "one two",
-    ]
+    command = [sys.executable, "-m", "service.cli", "demo", "crash", "--bundle", str(decoder_bundle), "--prompt", "one two"]
     done = subprocess.run([*command, "--tokens", "1500"], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"The same text: 1500 tokens, 2 generators killed, pauses of \d+\.\d\d and \d+\.\d\d s\.", done.stdout)

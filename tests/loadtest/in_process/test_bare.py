@@ -33,13 +33,6 @@ def test_shapes_stay_within_the_model_and_the_batch():
     assert bare.shapes_for_mix(512)[-1][1] == 256
 
 
-def test_a_bundle_is_run_in_a_process_of_its_own(encoder_bundle: Path):
-    timings = bare.measure(encoder_bundle, [(2, 16), (1, 8)], threads=1, seconds=0.05, spin=True, callers=2)
-    assert set(timings) == {(2, 16), (1, 8)}
-    assert all(timing["texts_per_s"] > 0 and timing["p50_ms"] > 0 for timing in timings.values())
-    assert bare.token_counts(encoder_bundle, ["the cat", "the cat " * 100]) == [4, 64]
-
-
 def test_a_length_is_run_in_the_graph_that_computes_it(hybrid_bundle: Path, tmp_path: Path):
     """Without its graph for short texts, only longer texts can be run."""
     bundle = Path(shutil.copytree(hybrid_bundle, tmp_path / "bundle"))

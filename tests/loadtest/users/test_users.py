@@ -133,21 +133,20 @@ def test_the_command_with_two_workers_writes_everything_and_judges(encoder_url: 
     marks = tmp_path / "marks.toml"
     marks.write_text('[[spike]]\nstage = "spike"\nfigure = "embed.p99_ms"\nat_most = 0.001\nwhy = "nobody can"\n')
     asked = ["--url", encoder_url, "--shape", "spike", "--minutes", "0.1", "--knee", "50", "--mix", "embed=1", "--workers", "2"]
-    command = [sys.executable, "-m", "loadtest.load", *asked, "--marks", str(marks), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "service.cli", "load", *asked, "--marks", str(marks), "--out", str(tmp_path / "out")]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 1, ended.stderr
     assert "FAIL" in ended.stdout
     (out,) = (tmp_path / "out").iterdir()
     written = {file.name for file in out.iterdir() if file.stat().st_size}
     assert {"run.json", "samples.csv", "observations.jsonl", "locust.html", "locust_stats.csv"} <= written
-    assert {"percentiles.png", "tokens.png", "processes.png"} <= written
     assert "2 workers" in (out / "locust.log").read_text() or "index 1" in (out / "locust.log").read_text()
 
 
 def test_a_soak_that_sees_no_process_does_not_pass(encoder_url: str, tmp_path: Path):
     """The service answers in a process that is none of `attnserve`, as one elsewhere does: that its memory stays is not judged."""
     asked = ["--url", encoder_url, "--shape", "soak", "--minutes", "0.1", "--knee", "20", "--mix", "embed=1", "--out", str(tmp_path)]
-    ended = subprocess.run([sys.executable, "-m", "loadtest.load", *asked], check=False, capture_output=True, text=True, timeout=600)
+    ended = subprocess.run([sys.executable, "-m", "service.cli", "load", *asked], check=False, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "not judged: not_flat: no process of the service could be followed" in ended.stderr
     (run,) = tmp_path.glob("*/run.json")

@@ -33,7 +33,6 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Sequence
 from service.generation.submission import Submission
-from service.overload.refusals import RefusedRequests
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered, OfferedSlots
 from service.telemetry.usage import Usage
@@ -128,12 +127,6 @@ class Encoder:
         if not self._busy:
             self._draw()
 
-    def work(self, tokens: int) -> float:
-        return tokens
-
-    def refused(self, work: float) -> None:
-        self.offered.add(work / self._tokens_per_s)
-
     def _draw(self) -> None:
         draw = self._queue.draw(self._clock.now)
         self._busy = bool(draw.batch)
@@ -164,12 +157,6 @@ class Generator:
         self._stepping = False
         self._admission = SlotAdmission[Sequence](QueueLimits(max_waiting_tokens=10**6))
         self._run_s = 0.0
-
-    def work(self, tokens: int) -> float:
-        return 1
-
-    def refused(self, work: float) -> None:
-        self.offered.refuse(work)
 
     @property
     def pending(self) -> int:
@@ -250,13 +237,10 @@ START_S = 12.0  # from a decision until a new replica has loaded its bundles, wh
 
 class Fleet:
     """Replicas that report as Serve's do, clients that ask the next one in turn, and Serve's own autoscaling state with the configuration
-    that ships. If clients `return`, they send a refused request again when they were told to; then a gateway counts refusals."""
+    that ships."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, make: Callable[[Clock], Encoder | Generator], replicas: int, *, returning: bool = False
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, make: Callable[[Clock], Encoder | Generator], replicas: int) -> None:
         self.clock = Clock()
-        self._gateway = RefusedRequests() if returning else None
         self.refused = self.asked = 0
         self.numbers: list[tuple[float, int]] = []
         self._make, self._random, self._names = make, random.Random(7), itertools.count()
@@ -285,7 +269,6 @@ class Fleet:
     def _start(self) -> None:
         name = ReplicaID(f"{next(self._names):08}", self._id)
         self._there[name], self._samples[name] = self._make(self.clock), deque()
-        self._there[name].offered.counts_refusals = self._gateway is None
         self._serve.update_running_replica_ids(list(self._there))
         self.clock.at(self.clock.now + self._random.uniform(0, self._every_s), lambda: self._report(name))
 
@@ -327,17 +310,11 @@ class Fleet:
 
     def _ask(self, client: str, tokens: int) -> None:
         self.asked += 1
-        replica, content, now = list(self._there.values())[self.asked % len(self._there)], hash((client, tokens)), self.clock.now
+        replica = list(self._there.values())[self.asked % len(self._there)]
         try:
             replica.ask(client, tokens)
-        except Overloaded as error:
+        except Overloaded:
             self.refused += 1
-            if self._gateway is not None:
-                replica.refused(self._gateway.refuse(client, content, now, replica.work(tokens), error.retry_after_s))
-                self.clock.at(now + error.retry_after_s, lambda: self._ask(client, tokens))
-        else:
-            if self._gateway is not None:
-                replica.refused(-self._gateway.come_back(client, content, now))
 
 
 def settles(numbers: list[int], right: float) -> bool:
@@ -377,14 +354,6 @@ def test_a_burst_has_its_replicas_decided_within_20_s(monkeypatch: pytest.Monkey
     numbers = fleet.play(4.3 * 3 * ENCODER_TARGET * 10, 500, 60)
     assert next(second for second, number in enumerate(numbers, 1) if number > numbers[0]) <= 10
     assert next(second for second, number in enumerate(numbers, 1) if number >= 0.9 * 12.9) <= 20
-    assert settles(numbers, 12.9), numbers
-
-
-def test_requests_that_are_sent_again_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The burst above, whose clients send each refused request again until it is answered."""
-    fleet = Fleet(monkeypatch, lambda clock: Encoder(clock, 5_000.0), 3, returning=True)
-    fleet.play(0.9 * 3 * ENCODER_TARGET * 10, 500, 60)
-    numbers = fleet.play(4.3 * 3 * ENCODER_TARGET * 10, 500, 120)
     assert settles(numbers, 12.9), numbers
 
 

@@ -1,7 +1,4 @@
-"""Processes of the real service are killed and stopped while clients ask: what they get meanwhile, and that it is whole again soon.
-
-`python -m loadtest.faults.kills` does the same with real bundles and measures it; deploy/faults.md has the figures.
-"""
+"""Processes of the real service are killed and stopped while clients ask: what they get meanwhile, and that it is whole again soon."""
 
 import os
 import signal
@@ -15,8 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from loadtest.faults.kills import Clients, Fault, Outcome, ProbeAnswer, Victim, hit, requests, victim
+from tests.service.deployment.striking import Clients, Fault, Outcome, ProbeAnswer, hit, requests
 from tests.service.fakes import PATIENCE_S
+from tests.service.live import LiveService, live
 
 pytestmark = pytest.mark.live
 
@@ -56,7 +54,7 @@ def bundles(encoder_bundle: Path, decoder_bundle: Path) -> list[Path]:
 
 
 @contextmanager
-def under_load(running: Victim) -> Iterator[Clients]:
+def under_load(running: LiveService) -> Iterator[Clients]:
     clients = Clients(running.port, requests("tiny-encoder", "tiny-decoder"))
     try:
         time.sleep(1)
@@ -65,11 +63,11 @@ def under_load(running: Victim) -> Iterator[Clients]:
         clients.stop()
 
 
-def survived(running: Victim, clients: Clients, title: str, how: Fault, *, lean: bool = False) -> Outcome:
+def survived(running: LiveService, clients: Clients, title: str, how: Fault, *, lean: bool = False) -> Outcome:
     """It is whole again, and meanwhile every request had a whole answer, or a 429 or 503 that says when to come again, in time."""
     outcome = hit(running, clients, title, how, within_s=_WHOLE_S)
     assert outcome.ended_with is None, outcome.last_words
-    assert outcome.whole_s is not None, (title, how, outcome.statuses, running.output())
+    assert outcome.whole_s is not None, (title, how, outcome.statuses, running.output)
     others = {status for status in outcome.statuses if status not in ("200", "429", "503")}
     # The requests that a process had at the client's own connections end with it: HAProxy's, and with lean the replica's. If HAProxy's
     # last retry fails too, it closes a connection that it has answered on before: the client must send the request again.
@@ -81,12 +79,12 @@ def survived(running: Victim, clients: Clients, title: str, how: Fault, *, lean:
     return outcome
 
 
-def ended(running: Victim, title: str, how: signal.Signals) -> None:
+def ended(running: LiveService, title: str, how: signal.Signals) -> None:
     """The command has ended with a sentence, and nothing is left of it."""
     runs = {part for part in " ".join(running.find("raylet").cmdline()).split("/") if part.startswith("attnserve-")}
     with under_load(running) as clients:
         outcome = hit(running, clients, title, how, within_s=_WHOLE_S, to_the_end=True)
-    assert outcome.ended_with == 1, (title, how, running.output())
+    assert outcome.ended_with == 1, (title, how, running.output)
     assert "start the service again" in outcome.last_words
     assert "LEFT" not in outcome.last_words
     assert runs
@@ -100,21 +98,21 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def single(bundles: list[Path], fault: Path) -> Iterator[Victim]:
+def single(bundles: list[Path], fault: Path) -> Iterator[LiveService]:
     (fault.parent / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     path = os.pathsep.join([str(fault.parent), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    with victim(bundles, "single", env={"PYTHONPATH": path, "ATTNTEST_FAULT": str(fault)}) as running:
+    with live(bundles, env={"PYTHONPATH": path, "ATTNTEST_FAULT": str(fault)}) as running:
         yield running
 
 
-def test_profile_single_replaces_what_dies_or_is_stopped(single: Victim) -> None:
+def test_profile_single_replaces_what_dies_or_is_stopped(single: LiveService) -> None:
     with under_load(single) as clients:
         for title in ("haproxy", "ServeController", "ServeReplica"):
             for how in (KILL, STOP):
                 survived(single, clients, title, how)
 
 
-def test_a_busy_event_loop_is_no_dead_process(single: Victim, fault: Path) -> None:
+def test_a_busy_event_loop_is_no_dead_process(single: LiveService, fault: Path) -> None:
     """It is busy for longer than a process may be stopped. The replica is kept, and its callers are answered."""
     with under_load(single) as clients:
         replica, began = single.find("ServeReplica").pid, time.monotonic()
@@ -182,7 +180,7 @@ def memory_group() -> Iterator[MemoryGroup]:
         group.path.rmdir()
 
 
-def test_a_replica_that_the_kernel_kills_for_its_memory_is_replaced(single: Victim, fault: Path, memory_group: MemoryGroup) -> None:
+def test_a_replica_that_the_kernel_kills_for_its_memory_is_replaced(single: LiveService, fault: Path, memory_group: MemoryGroup) -> None:
     """All processes have a limit together, as `docker run --memory` sets it. The kernel may kill more than the replica."""
     with under_load(single) as clients:
         memory_group.limit_to(_ROOM_BYTES)
@@ -193,12 +191,12 @@ def test_a_replica_that_the_kernel_kills_for_its_memory_is_replaced(single: Vict
         assert memory_group.kills() >= 1
 
 
-def test_profile_single_ends_without_rays_gcs(single: Victim) -> None:
+def test_profile_single_ends_without_rays_gcs(single: LiveService) -> None:
     ended(single, "gcs_server", KILL)
 
 
 def test_lean(bundles: list[Path]) -> None:
-    with victim(bundles, "lean") as running:
+    with live(bundles, "--lean") as running:
         with under_load(running) as clients:
             assert survived(running, clients, "ServeReplica", KILL, lean=True).statuses["503"]
             survived(running, clients, "ServeReplica", STOP, lean=True)
@@ -210,7 +208,7 @@ def test_profile_split_with_two_gateways(bundles: list[Path]) -> None:
 
     A 503 with Retry-After is allowed beside it, as everywhere: on a busy machine all replicas of a pool may be silent for too long.
     """
-    with victim(bundles, "split", "--set", "gateways=2", "--development") as running:
+    with live(bundles, "--profile", "split", "--set", "gateways=2", "--development") as running:
 
         def by_route(generator: psutil.Process) -> None:
             answer = httpx.post(f"http://127.0.0.1:{running.port}/v1/development/kill")

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,8 @@ from urllib.request import Request, urlopen
 import psutil
 import yaml
 
+from loadtest.common.redis import Redis
+from loadtest.common.server import Program, until
 from loadtest.errors import LoadtestError
 from service.deployment import haproxy
 from service.deployment.ports import free_port, free_ports
@@ -51,7 +52,7 @@ class Cluster:
         self._flags = {**flags, **self._on_one_machine()}
         self._redis = redis
         self._addresses: dict[str, str] = {}
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, Program] = {}
         self._mark = secrets.token_hex(8)
         self._over = threading.Event()
 
@@ -68,13 +69,12 @@ class Cluster:
 
     def start_redis(self) -> None:
         """Start Redis, with the data of its previous run if there is any. `kill("redis")` ends it in the same way as a node."""
-        assert self._redis is not None
         data = self.folder / "redis"
         data.mkdir(exist_ok=True)
-        arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--requirepass", self._token]
         # These options equal those in deploy/chart/templates/redis.yaml.
-        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]
-        self._run("redis", [str(self._redis), *arguments], {})
+        flags = ("--requirepass", self._token, "--appendfsync", "always")
+        how: dict[str, Any] = {"env": self._environment("redis", {}), "log": self.folder / "redis.log"}
+        self._started["redis"] = Redis(data, *flags, port=self._redis_port, program=self._redis, **how)
 
     def start_head(self) -> None:
         """Start the head, either for the first time or again with the state that Redis has stored."""
@@ -108,14 +108,11 @@ class Cluster:
 
     def said(self, name: str) -> str:
         """Return all that a node's processes have written to stdout and stderr, as `kubectl logs` would show it for a pod."""
-        return (self.folder / f"{name}.log").read_text()
+        return self._started[name].output
 
     def processes(self, name: str, title: str = "") -> list[psutil.Process]:
         """Return a node's running processes whose command contains `title`: "ServeReplica:attnserve:encoder", "bin/haproxy", .."""
-        found = set()
-        with suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self._started[name].pid)
-            found = {root, *root.children(recursive=True)}
+        found = set(self._started[name].family())
         for process in psutil.process_iter():  # finds orphans too; some processes overwrite their environment, so both searches are needed
             with suppress(psutil.Error):
                 if process.environ().get(_MARK) == f"{self._mark}-{name}":
@@ -137,16 +134,16 @@ class Cluster:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         if not title:
-            self._started[name].wait()
+            self._started[name].process.wait()
         psutil.wait_procs(frozen, timeout=WAIT_S)
 
     def ended(self, name: str) -> bool:
         """Whether the node's `ray start --block` has ended. In Kubernetes, this would end the node's pod."""
-        return self._started[name].poll() is not None
+        return self._started[name].process.poll() is not None
 
     def terminate(self, name: str, timeout_s: float) -> None:
         """End a node as if its pod were deleted: send SIGTERM to `ray start --block`, which drains the node, and wait until it ends."""
-        self._started[name].terminate()
+        self._started[name].process.terminate()
         self.until(lambda: self.ended(name), f"node {name} has drained and ended", timeout_s)
         self.kill(name)  # kills the processes that Ray did not end
 
@@ -205,16 +202,16 @@ class Cluster:
     def until(self, there: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
         """Call `there` until it returns a true value, and return this value. Failed connections are retried. Raises LoadtestError after
         `timeout_s` seconds."""
-        deadline, last = time.monotonic() + timeout_s, ""
-        while time.monotonic() < deadline and not self._over.is_set():
-            try:
-                if got := there():
-                    return got
-            except (OSError, json.JSONDecodeError) as error:
-                last = f" ({error})"
-            self._over.wait(0.1)
-        words = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in self.folder.glob("*.log"))
-        raise LoadtestError(f"after {timeout_s:g} s this is still not true: {what}{last}\n{words}")
+
+        def check() -> None:
+            if self._over.is_set():
+                raise LoadtestError(f"the cluster was stopped before this was true: {what}")
+
+        try:
+            return until(there, what, timeout_s, check=check, every_s=0.1)
+        except LoadtestError as error:
+            words = "\n".join(f"{name}: {started.output[-500:]}" for name, started in self._started.items())
+            raise LoadtestError(f"{error}\n{words}") from None
 
     # -------------------------------------------------------------------------------------------------------------------------------------
 
@@ -264,12 +261,11 @@ class Cluster:
         return wrapper
 
     def _run(self, name: str, command: Sequence[str], flags: Mapping[str, str]) -> None:
-        ours = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "ATTNSERVE_"))}
-        environment = {**ours, **flags, _MARK: f"{self._mark}-{name}"}
-        with (self.folder / f"{name}.log").open("a") as log:
-            self._started[name] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self._started[name] = Program(command, env=self._environment(name, flags), log=self.folder / f"{name}.log")
+
+    def _environment(self, name: str, flags: Mapping[str, str]) -> dict[str, str | None]:
+        theirs: dict[str, str | None] = dict.fromkeys(key for key in os.environ if key.startswith(("RAY_", "ATTNSERVE_")))
+        return {**theirs, **flags, _MARK: f"{self._mark}-{name}"}
 
 
 def _lives(process: psutil.Process) -> bool:
