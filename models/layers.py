@@ -26,21 +26,15 @@ from models.attention.recurrent.delta import DeltaNet
 from models.attention.recurrent.gated_delta import GatedDeltaNet
 from models.attention.recurrent.gated_linear import GatedLinearAttention
 from models.attention.recurrent.retention import Retention
-from models.attention.scoring.additive import AdditiveAttention
-from models.attention.scoring.causal_additive import CausalAdditiveAttention
-from models.attention.scoring.causal_cosine import CausalCosineAttention
-from models.attention.scoring.causal_differential import CausalDifferentialAttention
-from models.attention.scoring.causal_dot import CausalDotAttention
-from models.attention.scoring.causal_nadaraya_watson import CausalNadarayaWatsonAttention
-from models.attention.scoring.causal_softmax1 import CausalSoftmax1Attention
+from models.attention.scoring.additive import AdditiveAttention, CausalAdditiveAttention
 from models.attention.scoring.causal_synthesizer import CausalSynthesizer
-from models.attention.scoring.cosine import CosineAttention
-from models.attention.scoring.differential import DifferentialAttention
+from models.attention.scoring.cosine import CausalCosineAttention, CosineAttention
+from models.attention.scoring.differential import CausalDifferentialAttention, DifferentialAttention
 from models.attention.scoring.disentangled import DisentangledAttention
-from models.attention.scoring.dot import DotAttention
+from models.attention.scoring.dot import CausalDotAttention, DotAttention
 from models.attention.scoring.gated_softmax import GatedSoftmaxAttention
-from models.attention.scoring.nadaraya_watson import NadarayaWatsonAttention
-from models.attention.scoring.softmax1 import Softmax1Attention
+from models.attention.scoring.nadaraya_watson import CausalNadarayaWatsonAttention, NadarayaWatsonAttention
+from models.attention.scoring.softmax1 import CausalSoftmax1Attention, Softmax1Attention
 from models.attention.scoring.synthesizer import Synthesizer
 from models.attention.sparse.atrous import AtrousAttention
 from models.attention.sparse.bigbird import BigBirdAttention

@@ -1,4 +1,4 @@
-"""Causal attention with any score a(q, k), and a cache of keys and values: the base of causal_softmax.py and of scoring/causal_*.py.
+"""Causal attention with any score a(q, k), and a cache of keys and values: the base of causal_softmax.py and of scores in scoring/.
 
 o_t = sum_j p_tj v_j,   p_t = softmax over j <= t of a(q_t, k_j)
 For the t-th token t scores are computed in each head. The cache then holds 2 t H D_k numbers.

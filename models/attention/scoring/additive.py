@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
+from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.layers.mechanism import Cost
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.scoring.scored import ScoredAttention, ScoredHeads
@@ -117,3 +118,9 @@ def _into_hidden(d_model: int, n_heads: int, d_hidden: int) -> nn.Linear:
     linear, bound = nn.Linear(d_model, n_heads * d_hidden, bias=False), (6 / (d_model + d_hidden)) ** 0.5
     nn.init.uniform_(linear.weight, -bound, bound)
     return linear
+
+
+class CausalAdditiveAttention(AdditiveHeads, CausalScoredAttention):
+    """Multi-head causal additive self-attention."""
+
+    capabilities = Capabilities.of_cache()

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.scored import ScoredAttention, ScoredHeads
 
@@ -48,3 +49,7 @@ class CosineHeads(ScoredHeads):
 
 class CosineAttention(CosineHeads, ScoredAttention):
     """Multi-head cosine self-attention."""
+
+
+class CausalCosineAttention(CosineHeads, CausalScoredAttention):
+    """Multi-head causal cosine self-attention."""

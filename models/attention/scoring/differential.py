@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.layers.head_norm import HeadNorm
 from models.attention.layers.scaled_dot_product import masked_softmax, scale_of
 from models.attention.scoring.scored import ScoredAttention, ScoredHeads
@@ -99,3 +100,9 @@ class DifferentialAttention(DifferentialHeads, ScoredAttention):
     """Multi-head differential self-attention."""
 
     capabilities = Capabilities(rotates=True, pairs=True, averages=False)
+
+
+class CausalDifferentialAttention(DifferentialHeads, CausalScoredAttention):
+    """Multi-head causal differential self-attention."""
+
+    capabilities = Capabilities.of_cache(rotates=True, averages=False)

@@ -8,6 +8,7 @@ this reason. O(N_q N_k (D_k + D_v)) time a head.
 
 from torch import Tensor
 
+from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.scored import ScoredAttention
 
@@ -22,5 +23,11 @@ def attend_dot(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, b
 
 class DotAttention(ScoredAttention):
     """Multi-head dot-product self-attention."""
+
+    attend = staticmethod(attend_dot)
+
+
+class CausalDotAttention(CausalScoredAttention):
+    """Multi-head causal dot-product self-attention."""
 
     attend = staticmethod(attend_dot)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.scored import ScoredAttention, ScoredHeads
 
@@ -72,3 +73,7 @@ class KernelHeads(ScoredHeads):
 
 class NadarayaWatsonAttention(KernelHeads, ScoredAttention):
     """Multi-head kernel regression over the tokens of a sequence."""
+
+
+class CausalNadarayaWatsonAttention(KernelHeads, CausalScoredAttention):
+    """Multi-head kernel regression over the past tokens."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
+from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.layers.scaled_dot_product import scale_of
 from models.attention.scoring.scored import ScoredAttention
 
@@ -62,4 +63,11 @@ class Softmax1Attention(ScoredAttention):
     """Multi-head self-attention with softmax1 instead of the softmax. It has the weights of `SoftmaxAttention`."""
 
     capabilities = Capabilities(rotates=True, pairs=True, averages=False)
+    attend = staticmethod(attend_softmax1)
+
+
+class CausalSoftmax1Attention(CausalScoredAttention):
+    """Multi-head causal self-attention with softmax1 instead of the softmax."""
+
+    capabilities = Capabilities.of_cache(rotates=True, averages=False)
     attend = staticmethod(attend_softmax1)

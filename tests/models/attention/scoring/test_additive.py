@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.scoring.additive import AdditiveAttention, attend_additive
-from models.attention.scoring.causal_additive import CausalAdditiveAttention
+from models.attention.scoring.additive import AdditiveAttention, CausalAdditiveAttention, attend_additive
 from tests.models.attention.scores import D_K, EXACT, B, H, by_loops, drawn, pairs, qkv, weights_of
 
 A, D_Q = 6, 5
