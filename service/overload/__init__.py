@@ -7,7 +7,7 @@ answers have the header `Retry-After`.
 | rule | number | code |
 |---|---|---|
 | 503 for a connection when too many are open, in total or from one address | `most_connections()`; half of it | `http/connections.py` |
-| 429 for a tenant that has used up its quota | the limits in `api_keys_file` | `http/tenants.py` |
+| 429 for a tenant that has used up its quota | the limits in `api_keys_file` | `http/tenants.py`, `http/shared_limits.py` |
 | 429 for a request that is read late, if all recent requests were read late | waited > `max_wait_s` | `refusals.py` |
 | 429 for a body or a large answer that exceeds its client's share of memory | `max_pending_bytes` | `byte_shares.py` |
 | 429 for the body that waits longest for its next bytes, when too many wait | 1,024 bodies | `uploads.py` |
@@ -17,7 +17,7 @@ answers have the header `Retry-After`.
 | 429 for an encoding when the queue is too long | tokens before it / rate > bound | `encoding/queue.py`, `queue_bound.py` |
 | 429 for an encoding when there is no room in the queue | queued + own tokens > `max_queue_tokens` | `encoding/queue.py` |
 | 429 for an encoding that would miss its deadline | tokens before it / rate > time left | `encoding/queue.py` |
-| 429 at a gateway because a pool has just refused a request | 0.05 s since that refusal | `refusals.py` |
+| 429 at a gateway, for a new request, because a pool has just refused one | 0.05 s since that refusal | `refusals.py` |
 | 429 for a text when the wait for a slot would be, or is, too long | wait > `max_wait_s` | `generation/admission.py` |
 | 429 for a text when too many wait; the client with the most waiting runs loses its newest request | 256 runs | `generation/admission.py` |
 | the previous two rules for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `seq2seq/admission.py` |
@@ -47,6 +47,6 @@ each client is told a later time than those before it, and new requests do not t
 `max_wait_s`, by half of the time that they were told.
 
 Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `promises.py` (places for clients that were
-refused), `refusals.py` (requests that are read late,
-refusals that a gateway repeats, and the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
+refused), `refusals.py` (requests that are read late, refusals that a gateway repeats, refused requests that come back, and the delay of
+refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
 """
