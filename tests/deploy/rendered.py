@@ -67,7 +67,7 @@ def installed(values: dict[str, Any], release: str = "attnserve", options: tuple
     """The manifests that the chart makes of these values."""
     done = _run(json.dumps(values), release, options)
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]  # ten times as fast as safe_load_all
 
 
 def refused(values: dict[str, Any], release: str = "attnserve") -> str:
@@ -90,7 +90,7 @@ def rendered(folder: Path) -> str:
 
 def manifests(folder: str) -> list[Manifest]:
     """The manifests of a kustomization below deploy/."""
-    return list(yaml.safe_load_all(rendered(DEPLOY / folder)))
+    return list(yaml.load_all(rendered(DEPLOY / folder), Loader=yaml.CSafeLoader))
 
 
 def of_kind(found: list[Manifest], *kinds: str) -> list[Manifest]:

@@ -154,25 +154,6 @@ def test_promtool_takes_the_rules_and_its_tests_pass(tmp_path: Path) -> None:
     promtool(tmp_path, "test", "rules", *TESTS)
 
 
-@pytest.mark.live
-@pytest.mark.parametrize("foreign", [{"job": "vllm"}, {"namespace": "of-others"}], ids=lambda labels: next(iter(labels)))
-def test_nothing_is_raised_by_the_same_series_of_others(tmp_path: Path, foreign: dict[str, str]) -> None:
-    """What raises an alert of ours raises none with another job, or in another namespace."""
-    write_rules(tmp_path)
-    asked = promtools_tests("tests.yaml")
-    (label, value) = next(iter(foreign.items()))
-    cases = [case for case in asked["tests"] if case["input_series"] and any(one.get("exp_alerts") for one in case["alert_rule_test"])]
-    for case in cases:
-        case.pop("promql_expr_test", None)
-        for series in case["input_series"]:
-            series["series"] = re.sub(rf'\b{label}="[^"]+"', f'{label}="{value}"', series["series"])
-        case["alert_rule_test"] = [
-            {"eval_time": one["eval_time"], "alertname": one["alertname"]} for one in case["alert_rule_test"] if one.get("exp_alerts")
-        ]
-    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({**asked, "evaluation_interval": "1m", "tests": cases}))
-    promtool(tmp_path, "test", "rules", "tests.yaml")
-
-
 def promtool(folder: Path, *command: str) -> None:
     done = subprocess.run([binary("promtool"), *command], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
