@@ -390,19 +390,6 @@ def test_openais_client_assembles_a_stream(official: openai.OpenAI) -> None:
     assert whole.usage.completion_tokens == N_SAID
 
 
-def test_openais_client_parses_what_has_a_schema(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
-    from pydantic import BaseModel
-
-    class Point(BaseModel):
-        x: int
-        y: int
-
-    served[1].engine.script = '{"x": 1, "y": 2}'
-    parsed = official.chat.completions.parse(**ASKED, response_format=Point)
-    assert parsed.choices[0].message.parsed == Point(x=1, y=2)
-    assert served[1].engine.requests[0].grammar is not None
-
-
 def test_huggingface_hubs_client_has_structured_output_and_no_model_name() -> None:
     """It sends the model "dummy" for a URL, and a schema in text-generation-inference's form."""
     model, schema = FakeGenerator("wordy"), {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}

@@ -21,7 +21,7 @@ from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, Never
 from service.generation.request import Delta, Grammar, TokenLogprob
 from service.runtime.lanes import Lane
 from tests.service.dialects.asking import N_SAID, Route, expect_refusals, route
-from tests.service.fakes import PATIENCE_S, until
+from tests.service.fakes import PATIENCE_S, case, until
 from tests.service.generation_fakes import BOS, EOS, SAID, FakeGenerator
 from tests.service.http.test_edge import Caller
 
@@ -186,10 +186,6 @@ async def test_cached_tokens_are_told() -> None:
     assert (first, again) == ({"cached_tokens": 0}, {"cached_tokens": 92})
 
 
-async def test_best_of_may_say_what_n_says(service: Route) -> None:
-    assert len((await service.whole(n=2, best_of=2))["choices"]) == 2
-
-
 # Echo and log-probabilities --------------------------------------------------------------------------------------------------------------
 
 
@@ -278,9 +274,9 @@ async def test_a_log_probability_that_is_very_low_is_a_number_in_json(service: R
 # Ends ------------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "text", "reason", "stop_reason"),
-    [
+async def test_how_a_text_ends(service: Route) -> None:
+    """A stream ends with the same, as `test_a_stream_has_the_same_in_pieces` shows."""
+    cases: list[Any] = [
         ({}, SAID, "stop", None),
         ({"max_tokens": 4}, "Once", "length", None),
         ({"stop": "time"}, "Once upon a ", "stop", "time"),
@@ -289,12 +285,11 @@ async def test_a_log_probability_that_is_very_low_is_a_number_in_json(service: R
         ({"stop_token_ids": tokens(",")}, "Once upon a time", "stop", tokens(",")[0]),
         ({"ignore_eos": True, "max_tokens": N_SAID + 4}, SAID + "Once", "length", None),
         ({"skip_special_tokens": False}, SAID, "stop", None),  # as in vLLM, a token that ends a text gives none
-    ],
-)
-async def test_how_a_text_ends(service: Route, fields: Any, text: str, reason: str, stop_reason: Any) -> None:
-    """A stream ends with the same, as `test_a_stream_has_the_same_in_pieces` shows."""
-    (choice,) = (await service.whole(**fields))["choices"]
-    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, reason, stop_reason)
+    ]
+    for fields, text, reason, stop_reason in cases:
+        with case(fields, text, reason, stop_reason):
+            (choice,) = (await service.whole(**fields))["choices"]
+            assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, reason, stop_reason)
 
 
 # Streams ---------------------------------------------------------------------------------------------------------------------------------
@@ -522,15 +517,6 @@ def test_openais_client(official: openai.OpenAI) -> None:
     assert [model.id for model in official.models.list()] == ["wordy"]
 
 
-def test_openais_client_reads_a_stream(official: openai.OpenAI) -> None:
-    options: Any = {"include_usage": True}
-    *chunks, last = official.completions.create(model="wordy", prompt=PROMPT, max_tokens=100, stream=True, stream_options=options)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == SAID
-    assert chunks[-1].choices[0].finish_reason == "stop"
-    assert last.usage is not None
-    assert last.usage.total_tokens == N_PROMPT + N_SAID
-
-
 def test_openais_async_client_reads_many_streams_at_once(served: tuple[str, FakeGenerator]) -> None:
     served[1].engine.forget()
 
@@ -564,19 +550,3 @@ def test_openais_client_raises_the_class_of_each_status(official: openai.OpenAI,
     served[1].engine.refusal = Overloaded("full", retry_after_s=1)
     with pytest.raises(openai.RateLimitError):
         official.completions.create(model="wordy", prompt=PROMPT, stream=True)
-
-
-@pytest.mark.pool
-@pytest.mark.parametrize("after", [0, 5])
-def test_a_real_client_that_leaves_its_stream_frees_the_run(official: openai.OpenAI, served: tuple[str, FakeGenerator], after: int) -> None:
-    """Also while the stream is silent: with nothing said it has only heard heartbeats."""
-    engine = served[1].engine
-    engine.hold(after=after)
-    stream = official.completions.create(model="wordy", prompt=PROMPT, stream=True)
-    read = ""
-    while len(read) < after:
-        read += next(stream).choices[0].text
-    stream.close()
-    engine.wait(lambda: all(run.cancelled for run in engine.runs))
-    assert read == SAID[:after]
-    assert engine.runs[0].usage.completion_tokens == after

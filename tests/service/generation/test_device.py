@@ -1,6 +1,5 @@
 """Decoders whose states stay on a device: the same bits as on the host for who joins, leaves, goes elsewhere or shares a prompt."""
 
-import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -114,35 +113,6 @@ async def test_only_what_is_fed_comes_from_the_host_in_a_step(decoder_bundle: Pa
     rows_from_host = len(session._copies._session.from_host) / len(session.decoder.states)
     spoilt = 2 * SLOTS + 2 * 8
     assert rows_from_host == spoilt + 8, "a row of zeros for each prompt; from there to its slot it goes on the device"
-
-
-async def test_runs_with_one_prompt_share_the_reading_of_it(constant_states_bundle: Path, provider: str) -> None:
-    prompt = tuple(at % 256 for at in range(1500))
-    session = OnDevice(constant_states_bundle, provider)
-    session.hold_at = 0  # in the first piece
-    async with running(session, constant_states_bundle, slots=SLOTS) as engine:
-        runs = [engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=seed))) for seed in range(2)]
-        assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
-        late = engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=0)))
-        session.go_on.set()
-        first, other, again = [await all_of(run) for run in [*runs, late]]
-        alone = await all_of(engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=1))))
-    assert late.usage.cached_tokens == (256 if provider == CPU else 1024), "the tokens of that piece"
-    assert again == first
-    assert other.token_ids == alone.token_ids
-
-
-async def test_who_leaves_takes_nobody_along(decoder_bundle: Path, provider: str) -> None:
-    session = OnDevice(decoder_bundle, provider)
-    session.hold_at = 4
-    async with running(session, decoder_bundle, slots=SLOTS) as engine:
-        runs = [engine.submit(asked(number, max_tokens=TOKENS)) for number in range(SLOTS)]
-        assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
-        for number in (0, 2):
-            runs[number].cancel()
-        session.go_on.set()
-        rest = [(await all_of(runs[number])).token_ids for number in (1, 3, 4)]
-        assert rest == [(await all_of(engine.submit(asked(number, max_tokens=TOKENS)))).token_ids for number in (1, 3, 4)]
 
 
 # What cannot be --------------------------------------------------------------------------------------------------------------------------

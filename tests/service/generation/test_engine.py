@@ -3,9 +3,7 @@
 import asyncio
 import dataclasses
 import math
-import os
 import re
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -24,10 +22,9 @@ from service.generation.run import Run, join
 from service.generation.sampling.grammar import Grammars, Words
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
-from service.generation.session import Ids, Logits
+from service.generation.session import Logits
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
-from service.runtime.priority import NICER
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, clock, timed_by_calls
@@ -86,20 +83,6 @@ async def test_a_run_continues_its_prompt_as_the_plain_loop_does(steps: FakeStep
     assert list(answer.token_ids) == steps.expected(prompt, 12)
     assert answer.finish_reason == "length"
     assert (run.usage.prompt_tokens, run.usage.completion_tokens) == (len(prompt), 12)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
-async def test_the_thread_gives_way_to_those_that_serve_requests(tokenizer: Path) -> None:
-    found = set[int]()
-
-    class Steps(FakeSteps):
-        def _enter(self, tokens: Ids, lengths: Ids) -> None:
-            found.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-            super()._enter(tokens, lengths)
-
-    async with running(Steps(), tokenizer) as engine:
-        await tokens_of(engine.submit(ask(5)))
-    assert found == {min(19, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + NICER)}
 
 
 async def test_tokens_are_handed_over_together_but_the_first_and_the_last_at_once(

@@ -38,10 +38,6 @@ def freest(gateway: Replicas, number: int, busy: Mapping[str, int]) -> Replica:
     return first if busy[first.name] < SLOTS else gateway.freest(KEY, [first])
 
 
-def hashed(gateway: Replicas, number: int, busy: Mapping[str, int]) -> Replica:
-    return gateway.owner(f"request {number}", KEY)
-
-
 def waits(use: float, choose: Choose, *, gateways_there: int = 1, runs: int = 15_000) -> float:
     """Of runs that come at random and take RUN_S on average, the share that found no free slot, where they use so much of all slots.
 
@@ -91,8 +87,3 @@ def waits(use: float, choose: Choose, *, gateways_there: int = 1, runs: int = 15
 def test_streams_without_a_session_hardly_wait_while_others_are_free(use: float, gateways: int, most: float) -> None:
     """Also where three quarters of what there is belongs to other gateways, of which this one knows a second late."""
     assert waits(use, freest, gateways_there=gateways) <= most
-
-
-def test_a_choice_by_hash_would_have_them_wait() -> None:
-    """So the test above can tell."""
-    assert waits(0.9, hashed) > 0.2
