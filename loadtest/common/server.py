@@ -48,7 +48,8 @@ def until(
 class Program:
     """A program in a process of its own, whose output goes to a file. It runs until the end of the `with` block.
 
-    Its process begins a session (setsid), so that Ctrl-C in the terminal reaches only the measurement, which then stops the program.
+    Its process begins a session (setsid), so that Ctrl-C in the terminal reaches only the measurement, which then stops the program. If
+    the thread that has started it ends in any way, also by SIGKILL of its process, the kernel kills the program.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Program:
             log.write(self._last_words)
             log.flush()
             self.process = subprocess.Popen(
-                self.command,
+                ["setpriv", "--pdeathsig", "KILL", *self.command],
                 env=self._env,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,

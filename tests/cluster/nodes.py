@@ -254,9 +254,12 @@ class Cluster:
     def _haproxy(self, name: str, address: str) -> Path:
         """Write a script that runs HAProxy for a node on the node's own address only."""
         wrapper = self.folder / f"haproxy-{name}"
-        # Ray calls the script as: haproxy -db -f CONFIG ..
+        # Ray calls the script as: haproxy -db -f CONFIG .. It starts it in a session of its own, which outlives the node; so the kernel
+        # kills it when the actor that has started it ends.
         addressed = f"s/^\\( *bind\\) [0-9.*]*:/\\1 {address}:/"
-        wrapper.write_text(f'#!/bin/sh\nsed -i "{addressed}" "$3"\nexec "{sys.executable}" -I "{haproxy.__file__}" "$@"\n')
+        wrapper.write_text(
+            f'#!/bin/sh\nsed -i "{addressed}" "$3"\nexec setpriv --pdeathsig KILL "{sys.executable}" -I "{haproxy.__file__}" "$@"\n'
+        )
         wrapper.chmod(0o700)
         return wrapper
 

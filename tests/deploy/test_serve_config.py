@@ -78,7 +78,8 @@ class Cluster:
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": 0.1,
         }
         ours = {name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "ATTNSERVE_"))}
-        command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--num-cpus=16", "--object-store-memory=83886080"]
+        command = ["setpriv", "--pdeathsig", "KILL", Path(sys.executable).parent / "ray"]
+        command += ["start", "--head", "--block", "--num-cpus=16", "--object-store-memory=83886080"]
         command += [f"--port={ports.pop()}", f"--dashboard-port={self.dashboard_port}", f"--temp-dir={session}"]
         # What the workers of both groups have.
         command.append(f"--resources={json.dumps(dict.fromkeys(deployments(installed(OVERLAYS['cpu'])), 1))}")

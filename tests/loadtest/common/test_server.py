@@ -1,6 +1,7 @@
 """The harness: a program is waited for, watched and stopped however the block is left."""
 
 import signal
+import subprocess
 import sys
 
 import psutil
@@ -9,6 +10,7 @@ import pytest
 from loadtest.common.server import SHORTCUTS, Program, Server, summed
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
+from tests.service.fakes import PATIENCE_S
 
 METRICS = """\
 # HELP attnserve_cache_hits_total Inputs answered from the cache
@@ -19,6 +21,14 @@ attnserve_cache_bytes 9000.0
 """
 SERVE = "import http.server as h, sys; h.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), h.SimpleHTTPRequestHandler).serve_forever()"
 CHILD = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); print('begun', flush=True); time.sleep(600)"
+
+
+STARTER = """
+import sys
+from loadtest.common.server import Program
+print(Program(["sleep", "600"]).process.pid, flush=True)
+sys.stdin.read()
+"""
 
 
 def serving(code: str = SERVE) -> Server:
@@ -48,6 +58,14 @@ def test_a_server_is_stopped_when_the_block_fails(error: type[BaseException]):
 def test_a_server_that_ends_early_is_quoted():
     with pytest.raises(LoadtestError, match="no such bundle"), serving("raise SystemExit('no such bundle')"):
         pass
+
+
+def test_a_program_ends_with_the_process_that_has_started_it():
+    with subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        program = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+    program.wait(PATIENCE_S)
 
 
 def test_a_program_is_killed_with_its_descendants_and_starts_again_with_its_output():

@@ -109,7 +109,7 @@ def proxied(tmp_path: Path, ports: list[int], files: int | None = None) -> Itera
     config = tmp_path / "haproxy.cfg"
     config.write_text(RAYS.format(folder=tmp_path, port=port, gateway=gateway))
     limited = ["prlimit", f"--nofile={files}"] if files else []
-    command = [*limited, sys.executable, "-I", haproxy.__file__, "-db", "-f", str(config)]
+    command = ["setpriv", "--pdeathsig", "KILL", *limited, sys.executable, "-I", haproxy.__file__, "-db", "-f", str(config)]
     with subprocess.Popen(command) as process:
         transport = httpx.HTTPTransport(retries=8)  # of connections, until it listens
         try:

@@ -49,7 +49,7 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, with what it has on disk."""
-        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *self._command], stdout=subprocess.DEVNULL)
         self.client = redis.Redis(port=self.port, password=PASSWORD, retry=Retry(NoBackoff(), 0))
         self._wait_for(self.client.ping)
 
