@@ -143,7 +143,6 @@ async def test_every_file_is_there_with_its_type_and_its_licence(bundles: list[P
     }
 
 
-@pytest.mark.parametrize("where", ["here"], indirect=True)  # before a pool the pages are the same
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not here (apt-get install chromium)")
 @pytest.mark.parametrize(
     ("path", "shown"),
