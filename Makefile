@@ -128,7 +128,7 @@ kind-delete:  ## Remove that cluster
 	kind delete cluster --name attnserve
 
 clean:  ## Remove the environment and what was built
-	rm -rf $(VENV) bundles out *.egg-info
+	rm -rf $(VENV) .cache bundles out *.egg-info
 
 # torch first and exactly this version: any other request for it brings gigabytes of CUDA.
 $(VENV)/.export: pyproject.toml

@@ -7,12 +7,12 @@ import onnx
 import torch
 
 from export import contract
-from export.bundle import export_bundle
 from models.checkpoints.own_encoder import save_encoder
 from models.checkpoints.published import load_checkpoint
 from models.training.distillation.delta import softmax_tokens
 from models.training.distillation.student import with_attention
 from tests.checkpoints import VOCABULARY, tiny_classifier, tiny_encoder
+from tests.exports import exported
 
 WITHHELD = "~"  # a text of a bundle that `withholding` has changed, which is answered with 500
 
@@ -68,5 +68,5 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _export(checkpoint: Path, path: Path, name: str, *, maps: bool = False) -> Path:
-    export_bundle(checkpoint, path, name=name, maps=maps)
+    exported(checkpoint, path, name=name, maps=maps)
     return path

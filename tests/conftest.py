@@ -16,13 +16,13 @@ import torch
 from filelock import FileLock
 from xdist.scheduler import LoadFileScheduling
 
-from export.bundle import export_bundle
 from service.settings import Settings
 from tests import faster_exports
 from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_hybrid_bundle, tiny_reranker_bundle
 from tests.checkpoints import tiny_encoder
 from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder, tiny_decoder_bundle, tiny_image
 from tests.encoder_decoders import tiny_encoder_decoder_bundle
+from tests.exports import exported
 from tests.service.live import LiveService, live
 
 
@@ -125,7 +125,7 @@ def minilm() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_bundle(minilm: Path, once: Once) -> Path:
-    return once("all-MiniLM-L6-v2", lambda out: export_bundle(minilm, out, name="all-MiniLM-L6-v2"))
+    return once("all-MiniLM-L6-v2", lambda out: exported(minilm, out, name="all-MiniLM-L6-v2"))
 
 
 @pytest.fixture(scope="session")
@@ -180,7 +180,7 @@ def gpu_bundle(once: Once) -> Path:
     """A sentence encoder with a graph for GPUs, both in fp16."""
 
     def made(out: Path) -> None:
-        export_bundle(tiny_encoder(out.with_name("gpu-checkpoint"), pooling="cls"), out, name="tiny-gpu", precision="fp16", gpu=True)
+        exported(tiny_encoder(out.with_name("gpu-checkpoint"), pooling="cls"), out, name="tiny-gpu", precision="fp16", gpu=True)
 
     return once("tiny-gpu-encoder", made)
 
@@ -191,7 +191,7 @@ def gpu_decoder(once: Once) -> Path:
 
     def made(out: Path) -> None:
         checkpoint = tiny_decoder(out.with_name("gpu-decoder-checkpoint"), d_model=32, n_layers=2, layers="gated_delta", positions="none")
-        export_bundle(checkpoint, out, name="tiny-gpu-decoder", gpu=True)
+        exported(checkpoint, out, name="tiny-gpu-decoder", gpu=True)
 
     return once("tiny-gpu-decoder", made)
 

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import torch
 
-from export.bundle import export_bundle
 from models.checkpoints.decoder import ImageFormat, save_decoder
 from models.decoder.model import Decoder, DecoderConfig
 from models.folders.byte_tokenizer import byte_tokenizer
+from models.layers import LAYERS
+from tests.exports import exported
 
 TINY = {"vocab_size": 256, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 24, "layers": "causal_linear"}
+
+SETTLES = {name for layer in LAYERS.values() for name in layer.settles}  # state tensors that later tokens need not change
 
 # A block of each layer whose state has a constant size.
 _LAYERS = (
@@ -64,5 +67,5 @@ def tiny_image(width: int = 4, height: int = 3) -> ImageFormat:
 
 
 def tiny_decoder_bundle(path: Path, *, name: str = "tiny-decoder", **config: object) -> Path:
-    export_bundle(tiny_decoder(path.with_name(f"{path.name}-checkpoint"), **config), path, name=name)
+    exported(tiny_decoder(path.with_name(f"{path.name}-checkpoint"), **config), path, name=name)
     return path

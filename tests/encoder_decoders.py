@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from export import contract
-from export.bundle import export_bundle
 from models.encoder_decoder.checkpoint import save_encoder_decoder
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
 from models.folders.byte_tokenizer import byte_tokenizer
+from tests.exports import exported
 
 KINDS = ("additive", "dot", "transformer", "paper")
 PAPERS = {"positions": "sinusoidal", "norm": "post", "activation": "relu"}  # Vaswani et al. 2017
@@ -54,5 +54,5 @@ def endless_writer_bundle(path: Path) -> Path:
 
 
 def tiny_encoder_decoder_bundle(path: Path, kind: str = "additive", *, name: str = "tiny-writer", **changes: int) -> Path:
-    export_bundle(tiny_encoder_decoder(path.with_name(f"{path.name}-checkpoint"), kind, **changes), path, name=name)
+    exported(tiny_encoder_decoder(path.with_name(f"{path.name}-checkpoint"), kind, **changes), path, name=name)
     return path

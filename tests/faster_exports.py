@@ -14,7 +14,8 @@ _PURE = ("add", "sub", "mul", "int_floordiv", "eq", "ne", "ge", "gt", "le", "lt"
 
 
 def remember() -> None:
-    for part in (_parse_functions_once, _try_rules_where_they_can_match, _compute_sizes_once, _find_numbers_once, _keep_no_sources):
+    once = (_parse_functions_once, _read_signatures_once, _list_operators_once, _compute_sizes_once, _find_numbers_once)
+    for part in (*once, _try_rules_where_they_can_match, _keep_no_sources):
         with suppress(ImportError, AttributeError):
             part()
 
@@ -93,3 +94,17 @@ def _keep_no_sources() -> None:
     import torch.fx
 
     torch.fx.config.do_not_emit_stack_traces = True
+
+
+def _read_signatures_once() -> None:
+    """Each export would derive the signatures of 500 ONNX functions from their types."""
+    from torch.onnx._internal.exporter import _schemas
+
+    _schemas.op_signature_from_function = cache(_schemas.op_signature_from_function)
+
+
+def _list_operators_once() -> None:
+    """Several times in an export, torch would look for all operators of its library, to load those that were not loaded yet."""
+    from torch._export import utils
+
+    utils._materialize_cpp_cia_ops = cache(utils._materialize_cpp_cia_ops)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from export.bundle import export_bundle
 from tests.bundles import tiny_encoder_bundle
 from tests.conftest import Once
 from tests.decoders import tiny_decoder, tiny_decoder_bundle, tiny_image
 from tests.docs.execution import Checkout
 from tests.docs.pages import ROOT
+from tests.exports import exported
 from tests.service.live import LiveService, live
 
 
@@ -20,7 +20,7 @@ def bundles(minilm_bundle: Path, once: Once) -> dict[str, Path]:
     decoder = {"d_model": 32, "n_layers": 2, "layers": "gated_delta", "positions": "none"}
 
     def with_maps(out: Path) -> Path:
-        return export_bundle(tiny_decoder(out.with_name(f"{out.name}-checkpoint"), **decoder), out, name="python-gated-delta", maps=True)
+        return exported(tiny_decoder(out.with_name(f"{out.name}-checkpoint"), **decoder), out, name="python-gated-delta", maps=True)
 
     return {
         "all-MiniLM-L6-v2": minilm_bundle,
@@ -29,9 +29,7 @@ def bundles(minilm_bundle: Path, once: Once) -> dict[str, Path]:
         "digits": once(
             "docs-digits", lambda out: tiny_decoder_bundle(out, name="digits", image=tiny_image(28, 28), positions="sinusoidal")
         ),
-        "number-words": once(
-            "docs-number-words", lambda out: export_bundle(ROOT / "models/pretrained/number-words", out, name="number-words")
-        ),
+        "number-words": once("docs-number-words", lambda out: exported(ROOT / "models/pretrained/number-words", out, name="number-words")),
     }
 
 
