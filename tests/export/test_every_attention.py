@@ -1,4 +1,6 @@
-"""Every attention of an encoder: described by a file, exported, and served; some with their maps; the same numbers as torch all the way."""
+"""Every attention of an encoder is described by a file, and two are exported with their maps and served: torch's numbers all the way.
+The graphs of the other layers are in test_layers.py.
+"""
 
 import asyncio
 import inspect
@@ -14,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from export import contract
-from export.bundle import export_bundle, export_file
+from export.bundle import export_file
 from export.errors import ExportError
 from export.maps.from_bundle import maps_of_bundle
 from models.checkpoints.description import build_encoder
@@ -28,12 +30,9 @@ from service.cli import app
 from service.encoding.model import Model
 from service.encoding.request import EncodeRequest
 from service.settings import Settings
-from tests.decoders import tiny_decoder
 
 SEEING_BOTH_WAYS = [name for name, layer in LAYERS.items() if not layer.capabilities.causal]
-SERVED = ("linear", "lsh", "flash")
-WITH_MAPS = ("linear", "nystromformer", "differential")  # which trace the model once more
-FEWER_ROUNDS = {"nystromformer": {"n_iterations": 2}, "lsh": {"n_rounds": 2}}  # each is written out in the graph, or costs as if it were
+EXPORTED = ("linear", "differential")
 SHAPE = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 16, "n_positions": 65}
 COMPARED = {(1, 1), (1, 2), (5, 17), (8, 64), (2, 65)}  # B, N of the export's own comparison; of the five texts, one has no token
 TEXT = "to be, or not"  # 13 tokens, a byte each
@@ -46,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def described(folder: Path, attention: str, **keys: Any) -> Path:
-    options = {**LAYERS[attention].examples.small, **FEWER_ROUNDS.get(attention, {})}
+    options = dict(LAYERS[attention].examples.small)
     if "n_positions" in inspect.signature(LAYERS[attention]).parameters:
         options = {**options, "n_positions": SHAPE["n_positions"]}
     file = folder / f"{attention}.yaml"
@@ -61,14 +60,23 @@ def exported(folder: Path) -> Any:
     def get(attention: str) -> Path:
         bundle = folder / "bundles" / attention
         if not bundle.exists():
-            export_file(described(folder, attention), bundle, maps=attention in WITH_MAPS)
+            export_file(described(folder, attention), bundle, maps=True)
         return bundle
 
     return get
 
 
-@pytest.mark.parametrize("name", SEEING_BOTH_WAYS)
-def test_it_is_built_and_exported(name: str, exported: Any) -> None:
+def test_each_is_built_from_its_description(folder: Path) -> None:
+    built = {name: folder / "built" / name for name in SEEING_BOTH_WAYS}
+    for name, checkpoint in built.items():
+        build_encoder(described(folder, name), checkpoint)
+    loaded = {name: load_checkpoint(checkpoint) for name, checkpoint in built.items()}
+    assert {name: type(each.model.encoder.blocks[0].attention) for name, each in loaded.items()} == {name: LAYERS[name] for name in built}
+    assert all(each.untrained for each in loaded.values())
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_it_is_exported(name: str, exported: Any) -> None:
     """The export has held the vector of every token against torch, or would have failed."""
     manifest = contract.verify(exported(name))
     assert (manifest.source.attention, manifest.source.checkpoint, manifest.source.untrained) == (name, name, True)
@@ -76,7 +84,7 @@ def test_it_is_built_and_exported(name: str, exported: Any) -> None:
     assert manifest.parity.max_abs_error <= SAME
 
 
-@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("name", EXPORTED)
 def test_it_is_looked_into(name: str, exported: Any, folder: Path) -> None:
     bundle = exported(name)
     manifest, maps = contract.verify(bundle), maps_of_bundle(bundle, TEXT)
@@ -97,11 +105,11 @@ def test_it_is_looked_into(name: str, exported: Any, folder: Path) -> None:
 
 async def test_some_are_served_by_the_engine(exported: Any) -> None:
     """Of several lengths in one request, and the vectors are those of torch for each text alone."""
-    catalog = Catalog(Settings(bundles=tuple(exported(name) for name in SERVED), threads=1))
+    catalog = Catalog(Settings(bundles=tuple(exported(name) for name in EXPORTED), threads=1))
     await asyncio.to_thread(catalog.load)  # every bundle gives its golden vectors
     catalog.start()
     texts = [TEXT, "a", "the longest of the three texts"]
-    for name in SERVED:
+    for name in EXPORTED:
         model = catalog.models[name]
         assert isinstance(model, Model)
         together = (await model.answer(EncodeRequest(inputs=list(texts)), Call("id", time.monotonic()))).rows
@@ -129,18 +137,6 @@ def test_weights_of_the_served_graph_are_referred_to(encoder_with_maps: Path) ->
     assert graph.count(b"model.onnx.data") >= 2
     data = (encoder_with_maps / "model.onnx.data").read_bytes()
     assert not any(data[at : at + 1024] in graph for at in range(0, len(data), 4096))
-
-
-def test_a_decoder_has_maps_too(tmp_path: Path) -> None:
-    """Of a layer with a norm behind its recurrence, and a window; test_decoder.py has one with a normaliser."""
-    layers = ("gated_delta", "sliding_window")
-    checkpoint = tiny_decoder(tmp_path / "decoder", layers=layers, n_layers=2)
-    manifest = export_bundle(checkpoint, tmp_path / "bundle", maps=True)  # which holds them against torch
-    maps = maps_of_bundle(tmp_path / "bundle", TEXT)
-    assert maps.layers == layers
-    assert not any(np.triu(A, 1).any() for A in maps.A)
-    assert manifest.attention_graph is not None
-    assert [layer.effective for layer in manifest.attention_graph.layers] == [True, False]
 
 
 def test_the_commands(folder: Path, exported: Any, tmp_path: Path) -> None:

@@ -1,16 +1,17 @@
-"""onnxruntime computes what torch computes, for the causal layers whose state grows, for those with a running maximum at the edges of its
-chunks, and for a convolution written as attention.
-
-Those with a state of constant size: graphs/test_decoder_step.py. The layers of an encoder: test_every_attention.py.
+"""onnxruntime computes what torch computes, for the layers of encoders, for the causal layers whose state grows, for those with a running
+maximum at the edges of its chunks, and for a convolution written as attention. Causal layers with a state of constant size are in
+graphs/test_decoder_step.py.
 """
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from export.comparison import layer_graph
 from export.graphs.torch_graph import OPSET, quiet
@@ -24,54 +25,90 @@ SAME = 1e-4  # float32 on both sides, sums in another order
 EXAMPLE = (3, 7)  # B, N with which a graph is traced; sizes of 1 would be taken for constants
 SIZES = [(1, 1), (1, 2), (2, 31), (3, 64), (2, 65), (1, LARGEST_N)]
 
+# Whole encoders with these are exported elsewhere: a Reformer, BERT, the student of tests/bundles.py, DeBERTa, test_every_attention.py.
+ELSEWHERE = {"lsh", "softmax", "hybrid", "disentangled", "linear", "differential"}
+BOTH_WAYS = [name for name, layer in LAYERS.items() if not layer.capabilities.causal and name not in ELSEWHERE]
+# One layer of each form of graph; `make test-all` has the others too.
+FORMS = {"cosine", "longformer", "bigbird", "vq", "flash", "synthesizer", "performer"}
+FORMS |= {"causal_softmax", "causal_lsh", "causal_synthesizer", "causal_sparse"}
 GROWING = [name for name, layer in LAYERS.items() if layer.capabilities.causal and layer.capabilities.state != "constant"]
-CONVOLUTIONS = {
-    "of a sequence": nn.Conv1d(3, 4, 5, padding=2, dilation=2),
-    "of a picture": nn.Conv2d(2, 3, 3, padding=1, stride=(2, 1)),
-}
+FEWER_ROUNDS = {"nystromformer": {"n_iterations": 2}, "lsh": {"n_rounds": 2}}  # each is written out in the graph
+CONVOLUTIONS = {"of a sequence": nn.Conv1d(3, 4, 5, padding=2, dilation=2), "of a picture": nn.Conv2d(2, 3, 3, padding=1, stride=(2, 1))}
 
 
-@pytest.mark.parametrize("name", GROWING)
-def test_a_layer_and_its_state_at_every_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With padding and, where there is more than one row, a row of padding only. The output at padding is not compared, the state is."""
-    monkeypatch.setattr(layer_graph, "EXAMPLE", EXAMPLE)
-    torch.manual_seed(0)
-    layer = LAYERS[name](D, H, **LAYERS[name].examples.small).eval()
-    layer_graph.write(layer, tmp_path / "layer.onnx", d_model=D, longest=LARGEST_N)
-    session = opened(tmp_path / "layer.onnx")
-    assert [output.name for output in session.get_outputs()] == ["y", *(f"state_{tensor}" for tensor in layer.state_shapes)]
+class Together(nn.Module):
+    """Layers that all see the same tokens, as one layer, which needs one export. Their outputs are stacked: (layers, B, N, D)."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleDict({name: LAYERS[name](D, H, **options(name)) for name in names})
+        self.capabilities = LAYERS[names[0]].capabilities
+        shapes = {name: layer.state_shapes for name, layer in self.layers.items() if self.capabilities.causal}
+        self.state_shapes = {f"{name}_{tensor}": shape for name, each in shapes.items() for tensor, shape in each.items()}
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        answers = {name: layer(x, mask) for name, layer in self.layers.items()}
+        if not self.capabilities.causal:
+            return torch.stack([*answers.values()])
+        states = {f"{name}_{tensor}": value for name, (_, state) in answers.items() for tensor, value in state.items()}
+        return torch.stack([y for y, _ in answers.values()]), states
+
+    def opened(self, file: Path, monkeypatch: pytest.MonkeyPatch, *, longest: int) -> ort.InferenceSession:
+        monkeypatch.setattr(layer_graph, "EXAMPLE", EXAMPLE)
+        layer_graph.write(self.eval(), file, d_model=D, longest=longest)
+        return opened(file)
+
+    def differences(self, session: ort.InferenceSession, x: Tensor, mask: Tensor) -> dict[str, float]:
+        """Those of the graph from torch that are too large, by layer or state. The output at padding is not compared, the state is."""
+        with torch.no_grad():
+            answer = self(x, mask)
+        expected, states = answer if isinstance(answer, tuple) else (answer, {})
+        y, *after = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
+        found = {name: np.abs(a - b)[mask.numpy()].max() for name, a, b in zip(self.layers, y, expected.numpy(), strict=True)}
+        for (name, want), got in zip(states.items(), after, strict=True):
+            found[name] = np.abs(got - want.numpy()).max(initial=0) / max(1.0, float(want.abs().max()) if want.numel() else 0.0)
+        return {name: float(error) for name, error in found.items() if not error <= SAME}
+
+
+def options(name: str) -> dict[str, Any]:
+    positions = {"n_positions": LARGEST_N} if "n_positions" in inspect.signature(LAYERS[name]).parameters else {}
+    return {**LAYERS[name].examples.small, **positions, **FEWER_ROUNDS.get(name, {})}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [name for name in BOTH_WAYS if name in FORMS],
+        [name for name in GROWING if name in FORMS],
+        *(pytest.param([name], marks=pytest.mark.exhaustive) for name in ("lsh", *BOTH_WAYS, *GROWING) if name not in FORMS),
+    ],
+    ids="-".join,
+)
+def test_layers_and_their_states_at_every_size(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With padding and, where there is more than one row, a row of padding only."""
+    layers = Together(names)
+    session = layers.opened(tmp_path / "layers.onnx", monkeypatch, longest=LARGEST_N)
+    assert [output.name for output in session.get_outputs()] == ["y", *(f"state_{tensor}" for tensor in layers.state_shapes)]
+    wrong = {}
     for B, N in SIZES:
         x, mask = torch.randn(B, N, D), torch.arange(N) < torch.tensor([N, 0, (N + 1) // 2])[:B, None]
-        with torch.no_grad():
-            expected, state = layer(x, mask)
-        y, *after = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
-        assert np.isfinite(y).all(), (B, N)
-        assert np.abs(y - expected.numpy())[mask.numpy()].max() <= SAME, (B, N)
-        for tensor, got in zip(state, after, strict=True):
-            assert np.abs(got - state[tensor].numpy()).max() <= SAME, (tensor, B, N)
+        wrong |= {(B, N, name): error for name, error in layers.differences(session, x, mask).items()}
+    assert wrong == {}
 
 
-@pytest.mark.parametrize("name", ["causal_efficient", "causal_performer"])
-def test_a_running_maximum_at_every_edge_of_chunks_and_of_their_groups(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_maximum_at_every_edge_of_chunks_and_of_their_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph is traced with less than a chunk. Keys grow, so that every chunk has a new maximum; and they fall, so that none has."""
-    monkeypatch.setattr(layer_graph, "EXAMPLE", EXAMPLE)
-    torch.manual_seed(0)
-    layer = LAYERS[name](D, H, **LAYERS[name].examples.small).eval()
-    block = CHUNK * GROUP
-    layer_graph.write(layer, tmp_path / "layer.onnx", d_model=D, longest=4 * block)
-    session = opened(tmp_path / "layer.onnx")
+    layers, block, wrong = Together(["causal_efficient"]), CHUNK * GROUP, {}
+    session = layers.opened(tmp_path / "layers.onnx", monkeypatch, longest=4 * block)
     for N in (1, CHUNK - 1, CHUNK, CHUNK + 1, block - 1, block, block + 1, 3 * block + CHUNK + 1):
-        growth = torch.linspace(0.1, 3, N)[:, None]
+        growth, half = torch.linspace(0.1, 3, N)[:, None], (N + 1) // 2
         x = torch.randn(3, N, D) * torch.stack([growth, growth.flip(0), growth])
-        mask = torch.arange(N) < torch.tensor([N, N, (N + 1) // 2])[:, None]
-        with torch.no_grad():
-            expected, state = layer(x, mask)
-        y, *after = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
-        assert np.abs(y - expected.numpy())[mask.numpy()].max() <= SAME, N
-        for tensor, got in zip(state, after, strict=True):
-            assert np.abs(got - state[tensor].numpy()).max() <= SAME * max(1.0, float(state[tensor].abs().max())), (tensor, N)
-        alone, *_ = session.run(None, {"x": x[2:, : (N + 1) // 2].numpy(), "mask": mask[2:, : (N + 1) // 2].numpy()})
-        assert np.abs(y[2:, : (N + 1) // 2] - alone).max() <= SAME, N  # neither padding nor the other rows
+        mask = torch.arange(N) < torch.tensor([N, N, half])[:, None]
+        wrong |= {(N, name): error for name, error in layers.differences(session, x, mask).items()}
+        y, alone = (session.run(["y"], {"x": a.numpy(), "mask": b.numpy()})[0] for a, b in ((x, mask), (x[2:, :half], mask[2:, :half])))
+        assert np.abs(y[:, 2:, :half] - alone).max() <= SAME, N  # neither padding nor the other rows
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)

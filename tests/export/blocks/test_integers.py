@@ -51,19 +51,6 @@ def copied(model: ModelProto) -> ModelProto:
     return copy
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_decoder(tmp_path_factory.mktemp("int8") / "checkpoint", d_model=32, n_layers=2, layers="gated_delta", positions="none")
-
-
-def test_a_decoder_in_int8_has_a_scale_for_each_token(checkpoint: Path, tmp_path: Path) -> None:
-    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough")
-    assert manifest.graph.optimisation == decoder_kind.HOW["int8-rough"]
-    assert manifest.graph.operators["MatMulIntegerToFloat"] > 2
-    assert manifest.decoder is not None
-    assert manifest.decoder.exact
-
-
 def test_a_decoder_with_feature_maps_has_them_in_fp32(tmp_path: Path) -> None:
     hybrid = {"layers": "causal_hybrid", "window": 256, "layer_options": {"causal_hybrid": {"n_first": 4, "piece": 255}}}
     checkpoint = tiny_decoder(tmp_path / "checkpoint", d_model=32, n_layers=1, positions="rotary", **hybrid)
@@ -73,8 +60,9 @@ def test_a_decoder_with_feature_maps_has_them_in_fp32(tmp_path: Path) -> None:
     assert manifest.decoder.exact
 
 
-def test_a_decoder_that_would_lose_too_much_has_blocks(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_would_lose_too_much_has_blocks(decoder_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_kind, "LOST_BITS", -1.0)
+    checkpoint = decoder_bundle.with_name(f"{decoder_bundle.name}-checkpoint")
     manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough")
     assert manifest.graph.optimisation == decoder_kind.in_blocks("int8-rough")
     assert "MatMulIntegerToFloat" not in manifest.graph.operators

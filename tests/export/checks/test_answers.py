@@ -11,14 +11,13 @@ from export import contract
 from export.bundle import export_bundle
 from export.checks.answers import FIRST, Fp32Answers
 from export.checks.decoder_parity import Steps
-from export.checks.golden_texts import PROMPTS, QUESTIONS
+from export.checks.golden_texts import QUESTIONS
 from export.checks.parity import Arrays, Feed
 from export.errors import ExportError
 from export.summary import render
-from tests.decoders import tiny_decoder
+from tests.exports import exported
 
 VOCAB, END = 40, 7
-CHAT = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
 
 
 def counting(*, wrong_at: int | None = None, noise: float = 0.0, n_positions: int | None = None) -> Steps:
@@ -70,8 +69,9 @@ def test_answers_end_at_the_last_position() -> None:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_decoder(tmp_path_factory.mktemp("answers") / "checkpoint", chat_template=CHAT, layers="gated_delta", positions="none")
+def checkpoint(decoder_bundle: Path) -> Path:
+    """Which has a chat template."""
+    return decoder_bundle.with_name(f"{decoder_bundle.name}-checkpoint")
 
 
 def test_an_export_that_changes_answers_is_refused_with_its_figures(checkpoint: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_export_that_changes_answers_is_refused_with_its_figures(checkpoint: 
 
 
 def test_a_rough_bundle_has_its_figures(checkpoint: Path, tmp_path: Path) -> None:
-    answers = export_bundle(checkpoint, tmp_path / "bundle", precision="int4-rough").decoder.answers
+    answers = exported(checkpoint, tmp_path / "bundle", precision="int4-rough").decoder.answers
     assert (answers.prompts, answers.limits) == (len(QUESTIONS), None)
     assert answers.measured.same < 45
     assert answers.measured.mean_kl > 0
@@ -98,12 +98,7 @@ def test_a_rough_bundle_has_its_figures(checkpoint: Path, tmp_path: Path) -> Non
     assert "(not limited)" in capture.get(), "no difference at random tokens is a passed check"
 
 
-def test_without_a_chat_template_the_golden_prompts_are_compared(tmp_path: Path) -> None:
-    manifest = export_bundle(tiny_decoder(tmp_path / "checkpoint"), tmp_path / "bundle", precision="int8-rough")
-    assert manifest.decoder.answers.prompts == len(PROMPTS)
-
-
-def test_fp32_and_older_bundles_have_no_word_of_answers_in_their_manifest(checkpoint: Path, tmp_path: Path) -> None:
+def test_fp32_and_older_bundles_have_no_word_of_answers_in_their_manifest(decoder_bundle: Path) -> None:
     """So a bundle from before there were figures keeps its fingerprint."""
-    assert export_bundle(checkpoint, tmp_path / "bundle").decoder.answers is None
-    assert '"answers"' not in (tmp_path / "bundle" / contract.MANIFEST).read_text()
+    assert contract.verify(decoder_bundle).decoder.answers is None
+    assert '"answers"' not in (decoder_bundle / contract.MANIFEST).read_text()

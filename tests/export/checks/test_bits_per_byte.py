@@ -11,6 +11,7 @@ from export.bundle import export_bundle
 from export.checks import bits_per_byte as held_out
 from export.checks.bits_per_byte import HeldOutText, bits_per_byte, read_text
 from export.checks.decoder_parity import Steps
+from export.checks.golden_texts import PROMPTS
 from export.checks.parity import Arrays, Feed, answers, open_graph
 from export.errors import ExportError
 from export.graphs.decoder_step import step_graph
@@ -22,6 +23,7 @@ from models.training.corpus import CorpusError, TextDocument, TokenDocument, wri
 from models.training.text.evaluation import evaluate
 from service.generation.session import OnnxStepSession
 from tests.decoders import byte_tokenizer, tiny_decoder
+from tests.exports import exported
 
 EOS = 10  # of the tiny decoders
 DOCUMENTS = ("def f(x):\n    return x\n", "é" * 300, "", "a", "".join(chr(32 + 7 * at % 90) for at in range(700)))
@@ -37,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(checkpoint: Path) -> Path:
-    export_bundle(checkpoint, checkpoint.with_name("bundle"))
+    exported(checkpoint, checkpoint.with_name("bundle"))
     return checkpoint.with_name("bundle")
 
 
@@ -144,6 +146,7 @@ def test_the_bundle_states_what_its_precision_costs(checkpoint: Path, bundle: Pa
     decoder = manifest.decoder
     assert decoder is not None
     assert decoder.held_out == read_text(text).described
+    assert decoder.answers.prompts == len(PROMPTS), "the questions need a chat template"
     assert decoder.fp32_bits_per_byte == pytest.approx(measured(steps(bundle), read_text(text)), rel=1e-12)
     assert decoder.bits_per_byte == pytest.approx(measured(steps(tmp_path / "int8"), read_text(text)), rel=1e-12)
     assert decoder.bits_per_byte != decoder.fp32_bits_per_byte
@@ -154,10 +157,10 @@ def test_the_bundle_states_what_its_precision_costs(checkpoint: Path, bundle: Pa
     assert said in capture.get()
 
 
-def test_a_precision_that_costs_too_much_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_precision_that_costs_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_bundle, "ROUNDED", decoder_bundle.ErrorLimits(1.0, logit_error=0.25, lost_bits=-0.5))
     with pytest.raises(ExportError, match=r"int8-rough takes \d+\.\d+ bits per byte; the limit is \d+\.\d+\. Keep fp32"):
-        export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough")
+        export_bundle(tiny_decoder(tmp_path / "checkpoint"), tmp_path / "int8", precision="int8-rough")
     assert not (tmp_path / "int8").exists()
 
 

@@ -7,6 +7,7 @@ import pytest
 from export.comparison.mechanisms import EVERYTHING, chosen, is_attention, options, words, work
 from export.errors import ExportError
 from models.layers import LAYERS
+from tests.cases import in_one_test
 
 
 def test_all_layers_are_compared() -> None:
@@ -19,19 +20,19 @@ def test_the_complexity_table_has_every_row_of_the_specification() -> None:
     assert len(set(rows)) == len(rows) == 12
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@in_one_test("name", EVERYTHING)
 def test_a_cost_grows_with_the_length(name: str) -> None:
     found = [work(name, N, 128, 2, longest=8192) for N in (1024, 2048, 4096)]
     assert 0 < found[0] < found[1] < found[2] <= 4.01 * found[1]
 
 
-@pytest.mark.parametrize("short", [False, True], ids=["full", "short"])
-@pytest.mark.parametrize("name", EVERYTHING)
+@in_one_test("short", [False, True])
+@in_one_test("name", EVERYTHING)
 def test_options_are_those_of_the_constructor(name: str, short: bool) -> None:
     assert options(name, longest=64, short=short).keys() <= inspect.signature(EVERYTHING[name]).parameters.keys()
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
+@in_one_test("name", EVERYTHING)
 def test_every_mechanism_says_what_it_computes_and_at_what_cost(name: str) -> None:
     told = words(name)
     assert told.title.endswith((".", ":", ","))

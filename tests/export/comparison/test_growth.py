@@ -6,11 +6,12 @@ from export.comparison import growth
 from export.comparison.plan import ComparisonPlan, GiB
 from export.comparison.results import Point
 from export.errors import ExportError
+from tests.cases import in_one_test
 
 LENGTHS = (64, 1024, 2048, 4096)
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0, 1.5, 2.0])
+@in_one_test("power", [0.0, 1.0, 1.5, 2.0])
 def test_the_exponent_of_a_power_is_the_power(power: float) -> None:
     assert growth.exponent(LENGTHS, [3e-6 * N**power for N in LENGTHS]) == pytest.approx(power)
 

@@ -1,7 +1,5 @@
 """No N² hides in a mechanism of linear cost: its largest tensor and its multiply-adds, counted at two lengths, not timed."""
 
-import gc
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ from models.layers import LAYERS
 from tests.largest_tensor import LargestTensor
 
 D, H = 8, 2
-SHORT, LONG = 1024, 4096  # BigBird sees all blocks of shorter texts
+SHORT, LONG = 1024, 2048  # BigBird sees all blocks of shorter texts
 N_MAX = LONG
 LINEAR = 1.15  # an exponent up to which growth is called linear: the bar of what is measured
 
@@ -36,7 +34,6 @@ def counted(layer: nn.Module, N: int) -> tuple[int, int]:
             layer(x, mask)
         with FlopCounterMode(display=False) as flops:
             layer(x, mask)
-    gc.collect()
     return largest.size_bytes, flops.get_total_flops()
 
 
@@ -58,4 +55,4 @@ def test_neither_the_largest_tensor_nor_the_products_grow_faster_than_the_length
 def test_a_square_is_found() -> None:
     layer = build("softmax", D, H, longest=N_MAX)
     (short_bytes, _), (long_bytes, _) = counted(layer, SHORT), counted(layer, LONG)
-    assert long_bytes > 10 * short_bytes
+    assert long_bytes > 3 * short_bytes

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from export.errors import ExportError
 from export.gpu import kernels
 from export.gpu.sampling_step import trace
+from tests.cases import in_one_test
 from tests.decoders import random_decoder
 from tests.export.gpu.variants import DECODERS, encoder_graph, random_classifier, random_encoder
 
@@ -28,14 +29,16 @@ def test_the_release_that_was_asked_is_the_one_that_is_installed() -> None:
     assert all(re.fullmatch(r"[\w.]+ \w+ \d+: [\w -]+ -> [\w ]+", line) for line in kernels.table())
 
 
-@pytest.mark.parametrize("name", ["bert", "rotary", "sinusoidal", "gelu_tanh", "classifier"])
+@pytest.mark.parametrize(
+    "name", ["gelu_tanh", "classifier", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("bert", "rotary", "sinusoidal"))]
+)
 def test_every_node_of_an_encoder_in_fp16_has_a_kernel(name: str, tmp_path: Path) -> None:
     model = random_classifier() if name == "classifier" else random_encoder(name)
     encoder_graph(model.half()).export(tmp_path / "gpu.onnx", weights_beside=True)
     kernels.check(tmp_path / "gpu.onnx")
 
 
-@pytest.mark.parametrize("name", ["grouped", "large-vocabulary", "delta"])
+@pytest.mark.parametrize("name", ["grouped", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("large-vocabulary", "delta"))])
 def test_every_node_of_a_decoder_in_fp16_has_a_kernel(name: str, tmp_path: Path) -> None:
     trace(random_decoder(**DECODERS[name]).half(), tmp_path / "gpu.onnx")
     kernels.check(tmp_path / "gpu.onnx")
@@ -50,7 +53,7 @@ def test_a_decoder_whose_shapes_the_host_computes_is_refused(tmp_path: Path) -> 
         kernels.check(tmp_path / "gpu.onnx")
 
 
-@pytest.mark.parametrize("operator", sorted(kernels.DYNAMIC & {"NonZero", "CumSum", "Loop", "If", "Range"}))
+@in_one_test("operator", sorted(kernels.DYNAMIC & {"NonZero", "CumSum", "Loop", "If", "Range"}))
 def test_an_operator_that_depends_on_data_is_refused(operator: str, tmp_path: Path) -> None:
     file = graph_of(tmp_path / "graph.onnx", helper.make_node(operator, ["x"], ["y"], name="seventh"))
     with pytest.raises(ExportError, match=f"the node seventh of {operator}, whose size or work depends on data"):

@@ -23,7 +23,7 @@ from tests.export.gpu.variants import MAX_TOKENS, SMALL, VOCABULARY, encoder_gra
 
 SAME = 1e-6  # largest difference of a number of a vector of length 1, in float32 on both sides, summed in another order
 NEVER = 1  # an id that no text has; its embedding is not a number
-FORMS = ("bert", "roberta", "rotary", "sinusoidal", "classifier")
+FORMS = ("bert", "rotary", "classifier", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("roberta", "sinusoidal")))
 
 Texts = list[list[int]]
 texts = st.lists(st.lists(st.integers(2, VOCABULARY - 1), min_size=1, max_size=MAX_TOKENS), min_size=1, max_size=50)

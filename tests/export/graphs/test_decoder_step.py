@@ -18,14 +18,17 @@ from export.graphs.decoder_step import states_of, step_graph, trace
 from export.graphs.onnx_file import optimise
 from models.attention.layers.recurrence import chunkwise
 from models.decoder.model import Decoder
-from tests.decoders import EVERY_CONSTANT_STATE, random_decoder
-from tests.models.attention.mechanisms import SETTLES
+from tests.cases import in_one_test
+from tests.decoders import EVERY_CONSTANT_STATE, SETTLES, random_decoder
 
 CONFIGS = {
     "no positions": {"positions": "none", "norm": "layer", "bias": True, "tied": False, "gated": False, "activation": "gelu"},
-    "learned positions": {"positions": "learned", "n_positions": 80, "layers": ("causal_linear", "sliding_window"), "n_layers": 2},
-    "scale norm": {"norm": "scale", "layers": "causal_linear"},
-    "sinusoids": {"positions": "sinusoidal", "layers": "gated_delta", "layer_options": {"gated_delta": {"n_key_heads": 1, "d_value": 6}}},
+    "sinusoids": {
+        "positions": "sinusoidal",
+        "norm": "scale",
+        "layers": "gated_delta",
+        "layer_options": {"gated_delta": {"n_key_heads": 1, "d_value": 6}},
+    },
 }
 VOCAB = 61
 # of a layer; 1 unless said
@@ -47,15 +50,22 @@ class Exported:
         return Steps(answers(open_graph(self.file, threads=threads), self.outputs), self.inputs, n_positions=self.n_positions)
 
 
-@pytest.fixture(scope="module", params=["every layer", *CONFIGS])
-def exported(request: pytest.FixtureRequest, constant_states_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """Every layer with a state of constant size, and the parts that a model may have instead of others."""
-    if request.param not in CONFIGS:
-        return Exported(random_decoder(**EVERY_CONSTANT_STATE), constant_states_bundle / "model.onnx")
-    decoder = random_decoder(vocab_size=VOCAB, **CONFIGS[request.param])
-    folder = tmp_path_factory.mktemp("step-graph")
-    trace(decoder, folder / "traced.onnx")
-    return Exported(decoder, optimise(folder / "traced.onnx", folder / "optimised"))
+@pytest.fixture(scope="module")
+def made() -> dict[str, Exported]:
+    return {}
+
+
+@pytest.fixture(params=["every layer", *CONFIGS])
+def exported(
+    request: pytest.FixtureRequest, made: dict[str, Exported], constant_states_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Exported:
+    """Every layer with a state of constant size, and the parts that a model may have instead of others (learned positions:
+    kinds/test_decoder.py). One export of each."""
+    if request.param not in made and request.param in CONFIGS:
+        decoder, folder = random_decoder(vocab_size=VOCAB, **CONFIGS[request.param]), tmp_path_factory.mktemp("step-graph")
+        trace(decoder, folder / "traced.onnx")
+        made[request.param] = Exported(decoder, optimise(folder / "traced.onnx", folder / "optimised"))
+    return made.get(request.param) or Exported(random_decoder(**EVERY_CONSTANT_STATE), constant_states_bundle / "model.onnx")
 
 
 def test_the_tensors_are_those_of_the_contract(exported: Exported) -> None:
@@ -103,7 +113,7 @@ def test_the_operators_are_those_that_are_exact(exported: Exported) -> None:
     assert not {"Elu", "Log", "Softplus", "Conv", "Scan", "Loop"} & set(operators)
 
 
-@pytest.mark.parametrize("layer", ["gated_delta", "causal_linear"])
+@pytest.mark.parametrize("layer", ["gated_delta", pytest.param("causal_linear", marks=pytest.mark.exhaustive)])
 def test_a_layer_moves_whole_tokens_only(layer: str, tmp_path: Path) -> None:
     """To transpose tokens, or to gather a state number by number, took a third of a decode step."""
     trace(random_decoder(layers=layer, n_layers=1, positions="none"), tmp_path / "traced.onnx")
@@ -154,14 +164,19 @@ DEPENDENCIES = {
 }
 
 
-@pytest.mark.parametrize(("when", "said"), DEPENDENCIES.values(), ids=DEPENDENCIES)
-@pytest.mark.parametrize("name", [contract.STEP_LOGITS, "new_state_0_S"])
+one_of_them = pytest.mark.parametrize("exported", ["no positions"], indirect=True)
+
+
+@one_of_them
+@in_one_test(("when", "said"), DEPENDENCIES.values(), ids=DEPENDENCIES)
+@in_one_test("name", [contract.STEP_LOGITS, "new_state_0_S"])
 def test_a_bit_that_depends_on_others_is_found(exported: Exported, name: str, when: object, said: str) -> None:
     what = inexact(lambda threads: altered(exported, add_to(name, when)), vocab_size=exported.vocab_size)
     assert what is not None
     assert said in what
 
 
+@one_of_them
 def test_a_graph_that_is_wrong_is_found(exported: Exported) -> None:
     with pytest.raises(ExportError, match=r"^logits: at B=1, N=1 the graph is .* away from the model"):
         compare(altered(exported, add_to(contract.STEP_LOGITS, lambda feed: 1e4)), exported.reference, vocab_size=exported.vocab_size)
@@ -173,8 +188,8 @@ def test_a_graph_that_is_wrong_is_found(exported: Exported) -> None:
 # What the runtime's operator is, in numpy
 
 
-@pytest.mark.parametrize("per_row", [False, True], ids=["decay a head", "decay a row of S"])
-@pytest.mark.parametrize("given", RULES, ids=RULES.values())
+@in_one_test("per_row", [False, True])
+@in_one_test("given", RULES)
 def test_the_operator_is_the_recurrence(given: tuple[bool, bool], per_row: bool) -> None:
     B, H, N, D_k, D_v = 2, 3, 11, 4, 5
     random = np.random.default_rng(0)

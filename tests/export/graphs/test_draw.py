@@ -1,10 +1,10 @@
 """The graph that draws tokens: the service has the file that this code writes, and it draws what the definition says."""
 
 import numpy as np
-import pytest
 
 from export.graphs.draw import BLOCK, FILE, draw_graph
 from service.generation.sampling.graph import FIRST, GREEDY, Draws, draw
+from tests.cases import in_one_test
 
 LAST = np.nextafter(1.0, 0.0)
 
@@ -17,8 +17,8 @@ def drawn(scores: np.ndarray, uniforms: np.ndarray, inverse_temperature: float =
     return draw(scores, np.full(len(scores), inverse_temperature, np.float32), uniforms)
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 6, 63, 64, 211, 4096, 4099])
-@pytest.mark.parametrize("excluded", [0.0, 0.6])
+@in_one_test("vocab", [1, 2, 6, 63, 64, 211, 4096, 4099])
+@in_one_test("excluded", [0.0, 0.6])
 def test_it_inverts_the_cumulative_distribution(vocab: int, excluded: float) -> None:
     random = np.random.default_rng(vocab)
     row = random.normal(0, 3, vocab).astype(np.float32)
@@ -51,7 +51,7 @@ def test_greedy_is_the_first_maximum() -> None:
     assert (drawn(-scores * 1e38, np.full(50, FIRST), float(GREEDY)) == (-scores).argmax(axis=1)).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@in_one_test("bad", [np.nan, np.inf])
 def test_scores_that_are_not_finite_give_no_token(bad: float) -> None:
     scores = np.zeros((4, 100), np.float32)
     scores[1, 70], scores[2], scores[3, 1:] = bad, -np.inf, -np.inf
@@ -68,7 +68,7 @@ def test_a_bound_call_draws_from_what_the_arrays_have_then() -> None:
     assert draws.token_ids[:, 0].tolist() == [50, 99]
 
 
-@pytest.mark.parametrize("vocab", [211, 4096, 4098, 30_522, 50_257])
+@in_one_test("vocab", [211, 4096, 4098, 30_522, 50_257])
 def test_a_row_has_the_same_bits_at_any_place(vocab: int) -> None:
     """Rows of most vocabularies begin anywhere in a cache line."""
     row = np.random.default_rng(vocab).normal(0, 3, vocab).astype(np.float32)
@@ -80,7 +80,7 @@ def test_a_row_has_the_same_bits_at_any_place(vocab: int) -> None:
     assert len(totals) == 1
 
 
-@pytest.mark.parametrize("scale", [1e10, 1e30])
+@in_one_test("scale", [1e10, 1e30])
 def test_large_scores_are_drawn_as_the_definition_says(scale: float) -> None:
     scores = (np.random.default_rng(0).permutation(300).astype(np.float32) * np.float32(scale))[None]
     for inverse_temperature in (float(GREEDY), 1e5, 1.0):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 import torch
 
 from export.graphs.torch_graph import OPSET, quiet
@@ -12,6 +13,7 @@ from tests.models.encoder.test_gau_alpha import ids, tiny
 SAME = 1e-4  # float32 on both sides, sums in another order
 
 
+@pytest.mark.exhaustive
 def test_onnxruntime_equals_torch(tmp_path: Path) -> None:
     model, axes = tiny(torch.float32), {0: torch.export.Dim("B"), 1: torch.export.Dim("N", max=70)}
     example = ids(3, 7), torch.ones(3, 7, dtype=torch.int64)

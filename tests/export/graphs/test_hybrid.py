@@ -55,6 +55,7 @@ def session(layer: HybridAttention, tmp_path_factory: pytest.TempPathFactory) ->
     return ort.InferenceSession(file, providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.exhaustive  # kinds/test_short_graph.py exports an encoder with it
 @pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
 def test_it_equals_the_layer_at_every_size(size: float, layer: HybridAttention, session: ort.InferenceSession) -> None:
     """Texts of different lengths, one without tokens. With large inputs, most features of most keys are below the smallest float32."""

@@ -16,26 +16,23 @@ from export.checks.golden import N_CONTINUED
 from export.checks.golden_texts import PROMPTS
 from export.checks.parity import answers, open_graph
 from export.errors import ExportError
-from export.kinds import decoder as decoder_bundle
+from export.kinds import decoder as decoder_kind
 from export.kinds.exporter import Options
 from export.kinds.load import load
+from export.maps.from_bundle import maps_of_bundle
 from export.summary import render
 from tests import decoders
-
-TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return decoders.tiny_decoder(
-        tmp_path_factory.mktemp("decoder") / "checkpoint", chat_template=TEMPLATE, layers="gated_delta", positions="none"
-    )
+from tests.exports import exported
 
 
 @pytest.fixture(scope="module")
-def bundle(checkpoint: Path) -> Path:
-    export_bundle(checkpoint, checkpoint.with_name("bundle"), name="tiny-decoder")
-    return checkpoint.with_name("bundle")
+def checkpoint(decoder_bundle: Path) -> Path:
+    return decoder_bundle.with_name(f"{decoder_bundle.name}-checkpoint")
+
+
+@pytest.fixture(scope="module")
+def bundle(decoder_bundle: Path) -> Path:
+    return decoder_bundle
 
 
 def steps(bundle: Path) -> Steps:
@@ -43,19 +40,20 @@ def steps(bundle: Path) -> Steps:
     return Steps(answers(open_graph(bundle / manifest.graph.file, threads=1), manifest.graph.outputs), manifest.graph.inputs)
 
 
-def test_the_manifest_says_what_the_decoder_is(bundle: Path) -> None:
+def test_the_manifest_says_what_the_decoder_is(checkpoint: Path, bundle: Path) -> None:
     manifest = contract.verify(bundle)
     decoder = manifest.decoder
     assert decoder is not None
     assert (manifest.kind, manifest.precision, manifest.source.attention) == ("decoder", "fp32", "gated_delta")
-    assert [(state.name, state.shape) for state in decoder.states] == [("state_0_S", (2, 8, 8)), ("state_0_conv", (3, 48))]
-    assert decoder.state_bytes == 4 * (2 * 8 * 8 + 48 * 3)
+    shapes = {f"state_{layer}_{name}": shape for layer in range(2) for name, shape in (("S", (2, 16, 16)), ("conv", (3, 96)))}
+    assert {state.name: state.shape for state in decoder.states} == shapes
+    assert decoder.state_bytes == 4 * 2 * (2 * 16 * 16 + 96 * 3)
     assert decoder.exact
     assert decoder.eos_token_ids == (10,)
     assert not decoder.takes_positions
     assert decoder.bits_per_byte == decoder.fp32_bits_per_byte
     assert 7 < decoder.bits_per_byte < 16, "random weights know nothing of 256 bytes"
-    assert (bundle / decoder.chat_template).read_text() == TEMPLATE
+    assert (bundle / decoder.chat_template).read_text() == (checkpoint / "chat_template.jinja").read_text()
     assert {file.name for file in manifest.files} == {
         "model.onnx",
         "model.onnx.data",
@@ -86,10 +84,11 @@ def test_the_golden_continuations_are_what_the_graph_says(bundle: Path) -> None:
 def test_a_graph_of_rounded_weights_is_exact_too_and_says_what_it_costs(
     precision: contract.Precision, product: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    manifest = export_bundle(checkpoint, tmp_path / "rounded", precision=precision)
+    manifest = exported(checkpoint, tmp_path / "rounded", precision=precision)
     decoder = manifest.decoder
     assert decoder is not None
     assert decoder.exact
+    assert manifest.graph.optimisation == decoder_kind.HOW.get(precision, decoder_kind.in_blocks(precision))
     assert decoder.bits_per_byte != decoder.fp32_bits_per_byte
     assert decoder.bits_per_byte == pytest.approx(decoder.fp32_bits_per_byte, rel=0.02)
     assert manifest.graph.operators[product] >= 5
@@ -105,7 +104,7 @@ def test_the_tolerance_grows_with_the_layers(tmp_path: Path) -> None:
 
 
 def test_fp16_halves_the_weights_and_keeps_states_in_float32(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
-    manifest = export_bundle(checkpoint, tmp_path / "fp16", precision="fp16")
+    manifest = exported(checkpoint, tmp_path / "fp16", precision="fp16")
     assert {tensor.dtype for tensor in manifest.graph.outputs} == {"float32"}
     assert "not faster" in manifest.graph.optimisation
     half, full = ((folder / "model.onnx.data").stat().st_size for folder in (tmp_path / "fp16", bundle))
@@ -119,7 +118,7 @@ def test_inspection_shows_what_a_person_asks_of_a_decoder(bundle: Path) -> None:
     with console.capture() as capture:
         console.print(render(bundle))
     decoder = contract.verify(bundle).decoder
-    facts = ["decoder", "fp32", "gated_delta", f"{decoder.parameters:,}", "1,088 B of memory a sequence", "in 2 tensors", "the same bits"]
+    facts = ["decoder", "fp32", "gated_delta", f"{decoder.parameters:,}", "6,400 B of memory a sequence", "in 4 tensors", "the same bits"]
     facts += [f"{decoder.bits_per_byte:.4f}", "any number of tokens", "chat_template.jinja"]
     assert [fact for fact in facts if fact not in capture.get()] == []
 
@@ -145,7 +144,7 @@ def test_a_state_that_grows_is_refused_by_its_first_layer(tmp_path: Path, layers
 
 
 def test_a_graph_that_is_not_exact_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_bundle, "inexact", lambda open_steps, **sizes: "a batch changes logits of a prompt of 64 tokens")
+    monkeypatch.setattr(decoder_kind, "inexact", lambda open_steps, **sizes: "a batch changes logits of a prompt of 64 tokens")
     with pytest.raises(ExportError, match="not exact: a batch changes logits of a prompt of 64 tokens"):
         export_bundle(checkpoint, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
@@ -165,12 +164,15 @@ def test_the_layers_of_a_decoder_are_not_swapped(checkpoint: Path, tmp_path: Pat
 # Learned positions
 
 
+LAYERS = ("causal_linear", "gated_delta", "sliding_window")
+
+
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with 40 positions, which is less than some golden prompts, passages and sizes of the comparison take."""
     checkpoint = tmp_path_factory.mktemp("learned") / "checkpoint"
-    decoders.tiny_decoder(checkpoint, layers="causal_linear", positions="learned", n_positions=40)
-    export_bundle(checkpoint, checkpoint.with_name("bundle"), maps=True)
+    decoders.tiny_decoder(checkpoint, layers=LAYERS, n_layers=3, positions="learned", n_positions=40)
+    exported(checkpoint, checkpoint.with_name("bundle"), maps=True)
     return checkpoint.with_name("bundle")
 
 
@@ -187,6 +189,14 @@ def test_learned_positions_are_a_limit_of_the_bundle(numbered: Path) -> None:
     with console.capture() as capture:
         console.print(render(numbered))
     assert "40 tokens, vocabulary of 256" in capture.get()
+
+
+def test_a_decoder_has_maps(numbered: Path) -> None:
+    """Of a layer with a normaliser, one with a norm behind its recurrence, and a window. The export has held them against torch."""
+    maps, graph = maps_of_bundle(numbered, "to be, or not"), contract.verify(numbered).attention_graph
+    assert maps.layers == LAYERS
+    assert not any(np.triu(A, 1).any() for A in maps.A)
+    assert [layer.effective for layer in graph.layers] == [True, True, False]
 
 
 def test_padding_behind_the_last_position_is_only_padding(numbered: Path) -> None:
@@ -219,15 +229,12 @@ def test_a_decoder_without_a_last_position_has_no_word_of_it_in_its_manifest(bun
 # Pixels
 
 
-def test_what_a_decoder_draws_goes_into_the_bundle(tmp_path: Path) -> None:
-    image = decoders.tiny_image(width=5, height=3)
-    manifest = export_bundle(decoders.tiny_decoder(tmp_path / "checkpoint", image=image), tmp_path / "bundle")
-    drawn = contract.verify(tmp_path / "bundle").decoder.image
-    assert drawn == manifest.decoder.image == contract.Image(**asdict(image))
+def test_what_a_decoder_draws_goes_into_the_bundle(image_bundle: Path) -> None:
+    assert contract.verify(image_bundle).decoder.image == contract.Image(**asdict(decoders.tiny_image()))
     console = Console(width=160, file=StringIO())
     with console.capture() as capture:
-        console.print(render(tmp_path / "bundle"))
-    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9: 5 x 3 pixels in 4 grey levels" in capture.get()
+        console.print(render(image_bundle))
+    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9: 4 x 3 pixels in 4 grey levels" in capture.get()
 
 
 def test_a_decoder_that_draws_nothing_has_no_word_of_it_in_its_manifest(bundle: Path) -> None:

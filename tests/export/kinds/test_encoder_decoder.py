@@ -20,6 +20,7 @@ from export.summary import render
 from models.encoder_decoder.checkpoint import load_encoder_decoder
 from models.encoder_decoder.search import attended
 from tests.encoder_decoders import END, EXAMPLES, KINDS, tiny_encoder_decoder
+from tests.exports import exported
 
 TOLERANCE = 1e-4  # as at export
 
@@ -35,7 +36,7 @@ def checkpoint(request: pytest.FixtureRequest, writer_bundle: Path, tmp_path_fac
 def bundle(checkpoint: Path, writer_bundle: Path) -> Path:
     if checkpoint.parent == writer_bundle.parent:
         return writer_bundle
-    export_bundle(checkpoint, checkpoint.with_name("bundle"), name="tiny-writer")
+    exported(checkpoint, checkpoint.with_name("bundle"), name="tiny-writer")
     return checkpoint.with_name("bundle")
 
 
