@@ -29,14 +29,7 @@ def pairs(n_q: int = N_Q, n_k: int = N_K) -> tuple[Tensor, Tensor]:
 
 
 def by_loops(
-    score: Callable[[int, Tensor, Tensor], Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    bias: Tensor,
-    *,
-    beside: float = 0.0,
+    score: Callable[[int, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor, *, beside: float = 0.0
 ) -> Tensor:
     """score(h, q_i, k_j) of head h. beside: what the denominator holds beside the exponentials."""
     o = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)

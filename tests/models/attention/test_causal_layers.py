@@ -14,6 +14,7 @@ from models.attention.layers.recurrence import CHUNK, chunkwise, parallel, recur
 from models.attention.layers.scaled_dot_product import attend
 from models.layers import LAYERS
 from models.parts.positions import Rotation, rotation_at
+from tests.cases import in_one_test
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms; relative to the largest output where that is above 1
@@ -81,13 +82,19 @@ def rows(state: State, b: int) -> State:
 
 
 @every_layer
-@pytest.mark.parametrize("N", LENGTHS)
 @torch.no_grad()
-def test_whole_in_pieces_and_token_by_token(name: str, N: int) -> None:
-    layer, x = make(name), tokens(2, N)
-    whole = in_pieces(layer, x, N)
-    assert error(in_pieces(layer, x, *(1,) * N), whole) <= EXACT
-    assert error(in_pieces(layer, x, N // 3, N - N // 3) if N > 2 else whole, whole) <= EXACT
+def test_whole_in_pieces_and_token_by_token(name: str) -> None:
+    layer, x = make(name), tokens(2, max(LENGTHS))
+    outputs, states, state = [], [], None
+    for t in range(max(LENGTHS)):
+        y, state = layer(x[:, t : t + 1], None, state, rotation=rotation(layer, begin=t, N=1))
+        outputs.append(y)
+        states.append(state)
+    one_by_one = torch.cat(outputs, dim=1)
+    for N in LENGTHS:
+        expected = one_by_one[:, :N], states[N - 1]
+        assert error(in_pieces(layer, x[:, :N], N), expected) <= EXACT, N
+        assert N <= 2 or error(in_pieces(layer, x[:, :N], N // 3, N - N // 3), expected) <= EXACT, N
 
 
 @every_layer
@@ -105,7 +112,7 @@ def test_prefill_and_steps_are_one_pass(name: str) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test("N", LENGTHS)
 @torch.no_grad()
 def test_float32_is_float64_rounded_at_every_length(name: str, N: int) -> None:
     layer, x = make(name), tokens(2, N)
@@ -114,7 +121,7 @@ def test_float32_is_float64_rounded_at_every_length(name: str, N: int) -> None:
 
 
 @recurrences
-@pytest.mark.parametrize("execution", [parallel, recurrent])
+@in_one_test("execution", [parallel, recurrent])
 def test_the_execution_may_be_exchanged(name: str, execution: Callable) -> None:
     layer, x = make(name), tokens(2, 70)
     y, state = in_pieces(layer, x, 30, 40)
@@ -128,7 +135,7 @@ def test_the_execution_may_be_exchanged(name: str, execution: Callable) -> None:
 
 
 @recurrences
-@pytest.mark.parametrize("N", [CHUNK - 1, CHUNK, CHUNK + 1])
+@in_one_test("N", [CHUNK - 1, CHUNK, CHUNK + 1])
 @torch.no_grad()
 def test_what_is_padded_to_chunks_is_what_it_is_unpadded(name: str, N: int) -> None:
     """Token by token there are no chunks, and nothing to fill one up with."""
@@ -138,8 +145,8 @@ def test_what_is_padded_to_chunks_is_what_it_is_unpadded(name: str, N: int) -> N
     assert error(in_pieces(layer, x, N), whole) <= EXACT
 
 
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3], ids=["tiny", "usual", "large"])
-@pytest.mark.parametrize("N", [*LENGTHS, 1000])
+@in_one_test("scale", [1e-4, 1.0, 1e3])
+@in_one_test("N", [*LENGTHS, 200])
 def test_the_three_forms_of_linear_attention_agree_in_float32(N: int, scale: float) -> None:
     """Gradients too, relative to the largest of them, and less exactly: with large inputs, sums of weights near eps are divided by their
     squares. The last token of a row is padding where there are two or more."""
@@ -171,6 +178,7 @@ def test_rows_of_unequal_lengths_get_what_each_gets_alone(name: str) -> None:
     alone: list[State | None] = [None] * 4
     for seed, lengths in enumerate(calls):
         x = tokens(4, max(lengths), seed=seed)
+        x[~lengths_mask(*lengths)] *= 1e3  # what stands in the padding changes nothing
         y, state = layer(x, lengths_mask(*lengths), state, rotation=rotation(layer, begin=seen, N=max(lengths)))
         for b, n in enumerate(lengths):
             if n == 0:
@@ -194,25 +202,6 @@ def test_padding_leaves_the_state_bit_for_bit(name: str) -> None:
 
 @every_layer
 @torch.no_grad()
-def test_what_stands_in_the_padding_changes_nothing(name: str) -> None:
-    layer, x, mask = make(name), tokens(2, 7), lengths_mask(4, 7)
-    other = x.clone()
-    other[0, 4:] = 1e3
-    (y, state), (y_other, state_other) = layer(x, mask), layer(other, mask)
-    assert torch.equal(y_other[0, :4], y[0, :4])
-    following = tokens(2, 3, seed=2)
-    assert torch.equal(layer(following, None, state_other)[0], layer(following, None, state)[0])
-
-
-@every_layer
-@torch.no_grad()
-def test_no_mask_is_a_mask_of_true(name: str) -> None:
-    layer, x = make(name), tokens(2, 6)
-    assert error(layer(x), layer(x, lengths_mask(6, 6))) == 0
-
-
-@every_layer
-@torch.no_grad()
 def test_the_future_never_changes_the_past(name: str) -> None:
     layer, x = make(name), tokens(1, 70)
     other = x.clone()
@@ -220,24 +209,6 @@ def test_the_future_never_changes_the_past(name: str) -> None:
     y, y_other = layer(x)[0], layer(other)[0]
     assert torch.equal(y_other[:, :40], y[:, :40])
     assert (y_other[:, 40:] - y[:, 40:]).abs().max() > 1e-3
-
-
-@every_layer
-@torch.no_grad()
-def test_the_past_changes_the_future(name: str) -> None:
-    layer, x = make(name), tokens(1, 5)
-    other = x.clone()
-    other[:, :4] *= -1
-    assert (layer(other)[0][:, 4] - layer(x)[0][:, 4]).abs().max() > 1e-3
-
-
-@every_layer
-@torch.no_grad()
-def test_rows_of_a_batch_do_not_meet(name: str) -> None:
-    layer, x = make(name), tokens(2, 6)
-    y, state = layer(x)
-    for b in range(2):
-        assert error((y[b : b + 1], rows(state, b)), layer(x[b : b + 1])) <= EXACT
 
 
 # The state
@@ -286,7 +257,7 @@ def test_a_rotation_matters_to_the_layers_that_say_so(name: str) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("x", [1e3 * tokens(2, 70), torch.ones(2, 70, D), torch.zeros(2, 70, D)], ids=["big", "1", "0"])
+@in_one_test("x", [1e3 * tokens(2, 70), torch.ones(2, 70, D), torch.zeros(2, 70, D)], ids=["big", "1", "0"])
 def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
     layer, x = make(name, dtype=torch.float32), x.float().requires_grad_()
     y, state = layer(x, lengths_mask(70, 0))
@@ -297,11 +268,11 @@ def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@in_one_test("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()
 def test_half_precision_stays_finite_over_many_tokens(name: str, dtype: torch.dtype) -> None:
     layer = make(name, dtype=dtype)
-    N = layer.n_positions if layer.capabilities.state == "bounded" else 3000
+    N = {"constant": 3000, "growing": 500, "bounded": getattr(layer, "n_positions", 0)}[layer.capabilities.state]
     y, state = layer(tokens(1, N, dtype=dtype))
     assert y.dtype == dtype
     assert torch.isfinite(y).all()
@@ -318,7 +289,7 @@ def test_gradients(name: str) -> None:
         y, state = layer(x[:, :3], lengths_mask(3, 0))
         return torch.cat([y[:1], layer(x[:, 3:], lengths_mask(1, 2), state)[0][:, :1].expand(-1, 3, -1)])
 
-    assert torch.autograd.gradcheck(both, (x,))
+    assert torch.autograd.gradcheck(both, (x,), fast_mode=True)
 
 
 @every_layer
@@ -330,7 +301,7 @@ def test_a_state_dict_comes_back(name: str) -> None:
     assert torch.equal(copy(x)[0], layer(x)[0])
 
 
-@every_layer
+@in_one_test("name", CAUSAL)
 def test_heads_that_do_not_fit_are_refused_with_the_values(name: str) -> None:
     with pytest.raises(ValueError, match="d_model=100 is not divisible by n_heads=8"):
         LAYERS[name](100, 8)
@@ -360,7 +331,7 @@ def test_causal_linear_attention_by_loops() -> None:
     assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("execution", [parallel, chunkwise, recurrent])
+@in_one_test("execution", [parallel, chunkwise, recurrent])
 def test_given_features_by_loops_and_in_two_calls(execution: Callable) -> None:
     """With an eps that shows, fading, and a row of padding at its end."""
     random = torch.Generator().manual_seed(0)
@@ -411,17 +382,7 @@ def test_a_window_is_a_mask() -> None:
     assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
 
 
-@torch.no_grad()
-def test_a_window_over_everything_is_causal_softmax() -> None:
-    window = LAYERS["sliding_window"](D, H, window=9).double()
-    softmax = LAYERS["causal_softmax"](D, H).double()
-    softmax.load_state_dict(window.state_dict())
-    x = tokens(2, 9)
-    turned = rotation(softmax, begin=0, N=9)
-    assert (window(x, rotation=turned)[0] - softmax(x, rotation=turned)[0]).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("name", ["causal_softmax", "sliding_window", "retention"])
+@in_one_test("name", ["causal_softmax", "sliding_window", "retention"])
 @torch.no_grad()
 def test_rotated_scores_know_distances_only(name: str) -> None:
     layer, x = make(name), tokens(2, 9)
@@ -434,13 +395,13 @@ def test_a_window_without_a_past_is_refused() -> None:
         LAYERS["sliding_window"](D, H, window=1)
 
 
-@pytest.mark.parametrize("name", ["retention", "gated_linear", "delta", "gated_delta"])
+@in_one_test("name", ["retention", "gated_linear", "delta", "gated_delta"])
 @torch.no_grad()
 def test_a_sum_beyond_half_precision_is_normalised_before_it_is_rounded(name: str) -> None:
-    """A token of 4 sigma that comes 4,096 times: o grows beyond 65,504, and its norm does not."""
+    """A token of 16 sigma that comes 256 times: o grows beyond 65,504, and its norm does not."""
     torch.manual_seed(0)
     layer = LAYERS[name](256, 8)
-    x = 4 * torch.randn(1, 1, 256).expand(1, 4096, 256)
+    x = 16 * torch.randn(1, 1, 256).expand(1, 256, 256)
     exact, _ = layer(x)
     y, state = layer.half()(x.half())
     assert y.dtype == torch.float16

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +17,7 @@ from models.attention.scoring.softmax1 import attend_softmax1, attend_softmax1_o
 from models.attention.sparse.bigbird import attend_bigbird
 from models.attention.sparse.causal_lsh import CausalLSHAttention, attend_lsh_to_cache
 from models.attention.sparse.lsh import LSHAttention, attend_lsh
+from tests.cases import in_one_test
 from tests.models.attention.scores import EXACT, B, H, drawn, qkv
 
 q, k, v = qkv(7, 7)
@@ -28,7 +28,7 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
     return bool((ours - theirs).abs().max() <= EXACT)
 
 
-@pytest.mark.parametrize("function", [attend, attend_softmax1, attend_softmax1_online])
+@in_one_test("function", [attend, attend_softmax1, attend_softmax1_online])
 def test_no_scale_is_one_over_the_root_of_the_width(function: object) -> None:
     assert same(function(q, k, v), function(q, k, v, scale=q.shape[-1] ** -0.5))
     assert not same(function(q, k, v), function(q, k, v, scale=1.0))

@@ -19,14 +19,14 @@ from models.attention.scoring.nadaraya_watson import attend_nadaraya_watson
 from models.attention.scoring.softmax1 import attend_softmax1, attend_softmax1_online
 from models.attention.sparse.local import attend_local
 from models.layers import LAYERS
+from tests.cases import in_one_test
 from tests.models.attention import test_causal_layers, test_layers
 
 D = test_layers.D
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize(("B", "N"), [(0, 5), (2, 0), (0, 0)])
-@pytest.mark.parametrize("masked", [False, True])
+@in_one_test(("B", "N", "masked"), [(B, N, masked) for B, N in ((0, 5), (2, 0), (0, 0)) for masked in (False, True)])
 @torch.no_grad()
 def test_a_layer_answers_nothing_with_nothing(name: str, B: int, N: int, masked: bool) -> None:
     x, mask = torch.zeros(B, N, D, dtype=torch.float64), torch.zeros(B, N, dtype=torch.bool) if masked else None
@@ -54,8 +54,8 @@ SCORING = {
 }
 
 
-@pytest.mark.parametrize("name", SCORING)
-@pytest.mark.parametrize(("N_q", "N_k"), [(3, 0), (0, 3), (0, 0)])
+@in_one_test("name", SCORING)
+@in_one_test(("N_q", "N_k"), [(3, 0), (0, 3), (0, 0)])
 def test_queries_without_keys_get_zero(name: str, N_q: int, N_k: int) -> None:
     o = SCORING[name](torch.ones(2, 2, N_q, 4), torch.ones(2, 2, N_k, 4), torch.ones(2, 2, N_k, 5))
     assert o.shape == (2, 2, N_q, 5)

@@ -47,12 +47,7 @@ def change(file: Path, **changes) -> None:
     write(file, {**json.loads(file.read_text(encoding="utf-8")), **changes})
 
 
-def change_tensors(
-    folder: Path,
-    drop: tuple[str, ...] = (),
-    rename: dict[str, str] | None = None,
-    **extra: torch.Tensor,
-) -> None:
+def change_tensors(folder: Path, drop: tuple[str, ...] = (), rename: dict[str, str] | None = None, **extra: torch.Tensor) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors = {(rename or {}).get(name, name): tensor.clone() for name, tensor in tensors.items() if name not in drop}
     save_file(tensors | extra, folder / "model.safetensors")
@@ -166,10 +161,7 @@ def test_modernbert_in_the_spelling_of_its_first_release(tmp_path: Path) -> None
     expected = outputs(load_checkpoint(folder))
     values = json.loads((folder / "config.json").read_text())
     values = {key: value for key, value in values.items() if key not in ("layer_types", "rope_parameters")}
-    write(
-        folder / "config.json",
-        {**values, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0},
-    )
+    write(folder / "config.json", {**values, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0})
     assert torch.equal(outputs(load_checkpoint(folder)), expected)
 
 
@@ -276,12 +268,7 @@ def test_folders_of_todays_sentence_transformers(bert: Path, tmp_path: Path) -> 
 
 
 def _make_loadable(folder: Path) -> None:
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "w0",
-        "unk_token": "w0",
-        "model_max_length": 50,
-    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "w0", "unk_token": "w0", "model_max_length": 50}
     write(folder / "tokenizer_config.json", settings)
 
 
@@ -317,24 +304,11 @@ def test_roberta_loses_the_positions_up_to_its_padding_id(tmp_path: Path) -> Non
         ({"num_labels": 3}, "classifier", "softmax"),
         ({"num_labels": 3, "problem_type": "multi_label_classification"}, "classifier", "sigmoid"),
         ({"num_labels": 3, "problem_type": "regression"}, "classifier", "identity"),
-        (
-            {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
-            "reranker",
-            "identity",
-        ),
-        (
-            {"num_labels": 2, "sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"},
-            "classifier",
-            "sigmoid",
-        ),
+        ({"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "reranker", "identity"),
+        ({"num_labels": 2, "sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, "classifier", "sigmoid"),
     ],
 )
-def test_scores_become_what_cross_encoder_makes_of_them(
-    tmp_path: Path,
-    settings: dict,
-    kind: str,
-    activation: str,
-) -> None:
+def test_scores_become_what_cross_encoder_makes_of_them(tmp_path: Path, settings: dict, kind: str, activation: str) -> None:
     checkpoint = load_checkpoint(classifier(tmp_path, **settings))
     assert isinstance(checkpoint.model, SequenceClassifier)
     assert (checkpoint.kind, checkpoint.score_activation, checkpoint.pooling) == (kind, activation, None)
@@ -360,11 +334,7 @@ def test_a_token_classifier(tmp_path: Path) -> None:
     folder = tiny.save(tiny.build("BertForTokenClassification", {**tiny.BERT, "num_labels": 4}), tmp_path)
     checkpoint = load_checkpoint(folder)
     assert isinstance(checkpoint.model, TokenClassifier)
-    assert (checkpoint.kind, checkpoint.score_activation, len(checkpoint.id2label)) == (
-        "token_classifier",
-        "softmax",
-        4,
-    )
+    assert (checkpoint.kind, checkpoint.score_activation, len(checkpoint.id2label)) == ("token_classifier", "softmax", 4)
 
 
 # Another attention
@@ -391,12 +361,7 @@ def test_linear_attention_keeps_the_weights(tmp_path: Path, model_class: str) ->
         ("NomicBertModel", tiny.BERT, "rotary positions"),
     ],
 )
-def test_linear_attention_is_refused_where_it_has_no_form(
-    tmp_path: Path,
-    model_class: str,
-    settings: dict,
-    reason: str,
-) -> None:
+def test_linear_attention_is_refused_where_it_has_no_form(tmp_path: Path, model_class: str, settings: dict, reason: str) -> None:
     folder = tiny.save(tiny.build(model_class, settings), tmp_path)
     with pytest.raises(CheckpointError, match=f"attention='linear' does not support {reason}"):
         load_checkpoint(folder, attention="linear")
@@ -476,10 +441,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(bert: Path) -> None:
     refuse(bert, "encoder.layer.0.adapter.weight, encoder.layer.2.output.dense.bias are unexpected in the weights")
     (bert / "model.safetensors").write_bytes(whole)
     change(bert / "config.json", intermediate_size=41)
-    refuse(
-        bert,
-        r"encoder.layer.0.intermediate.dense.weight has shape \(40, 24\), but config.json makes it \(41, 24\)",
-    )
+    refuse(bert, r"encoder.layer.0.intermediate.dense.weight has shape \(40, 24\), but config.json makes it \(41, 24\)")
 
 
 def test_many_missing_tensors_are_counted(bert: Path) -> None:
@@ -490,10 +452,7 @@ def test_many_missing_tensors_are_counted(bert: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"architectures": ["T5Model"]},
-            "architecture 'T5Model' is not supported; supported: BertModel, .*NomicBertModel",
-        ),
+        ({"architectures": ["T5Model"]}, "architecture 'T5Model' is not supported; supported: BertModel, .*NomicBertModel"),
         ({"architectures": None}, "has no 'architectures'"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supported"),
@@ -510,19 +469,9 @@ def test_settings_that_are_not_supported(bert: Path, changes: dict, message: str
 @pytest.mark.parametrize(
     ("model_class", "settings", "changes", "message"),
     [
-        (
-            "MPNetModel",
-            tiny.BERT,
-            {"relative_attention_num_buckets": 64},
-            "relative_attention_num_buckets=64 is not supported",
-        ),
+        ("MPNetModel", tiny.BERT, {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets=64 is not supported"),
         ("NomicBertModel", tiny.BERT, {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn' is not supported"),
-        (
-            "ModernBertModel",
-            tiny.MODERNBERT,
-            {"layer_types": ["full_attention", "dilated"]},
-            "layer_types has 'dilated'",
-        ),
+        ("ModernBertModel", tiny.MODERNBERT, {"layer_types": ["full_attention", "dilated"]}, "layer_types has 'dilated'"),
         (
             "ModernBertModel",
             tiny.MODERNBERT,
@@ -586,10 +535,7 @@ def test_dense_layers_that_are_not_supported(bert: Path, settings: dict, message
 def test_lower_casing_that_the_tokenizer_does_not_do_is_refused(bert: Path) -> None:
     write(bert / "sentence_bert_config.json", {"do_lower_case": True})
     refuse(bert, "sets do_lower_case, which tokenizer.json does not do")
-    change(
-        bert / "tokenizer.json",
-        normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
-    )
+    change(bert / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]})
     load_checkpoint(bert)
     change(bert / "tokenizer.json", normalizer={"type": "BertNormalizer", "lowercase": True})
     load_checkpoint(bert)

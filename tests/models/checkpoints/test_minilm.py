@@ -9,11 +9,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.checkpoints.published import Checkpoint, load_checkpoint
-from tests.texts import texts
+from tests.texts import ODD, texts
 
 SAME_VECTOR = 0.999999  # cosine; float32 leaves 1e-7 of it
 ROUNDED = 1e-5  # float32: 24 bits, six layers, values of a few units
 BATCH = 16  # texts
+SAMPLE = [*texts()[::4], *ODD]
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +24,11 @@ def checkpoint(minilm: Path) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def batches(checkpoint: Checkpoint) -> list[dict[str, Tensor]]:
-    """All the texts, cut at 256 tokens as sentence-transformers does, in batches of about one length."""
+    """The texts, cut at 256 tokens as sentence-transformers does, in batches of about one length."""
     tokenizer = Tokenizer.from_file(str(checkpoint.tokenizer_file))
     tokenizer.enable_truncation(checkpoint.max_tokens)
     tokenizer.enable_padding(pad_id=checkpoint.pad_token_id)
-    ordered = sorted(texts(), key=len)
+    ordered = sorted(SAMPLE, key=len)
     encodings = [tokenizer.encode_batch(ordered[i : i + BATCH]) for i in range(0, len(ordered), BATCH)]
     return [
         {
@@ -55,11 +56,7 @@ def test_what_the_folder_says(checkpoint: Checkpoint) -> None:
     assert (checkpoint.config.d_model, checkpoint.config.n_layers, checkpoint.config.n_heads) == (384, 6, 12)
 
 
-def test_token_vectors_equal_transformers(
-    minilm: Path,
-    checkpoint: Checkpoint,
-    batches: list[dict[str, Tensor]],
-) -> None:
+def test_token_vectors_equal_transformers(minilm: Path, checkpoint: Checkpoint, batches: list[dict[str, Tensor]]) -> None:
     reference = transformers.AutoModel.from_pretrained(minilm).eval()
     with torch.no_grad():
         for batch in batches[::4]:
@@ -68,16 +65,12 @@ def test_token_vectors_equal_transformers(
 
 
 def test_sentence_vectors_equal_sentence_transformers(minilm: Path, vectors: Tensor) -> None:
-    """More than 100 texts, of 0 to 600 words, in 16 scripts, with emoji, control characters and nothing at all."""
+    """More than 40 texts, of 0 to 600 words, in 16 scripts, with emoji, control characters and nothing at all."""
     import sentence_transformers as library
 
-    ordered = sorted(texts(), key=len)
-    assert len(ordered) > 100
-    theirs = library.SentenceTransformer(str(minilm), device="cpu").encode(
-        ordered,
-        convert_to_tensor=True,
-        batch_size=BATCH,
-    )
+    ordered = sorted(SAMPLE, key=len)
+    assert len(ordered) > 40
+    theirs = library.SentenceTransformer(str(minilm), device="cpu").encode(ordered, convert_to_tensor=True, batch_size=BATCH)
     cosines = (vectors * theirs).sum(1)
     assert (vectors.norm(dim=1) - 1).abs().max() <= ROUNDED
     assert cosines.min() >= SAME_VECTOR
@@ -85,14 +78,10 @@ def test_sentence_vectors_equal_sentence_transformers(minilm: Path, vectors: Ten
 
 def test_the_texts_are_told_apart(vectors: Tensor) -> None:
     """A model that gave the same vector for everything would pass the others too."""
-    assert torch.linalg.matrix_rank(vectors) > 50
+    assert torch.linalg.matrix_rank(vectors) > 30
 
 
-def test_linear_attention_takes_the_same_weights(
-    minilm: Path,
-    checkpoint: Checkpoint,
-    batches: list[dict[str, Tensor]],
-) -> None:
+def test_linear_attention_takes_the_same_weights(minilm: Path, checkpoint: Checkpoint, batches: list[dict[str, Tensor]]) -> None:
     """Another mechanism, untrained for it: other vectors, finite, of unit length."""
     swapped = load_checkpoint(minilm, attention="linear")
     assert swapped.untrained

@@ -58,8 +58,8 @@ def test_it_reads_python_that_it_has_not_seen_far_better_than_chance(folder: Pat
     assert bits < 0.8 * untrained
 
 
-@pytest.mark.parametrize("how", ["greedy", "beam"])
-@pytest.mark.parametrize(("name", "numbers"), [("number-words", 10), ("number-words-transformer", 10), ("number-words-english", 100)])
+@pytest.mark.parametrize("how", ["greedy", pytest.param("beam", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("name", "numbers"), [("number-words", 3), ("number-words-transformer", 3), ("number-words-english", 30)])
 def test_number_words_that_were_held_out_become_their_digits(name: str, numbers: int, how: str) -> None:
     """So many numbers of each language and magnitude; the card's bar is 99 %."""
     folder = PRETRAINED / name
@@ -69,7 +69,7 @@ def test_number_words_that_were_held_out_become_their_digits(name: str, numbers:
     cells = [(n_digits, language) for language in report["config"]["languages"] for n_digits in magnitudes]
     sample = [example for cell in cells for example in held_out_numbers(*cell, numbers=numbers)]
     right = exact(checkpoint.model, Tokenizer.from_file(str(checkpoint.tokenizer_file)), sample, search)
-    assert sum(right) >= 0.99 * len(sample) > 300
+    assert sum(right) >= 0.99 * len(sample) > 100
     stated = report["exact_matches"][how]
     assert stated["all"] >= 0.99
     assert f"**{100 * stated['all']:.2f}**" in (folder / "README.md").read_text()

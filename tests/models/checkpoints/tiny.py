@@ -34,15 +34,7 @@ DEBERTA = {
     "position_biased_input": False,
 }
 DISTILBERT = {"vocab_size": V, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40, "max_position_embeddings": 50}
-MODERNBERT = {
-    **BERT,
-    "num_hidden_layers": 4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "cls_token_id": 1,
-    "sep_token_id": 2,
-}
+MODERNBERT = {**BERT, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
 
 def build(model_class: str, settings: dict, seed: int = 0) -> nn.Module:

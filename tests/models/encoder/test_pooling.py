@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from models.encoder.pooling import POOLINGS, unit_length
+from tests.cases import in_one_test
 
 X = torch.arange(24, dtype=torch.float64).reshape(2, 4, 3).sin()
 RIGHT = torch.tensor([[True, True, True, False], [True, False, False, False]])
 
-every_pooling = pytest.mark.parametrize("name", POOLINGS)
+every_pooling = in_one_test("name", POOLINGS)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("name", "expected"),
     [
         ("cls", X[0, 0]),
@@ -54,7 +55,4 @@ def test_last_finds_the_last_token_on_either_side() -> None:
 
 def test_unit_length() -> None:
     torch.testing.assert_close(unit_length(torch.tensor([[3.0, 4.0]])), torch.tensor([[0.6, 0.8]]))
-    assert unit_length(torch.full((1, 400), 300.0).half()).norm() == pytest.approx(
-        1,
-        abs=1e-2,
-    )  # 300² · 400 is beyond float16
+    assert unit_length(torch.full((1, 400), 300.0).half()).norm() == pytest.approx(1, abs=1e-2)  # 300² · 400 is beyond float16

@@ -86,33 +86,6 @@ def test_dense_loop_of_bahdanaus_model() -> None:
     torch.testing.assert_close(model(source, mask, torch.tensor([previous]))[0], torch.stack(want), atol=TOLERANCE, rtol=0)
 
 
-def test_without_its_context_it_is_a_language_model() -> None:
-    """W_c = 0 in the cell and in the readout: what was read makes a difference only to the first state."""
-    model = tiny("additive")
-    assert isinstance(model, RecurrentEncoderDecoder)
-    with torch.no_grad():
-        model.cell.from_c.weight.zero_()
-        model.to_logits.weight[:, model.config.d_state :] = 0
-        model.to_state.weight.zero_()
-    one, other = (model(*sources(5, seed=seed), torch.tensor([[1, 5, 6]])) for seed in (1, 2))
-    torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ["additive", "dot"])
-def test_one_source_token_takes_all_attention_and_order_after_reading_none(kind: str) -> None:
-    model, (source, mask) = tiny(kind), sources(1)
-    memory, state = model.read(source, mask)
-    _, _, weights = model.step(torch.tensor([1]), state, memory, mask)
-    assert weights.tolist() == [[1.0]]
-    source, mask = sources(6)
-    memory, state = model.read(source, mask)
-    order = torch.tensor([3, 0, 5, 1, 2, 4])
-    logits, _, weights = model.step(torch.tensor([1]), state, memory, mask)
-    other, _, shuffled = model.step(torch.tensor([1]), state, {name: each[:, order] for name, each in memory.items()}, mask)
-    torch.testing.assert_close(shuffled, weights[:, order], atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(other, logits, atol=TOLERANCE, rtol=0)
-
-
 def test_a_row_read_backwards() -> None:
     _, mask = sources(4, 2)
     assert reversal_indices(mask).tolist() == [[3, 2, 1, 0], [1, 0, 2, 3]]

@@ -73,4 +73,4 @@ def test_torchs_cell_is_another_one() -> None:
 def test_gradients() -> None:
     made = cell()
     inputs = [drawn(2, 15, seed=2), drawn(2, 4, seed=3), drawn(2, 5, seed=4)]
-    assert torch.autograd.gradcheck(made, [each.requires_grad_() for each in inputs])
+    assert torch.autograd.gradcheck(made, [each.requires_grad_() for each in inputs], fast_mode=True)

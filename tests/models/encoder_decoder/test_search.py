@@ -7,6 +7,7 @@ import torch
 
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.search import attended, beam, greedy
+from tests.cases import in_one_test
 from tests.models.encoder_decoder.tiny import KINDS, sources, tiny
 
 V, T, END = 5, 3, 2
@@ -40,7 +41,7 @@ def cut(tokens: torch.Tensor) -> tuple[int, ...]:
     return tuple(listed[: listed.index(END) + 1] if END in listed else listed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@in_one_test("kind", KINDS)
 def test_a_beam_as_wide_as_all_there_is_finds_the_best(kind: str) -> None:
     model, (ids, mask) = model_of(kind), sources(4, 2)
     ids = ids % V
@@ -53,7 +54,7 @@ def test_a_beam_as_wide_as_all_there_is_finds_the_best(kind: str) -> None:
         assert float(found.log_p[row]) == pytest.approx(outputs[best], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@in_one_test("kind", KINDS)
 def test_a_beam_of_one_is_greedy_and_log_p_is_that_of_the_output(kind: str) -> None:
     model, (ids, mask) = model_of(kind), sources(4, 2)
     ids = ids % V
@@ -73,7 +74,7 @@ def test_length_power_prefers_long_or_short() -> None:
         assert cut(found.tokens[0]) == max(outputs, key=lambda output, power=power: outputs[output] / len(output) ** power)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@in_one_test("kind", KINDS)
 def test_what_an_output_was_written_from(kind: str) -> None:
     model, (source, mask) = tiny(kind), sources(5, 3)
     tokens, weights = attended(model, source, mask)

@@ -13,6 +13,7 @@ from models.layers import LAYERS
 from models.maps.matrix import attention_matrix
 from models.maps.rank import effective_rank, numerical_rank
 from models.parts.positions import rotation_at
+from tests.cases import in_one_test
 
 EXACT = 1e-9  # float64: the same formula, summed in another order; Nyström's rounds cube their matrix
 WITH_EPS = 1e-5  # normalisers with an eps
@@ -76,7 +77,7 @@ def values_and_answers(layer: nn.Module, x: Tensor, mask: Tensor | None) -> tupl
 
 
 @every_layer
-@pytest.mark.parametrize("mask", [None, MASK], ids=["all tokens", "padding"])
+@in_one_test("mask", [None, MASK], ids=["all tokens", "padding"])
 @torch.no_grad()
 def test_it_makes_the_answers_out_of_the_values(name: str, mask: Tensor | None) -> None:
     layer, x = make(name), tokens()
@@ -171,7 +172,7 @@ DENSE: dict[str, tuple[Callable[[nn.Module, Tensor, Tensor], Tensor], Tensor]] =
 }
 
 
-@pytest.mark.parametrize("name", DENSE)
+@in_one_test("name", DENSE)
 @torch.no_grad()
 def test_it_is_what_the_dense_reference_says(name: str) -> None:
     layer, x = make(name), tokens()

@@ -8,15 +8,7 @@ from torch import Tensor
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from models.parts.positions import (
-    RelativeBias,
-    Rotation,
-    RotationTable,
-    distance_buckets,
-    positions_after_padding,
-    rotate,
-    sinusoids,
-)
+from models.parts.positions import RelativeBias, Rotation, RotationTable, distance_buckets, positions_after_padding, rotate, sinusoids
 
 EXACT = 1e-10  # float64
 
@@ -34,20 +26,6 @@ def test_an_odd_width_drops_the_last_cosine() -> None:
     assert sinusoids(5, 7).shape == (5, 7)
     last = (torch.arange(5, dtype=torch.float64) * 10000 ** (-6 / 7)).sin()
     assert (sinusoids(5, 7)[:, 6] - last).abs().max() <= EXACT
-
-
-def rotation_by(angle: float) -> Tensor:
-    """The matrix that takes (sin x, cos x) to (sin(x + angle), cos(x + angle))."""
-    return torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64)
-
-
-def test_sinusoids_have_one_length_and_a_step_is_a_rotation() -> None:
-    """|e_t|² = D/2, and e[t + d] = R_d e[t] with the same R_d for every t."""
-    table = sinusoids(40, 8)
-    assert (table.square().sum(1) - 4).abs().max() <= EXACT
-    angles = [5 * 10000 ** (-2 * i / 8) for i in range(4)]
-    R_5 = torch.block_diag(*(rotation_by(a) for a in angles))
-    assert (table[:35] @ R_5.T - table[5:]).abs().max() <= EXACT
 
 
 def test_positions_skip_padding_wherever_it_stands() -> None:
@@ -77,20 +55,6 @@ def test_interleaved_pairs_are_those_of_the_paper() -> None:
     assert torch.equal(turned[..., 8:], x[..., 8:])
 
 
-def test_the_two_pairings_are_permutations_of_each_other() -> None:
-    x = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rotation = RotationTable(5, 8, base=10.0, dtype=torch.float64)(torch.arange(5))
-    halves = torch.cat([torch.arange(0, 8, 2), torch.arange(1, 8, 2)])
-    assert torch.equal(rotate(x, rotation, interleaved=True)[..., halves], rotate(x[..., halves], rotation))
-
-
-def test_rotation_keeps_lengths_and_position_zero_is_the_identity() -> None:
-    x = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    turned = rotate(x, RotationTable(5, 8, base=10.0, dtype=torch.float64)(torch.arange(5)))
-    assert (turned.norm(dim=-1) - x.norm(dim=-1)).abs().max() <= EXACT
-    assert torch.equal(turned[:, :, 0], x[:, :, 0])
-
-
 def test_rotation_is_that_of_the_paper_up_to_the_order_of_columns() -> None:
     """The paper turns columns (2i, 2i + 1), eq. 34; here i and i + D_k/2 are partners."""
     x = torch.randn(1, 1, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -105,17 +69,6 @@ def test_rotation_is_that_of_the_paper_up_to_the_order_of_columns() -> None:
 def test_an_odd_head_cannot_rotate() -> None:
     with pytest.raises(ValueError, match="d_head=7 is odd"):
         RotationTable(5, 7, base=10.0)
-
-
-def test_buckets_are_exact_near_and_coarse_far() -> None:
-    """8 exact distances to a side, then logarithmic ones, then one for all from 128 on."""
-    before = distance_buckets(-torch.arange(300), n_buckets=32, max_distance=128)
-    after = distance_buckets(torch.arange(300), n_buckets=32, max_distance=128)
-    assert before[:8].tolist() == list(range(8))
-    assert (before.diff() >= 0).all()
-    assert before[128:].unique().tolist() == [15]
-    assert torch.equal(after[1:], before[1:] + 16)
-    assert after[0] == 0
 
 
 def test_buckets_are_those_of_mpnet() -> None:

@@ -10,6 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from models.parts.positions import rotation_at
 from models.parts.rotary import Rotary, RotaryScaling
+from tests.cases import in_one_test
 
 WIDTH, BASE, N_0 = 64, 10_000.0, 256
 WITHIN = 1e-6  # theirs are float32, relative
@@ -21,12 +22,9 @@ SCALINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dynamic": ({"kind": "dynamic", "factor": 3.0}, {}),
     "llama3": ({"kind": "llama3", **LLAMA3}, {}),
     "yarn": ({"kind": "yarn", "factor": 4.0}, {}),
-    "yarn-options": (
-        {"kind": "yarn", "factor": 7.0, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.5, "truncate": False},
-        {},
-    ),
+    "yarn-options": ({"kind": "yarn", "factor": 7.0, "beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.5, "truncate": False}, {}),
 }
-every_scaling = pytest.mark.parametrize("case", SCALINGS)
+every_scaling = in_one_test("case", SCALINGS)
 
 
 def ours(case: str) -> Rotary:
@@ -90,7 +88,7 @@ def test_without_scaling_it_is_the_plain_rotation() -> None:
     assert (rotary.attention_factor, rotary.depends_on_length) == (1.0, False)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("fields", "message"),
     [
         ({"kind": "longrope", "factor": 2.0}, "kind='longrope' of the rotary scaling is not one of linear, dynamic, llama3, yarn"),

@@ -25,6 +25,6 @@ def test_a_vector_of_zeros_stays_one() -> None:
 def test_gradients() -> None:
     norm = ScaleNorm(3).double()
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(norm, x)
+    assert torch.autograd.gradcheck(norm, x, fast_mode=True)
     norm(x).sum().backward()
     assert norm.g.grad is not None

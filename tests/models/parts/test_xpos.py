@@ -7,6 +7,7 @@ import torch
 
 from models.parts.positions import RotationTable, rotate
 from models.parts.xpos import xpos
+from tests.cases import in_one_test
 
 EXACT = 1e-10  # float64
 N, D_K = 7, 6
@@ -23,8 +24,8 @@ def by_definition(q: list[float], k: list[float], distance: int, *, gamma: float
     return total
 
 
-@pytest.mark.parametrize("first", [-3, 0, 40])
-@pytest.mark.parametrize("options", [{"gamma": 0.4, "scale_base": 512.0}, {"gamma": 1.0, "scale_base": 4.0}])
+@in_one_test("first", [-3, 0, 40])
+@in_one_test("options", [{"gamma": 0.4, "scale_base": 512.0}, {"gamma": 1.0, "scale_base": 4.0}])
 def test_a_score_depends_on_the_distance_and_fades_with_it(first: int, options: dict[str, float]) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, N, D_K, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -44,7 +45,7 @@ def test_the_middle_of_a_text_as_its_origin_keeps_float32_within_its_range() -> 
     assert all(torch.isfinite(x).all() for turned in xpos(rotation, torch.arange(n) - n // 2) for x in (turned.cos, turned.sin))
 
 
-@pytest.mark.parametrize("options", [{"gamma": 0.0}, {"scale_base": -1.0}])
+@in_one_test("options", [{"gamma": 0.0}, {"scale_base": -1.0}])
 def test_rates_that_are_none_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         xpos(RotationTable(1, 4, base=10_000)(torch.arange(1)), torch.arange(1), **options)

@@ -10,6 +10,7 @@ from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.sparse.lsh import LSHAttention
 from models.parts.feedforward import ChunkedFeedForward, FeedForward
 from models.reformer.reversible import ReversibleBlock, ReversibleStack
+from tests.cases import in_one_test
 
 EXACT = 1e-10  # float64: the same formula on inputs that were computed back from the outputs
 ROUNDED = 1e-5  # float32, backwards through 4 blocks
@@ -58,8 +59,8 @@ def loss_and_gradients(run: Callable, leaves: list[Tensor], *inputs: Tensor | No
     return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 
 
-@pytest.mark.parametrize("lsh", [False, True], ids=["softmax", "lsh"])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@in_one_test("lsh", [False, True])
+@in_one_test("dropout", [0.0, 0.3])
 def test_gradients_are_those_of_plain_autograd(lsh: bool, dropout: float) -> None:
     model, x1, x2 = stack(lsh=lsh, dropout=dropout).double(), tokens().requires_grad_(), tokens().flip(1).requires_grad_()
     leaves = [x1, x2, *model.parameters()]
@@ -153,8 +154,8 @@ def test_gradients_of_gradients_are_refused() -> None:
 # The feed-forward layer in chunks
 
 
-@pytest.mark.parametrize("N", [1, 3, 4, 5, 8, 9])
-@pytest.mark.parametrize("gated", [False, True])
+@in_one_test("N", [1, 3, 4, 5, 8, 9])
+@in_one_test("gated", [False, True])
 def test_chunks_of_tokens_are_the_same_function(N: int, gated: bool) -> None:
     chunked = ChunkedFeedForward(D, 24, activation="gelu", gated=gated, bias=True, chunk=4).double()
     whole = FeedForward(D, 24, activation="gelu", gated=gated, bias=True).double()

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from models.attention.gated.causal_flash import CausalMixedChunkAttention, attend_causal_in_groups
 from models.attention.gated.flash import MixedChunkAttention, attend_in_groups
-from models.attention.gated.gau import weights
 from models.attention.layers.recurrence import chunkwise, parallel, recurrent
 from models.parts.positions import Rotation, rotation_at
+from tests.cases import in_one_test
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 G, s, e = 4, 3, 5
@@ -39,9 +39,9 @@ def by_loops(maps: list[Tensor], v: Tensor, *, causal: bool, divisor: str, mask:
     return o
 
 
-@pytest.mark.parametrize("divisor", ["tokens", "group"])
-@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
-@pytest.mark.parametrize("N", [1, 3, 4, 5, 11])
+@in_one_test("divisor", ["tokens", "group"])
+@in_one_test("causal", [False, True], ids=["both ways", "causal"])
+@in_one_test("N", [1, 3, 4, 5, 11])
 def test_groups_are_the_loops(N: int, causal: bool, divisor: str) -> None:
     """With padding at the end of a row, and inside it."""
     maps, v = example(N)
@@ -54,8 +54,8 @@ def test_groups_are_the_loops(N: int, causal: bool, divisor: str) -> None:
     assert (o - expected).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("divisor", ["tokens", "group"])
-@pytest.mark.parametrize("cut", [1, 4, 6])
+@in_one_test("divisor", ["tokens", "group"])
+@in_one_test("cut", [1, 4, 6])
 def test_the_causal_step_is_the_loops_in_two_calls(cut: int, divisor: str) -> None:
     """With another divisor of the scores than G."""
     maps, v = example(11)
@@ -69,7 +69,7 @@ def test_the_causal_step_is_the_loops_in_two_calls(cut: int, divisor: str) -> No
     assert (whole - expected).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@in_one_test("causal", [False, True])
 def test_half_precision_counts_beyond_2048(causal: bool) -> None:
     """The same as float32 up to the rounding of its output: a sum in float16 would stall, or end."""
     maps, v = [x.half() for x in example(3000, B=1)[0]], 1 + example(3000, B=1)[1].half().abs()
@@ -77,37 +77,6 @@ def test_half_precision_counts_beyond_2048(causal: bool) -> None:
     exact = attend_in_groups(*(x.double() for x in (*maps, v)), group=G, causal=causal)
     assert o.dtype == torch.float16
     assert (o - exact).abs().max() <= 1e-3 * exact.abs().max()  # half a unit in the last place of 11 bits is 2^-11 of a number
-
-
-def test_one_group_without_the_linear_part_is_a_gated_unit() -> None:
-    """Normalised by `length`."""
-    maps, v = example(7)
-    quad_q, quad_k, lin_q, lin_k = maps
-    o = attend_in_groups(quad_q, quad_k, 0 * lin_q, 0 * lin_k, v, group=7)
-    assert (o - weights(quad_q, quad_k, normalisation="length") @ v).abs().max() <= EXACT
-
-
-def test_without_the_quadratic_part_it_is_linear_attention() -> None:
-    maps, v = example(11)
-    quad_q, quad_k, lin_q, lin_k = maps
-    o = attend_in_groups(0 * quad_q, 0 * quad_k, lin_q, lin_k, v, group=G)
-    assert (o - lin_q @ (lin_k.mT @ v) / 11).abs().max() <= EXACT
-
-
-def test_the_first_causal_group_has_no_linear_part() -> None:
-    maps, v = example(2 * G)
-    quad_q, quad_k, lin_q, lin_k = maps
-    with_it, without = (attend_in_groups(quad_q, quad_k, lin_q, k, v, group=G, causal=True) for k in (lin_k, 0 * lin_k))
-    assert torch.equal(with_it[:, :, :G], without[:, :, :G])
-    assert (with_it[:, :, G:] - without[:, :, G:]).abs().amin(-1).min() > 1e-6
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients(causal: bool) -> None:
-    maps, v = example(6, B=1)
-    inputs = [x.requires_grad_() for x in (*maps, v)]
-    mask = torch.tensor([[True] * 5 + [False]])
-    assert torch.autograd.gradcheck(lambda *x: attend_in_groups(*x, group=G, causal=causal, key_mask=mask), inputs)
 
 
 # The layers
@@ -136,8 +105,8 @@ def test_the_layer_is_the_papers() -> None:
     assert abs(unit.bias(torch.tensor(-1)) - unit.bias.weight[1] * 2) <= EXACT  # times sqrt(s), s = 4
 
 
-@pytest.mark.parametrize("options", [{}, {"divisor": "group", "relative_bias": False}], ids=["default", "by groups"])
-@pytest.mark.parametrize("N", [1, 3, 4, 5, 8, 9, 63, 64, 65])
+@in_one_test("options", [{}, {"divisor": "group", "relative_bias": False}], ids=["default", "by groups"])
+@in_one_test("N", [1, 3, 4, 5, 8, 9, 63, 64, 65])
 @torch.no_grad()
 def test_four_recurrences_are_the_groups(N: int, options: dict) -> None:
     unit, x = layer(**options), random(2, N, 6)
@@ -162,7 +131,7 @@ def test_the_state_is_the_open_group_and_the_sum_of_all() -> None:
     assert (state["M"] - lin_k.mT @ v).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("cut", range(1, 13))
+@in_one_test("cut", range(1, 13))
 @torch.no_grad()
 def test_calls_need_not_begin_with_a_group(cut: int) -> None:
     unit, x = layer(), random(2, 13, 6)
@@ -183,7 +152,7 @@ def test_in_float32_the_first_group_has_no_linear_part_and_the_hundredth_still_h
     assert torch.equal(unit(x.float()[:, :G])[0], unit.to_out.bias.expand(1, G, 6))
 
 
-@pytest.mark.parametrize("execution", [parallel, recurrent])
+@in_one_test("execution", [parallel, recurrent])
 def test_the_execution_may_be_exchanged(execution: object) -> None:
     unit, x = layer(), random(2, 11, 6)
     y, _ = unit(x)
@@ -195,7 +164,7 @@ def test_the_execution_may_be_exchanged(execution: object) -> None:
     assert (torch.autograd.grad(other.square().mean(), unit.to_z.weight)[0] - gradient).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("kind", [MixedChunkAttention, CausalMixedChunkAttention])
+@in_one_test("kind", [MixedChunkAttention, CausalMixedChunkAttention])
 def test_a_group_of_one_is_refused(kind: type) -> None:
     with pytest.raises(ValueError, match="group=1 must be at least 2 tokens"):
         kind(6, 2, group=1)

@@ -6,11 +6,12 @@ from torch import Tensor, nn
 
 from models.attention.layers.fused_block import FusedBlock, attend_fused, from_separate, fused, separated, to_separate
 from models.attention.layers.softmax import SoftmaxAttention
+from tests.cases import in_one_test
 from tests.models.attention.scores import EXACT, drawn
 
 D = 12
 SHAPES = {"standard": (3, None), "narrow heads": (3, 5), "one head": (1, 5), "one wide head": (1, D)}
-every_shape = pytest.mark.parametrize(("n_heads", "d_head"), SHAPES.values(), ids=SHAPES)
+every_shape = in_one_test(("n_heads", "d_head"), SHAPES.values(), ids=SHAPES)
 mask = torch.tensor([[True] * 7, [True] * 3 + [False] * 4, [False] * 7])
 x = drawn(3, 7, D, seed=1)
 
@@ -48,7 +49,7 @@ def test_separated_it_is_a_norm_and_the_standard_layer_and_back(n_heads: int, d_
 
 
 @every_shape
-@pytest.mark.parametrize("bias", [False, True])
+@in_one_test("bias", [False, True])
 def test_fused_it_is_the_standard_layer_behind_its_norm(n_heads: int, d_head: int | None, bias: bool) -> None:
     """One wide head: W^O goes into W^V."""
     torch.manual_seed(1)
@@ -88,13 +89,7 @@ def test_what_the_block_has_no_place_for_is_refused() -> None:
 def test_parts_and_sizes() -> None:
     """8 heads of 64 unless told otherwise; biases in the norm and in W^O alone."""
     sizes = {name: tuple(tensor.shape) for name, tensor in FusedBlock(D).named_parameters()}
-    assert sizes == {
-        "norm.weight": (D,),
-        "norm.bias": (D,),
-        "to_qkv.weight": (3 * 512, D),
-        "to_out.weight": (D, 512),
-        "to_out.bias": (D,),
-    }
+    assert sizes == {"norm.weight": (D,), "norm.bias": (D,), "to_qkv.weight": (3 * 512, D), "to_out.weight": (D, 512), "to_out.bias": (D,)}
     assert isinstance(FusedBlock(D, 1, d_head=D).to_out, nn.Identity)
     assert isinstance(FusedBlock(D, 1, d_head=D - 1).to_out, nn.Linear)
 
@@ -115,11 +110,11 @@ def test_dropout_leaves_out_weights_and_outputs_while_training_and_keeps_the_mea
 def test_gradients_and_a_row_without_keys(n_heads: int, d_head: int | None) -> None:
     block, some = make(n_heads, d_head), x[:, :3].clone().requires_grad_()
     rows = mask[:, [0, 1, 4]]
-    assert torch.autograd.gradcheck(lambda some: block(some, rows), (some,))
+    assert torch.autograd.gradcheck(lambda some: block(some, rows), (some,), fast_mode=True)
     expected = torch.zeros(D).double() if isinstance(block.to_out, nn.Identity) else block.to_out.bias
     assert torch.equal(block(some, rows)[2], expected.expand(3, D))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@in_one_test("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_large_inputs_stay_finite(dtype: torch.dtype) -> None:
     assert torch.isfinite(make(3, None).to(dtype)(1e3 * x.to(dtype), mask)).all()

@@ -9,10 +9,11 @@ from torch import Tensor
 from models.attention.layers.grouped_heads import GroupedHeads
 from models.layers import LAYERS
 from models.parts.positions import rotate, rotation_at
+from tests.cases import in_one_test
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 D, H, D_K = 12, 4, 6  # the heads are wider together than the model
-every_layer = pytest.mark.parametrize("name", ["causal_softmax", "sliding_window"])
+every_layer = in_one_test("name", ["causal_softmax", "sliding_window"])
 
 
 def make(name: str, **options: Any) -> GroupedHeads:
@@ -29,7 +30,7 @@ def tokens(B: int, N: int) -> Tensor:
 
 
 @every_layer
-@pytest.mark.parametrize("H_k", [1, 2])
+@in_one_test("H_k", [1, 2])
 @torch.no_grad()
 def test_shared_keys_are_keys_that_repeat(name: str, H_k: int) -> None:
     """Neighbouring heads share them. In pieces, with rows of unequal lengths."""
@@ -68,7 +69,7 @@ def test_q_and_k_are_normalised_before_they_are_rotated(name: str) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize(
+@in_one_test(
     ("options", "biases"),
     [
         ({}, []),
@@ -82,7 +83,7 @@ def test_the_output_may_have_another_bias_than_q_k_and_v(name: str, options: dic
 
 
 @every_layer
-@pytest.mark.parametrize("H_k", [0, 3, 8])
+@in_one_test("H_k", [0, 3, 8])
 def test_heads_that_do_not_divide_are_refused(name: str, H_k: int) -> None:
     with pytest.raises(ValueError, match=f"n_heads=4 is not a multiple of n_kv_heads={H_k}"):
         make(name, n_kv_heads=H_k)

@@ -1,9 +1,9 @@
 """The largest so far is that of torch, carried from call to call, padding leaves it, and its tables stay small."""
 
-import pytest
 import torch
 
 from models.attention.layers.running_max import CHUNK, GROUP, of_tokens, running_max
+from tests.cases import in_one_test
 from tests.largest_tensor import LargestTensor
 
 BLOCK = CHUNK * GROUP  # tokens of a group of chunks
@@ -14,7 +14,7 @@ def draw(B: int, N: int) -> torch.Tensor:
     return torch.randn(B, 2, N, 3, generator=torch.Generator().manual_seed(N), dtype=torch.float64) - 100  # below the state's zeros
 
 
-@pytest.mark.parametrize("N", EDGES)
+@in_one_test("N", EDGES)
 def test_it_is_torchs_in_one_call_and_in_pieces(N: int) -> None:
     x, nothing = draw(2, N), torch.zeros(2, 2, 3, dtype=torch.float64)
     m, decay, last = running_max(x, nothing, nothing > 0)
@@ -31,7 +31,7 @@ def test_it_is_torchs_in_one_call_and_in_pieces(N: int) -> None:
     assert torch.equal(torch.cat([piece.decay for piece in pieces], dim=2), decay)
 
 
-@pytest.mark.parametrize("N", EDGES)
+@in_one_test("N", EDGES)
 def test_a_falling_sequence_keeps_its_first_number_and_a_rising_one_each(N: int) -> None:
     """At every edge of a chunk and of a group; a random sequence has its largest numbers early, and hides what is missed later."""
     nothing = torch.zeros(1, 1, 1)
@@ -40,7 +40,7 @@ def test_a_falling_sequence_keeps_its_first_number_and_a_rising_one_each(N: int)
     assert torch.equal(running_max(-falling, nothing, nothing > 0).m, -falling)
 
 
-@pytest.mark.parametrize("place", [0, CHUNK - 1, CHUNK, BLOCK - 1, BLOCK, BLOCK + CHUNK - 1, BLOCK + CHUNK, 2 * BLOCK])
+@in_one_test("place", [0, CHUNK - 1, CHUNK, BLOCK - 1, BLOCK, BLOCK + CHUNK - 1, BLOCK + CHUNK, 2 * BLOCK])
 def test_a_peak_is_seen_from_its_token_on_and_not_before(place: int) -> None:
     nothing = torch.zeros(1, 1, 1)
     x = -torch.ones(1, 1, 3 * BLOCK, 1)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from models.attention.layers.short_convolution import ShortConvolution, last_inputs
+from tests.cases import in_one_test
 from tests.models.attention.test_causal_layers import lengths_mask
 
 D_C, K = 5, 4
@@ -34,7 +35,7 @@ def test_each_channel_mixes_its_own_last_inputs() -> None:
             assert abs(float(y[0, t, c]) - float(F.silu(torch.tensor(total, dtype=torch.float64)))) <= EXACT
 
 
-@pytest.mark.parametrize("pieces", [(1,) * 9, (2, 7), (5, 1, 3)])
+@in_one_test("pieces", [(1,) * 9, (2, 7), (5, 1, 3)])
 @torch.no_grad()
 def test_in_pieces_it_is_the_same(pieces: tuple[int, ...]) -> None:
     """Pieces shorter than the kernel too, whose state has inputs of several pieces."""

@@ -10,6 +10,7 @@ from models.attention.linear.causal_hybrid import CausalHybridAttention
 from models.decoder.model import Decoder, DecoderConfig
 from models.decoder.window import LongWindow, hybrid, softmax_of, windowed
 from models.parts.positions import Rotation, rotate, rotation_at
+from tests.cases import in_one_test
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 D, H, H_K, D_K, BASE = 8, 4, 2, 6, 100.0
@@ -61,7 +62,7 @@ def reference(layer: CausalHybridAttention, x: Tensor) -> Tensor:
     return layer.to_out(torch.cat(outputs, dim=2).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("pieces", [(40,), (1,) * 40, (3, 1, 2, 3, 1, 1, 29)])
+@in_one_test("pieces", [(40,), (1,) * 40, (3, 1, 2, 3, 1, 1, 29)])
 @torch.no_grad()
 def test_weights_are_exponentials_near_and_products_of_features_far(pieces: tuple[int, ...]) -> None:
     """In any pieces; the slots are reused several times."""
@@ -124,7 +125,7 @@ def teacher() -> Decoder:
 IDS = torch.randint(11, (2, 30), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("long", [None, LongWindow((1,), 12)], ids=["maps", "a longer window"])
+@in_one_test("long", [None, LongWindow((1,), 12)], ids=["maps", "a longer window"])
 @torch.no_grad()
 def test_a_decoder_is_its_teacher_up_to_the_window_and_can_be_turned_back(teacher: Decoder, long: LongWindow | None) -> None:
     student = hybrid(teacher, 6, {"n_first": 2, "piece": 4}, long).double()
@@ -174,7 +175,7 @@ def test_a_decoder_with_windows_gets_no_longer_ones() -> None:
     assert (kept.layer_names[1], kept.layer_options["sink_window"]) == ("sink_window", options["sink_window"])
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("long", "told"),
     [
         (LongWindow((2,), 12), r"long windows for layers \[2\]; name some of \[0, 1\], each once, and not all of them"),

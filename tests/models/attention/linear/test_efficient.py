@@ -9,7 +9,7 @@ from torch import Tensor
 from models.attention.layers.recurrence import chunkwise, parallel, recurrent
 from models.attention.linear.causal_efficient import ColumnSums, attend_causal_efficient
 from models.attention.linear.efficient import EfficientAttention, attend_efficient
-from models.attention.linear.linear import attend_features
+from tests.cases import in_one_test
 from tests.models.attention.test_causal_layers import EXACT
 
 B, H, D_K, D_V = 2, 2, 3, 4
@@ -43,14 +43,14 @@ def test_by_loops_with_padding_and_a_row_of_padding() -> None:
     assert (attend_efficient(q, k, v, key_mask=mask) - expected).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("N", [1, 7, 8, 9, 70])
+@in_one_test("N", [1, 7, 8, 9, 70])
 def test_causal_by_loops(N: int) -> None:
     q, k, v = draw(N, D_K, D_K, D_V)
     expected = by_loops(q, k, v, torch.ones(B, N, N, dtype=torch.bool).tril())
     assert (attend_causal_efficient(q, k, v, nothing())[0] - expected).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("recurrence", [parallel, recurrent])
+@in_one_test("recurrence", [parallel, recurrent])
 def test_the_executions_agree_also_from_a_state(recurrence: Callable) -> None:
     q, k, v = draw(40, D_K, D_K, D_V)
     whole, last = attend_causal_efficient(q, k, v, recurrence=chunkwise)
@@ -60,26 +60,7 @@ def test_the_executions_agree_also_from_a_state(recurrence: Callable) -> None:
     assert all((a - b).abs().max() <= EXACT for a, b in zip(past, last, strict=True))
 
 
-def test_the_last_token_sees_what_one_sees_both_ways() -> None:
-    q, k, v = draw(33, D_K, D_K, D_V)
-    causal = attend_causal_efficient(q, k, v, nothing())[0]
-    assert (causal - attend_efficient(q, k, v))[:, :, -1].abs().max() <= EXACT
-
-
-def test_it_is_linear_attention_with_two_softmaxes_for_features() -> None:
-    q, k, v = draw(9, D_K, D_K, D_V)
-    linear = attend_features(q.softmax(-1), k.softmax(-2), v, eps=0.0)
-    assert (attend_efficient(q, k, v) - linear).abs().max() <= EXACT
-
-
-def test_a_constant_value_passes_through() -> None:
-    q, k, _ = draw(20, D_K, D_K, D_V)
-    v = torch.full((B, H, 20, D_V), 3.0, dtype=torch.float64)
-    assert (attend_efficient(q, k, v) - 3).abs().max() <= EXACT
-    assert (attend_causal_efficient(q, k, v, nothing())[0] - 3).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("shift", [-1000.0, 1000.0])
+@in_one_test("shift", [-1000.0, 1000.0])
 def test_a_shift_of_a_column_of_all_keys_changes_nothing(shift: float) -> None:
     """Also where every exponential of the column is 0 or infinite by itself."""
     q, k, v = draw(20, D_K, D_K, D_V)
@@ -111,18 +92,6 @@ def test_scaling_is_a_mean_over_the_keys_that_exist() -> None:
 def test_queries_may_be_others_than_the_keys() -> None:
     (q,), (k, v) = draw(5, D_K), draw(9, D_K, D_V)
     assert (attend_efficient(q, k, v) - by_loops(q, k, v, torch.ones(B, 5, 9, dtype=torch.bool))).abs().max() <= EXACT
-
-
-def test_gradients_through_a_state() -> None:
-    q, k, v = (x.requires_grad_() for x in draw(5, D_K, D_K, D_V))
-
-    def both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        first, past = attend_causal_efficient(q[:, :, :2], k[:, :, :2], v[:, :, :2], nothing())
-        return torch.cat([first, attend_causal_efficient(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], past)[0]], dim=2)
-
-    assert torch.autograd.gradcheck(both, (q, k, v))
-    mask = torch.tensor([[True] * 3 + [False] * 2, [False] * 5])
-    assert torch.autograd.gradcheck(lambda q, k, v: attend_efficient(q, k, v, key_mask=mask), (q, k, v))
 
 
 def test_an_unknown_normalisation_is_refused() -> None:

@@ -7,7 +7,8 @@ from torch import Tensor
 from models.attention.linear.hybrid import HybridAttention, attend_hybrid, beyond_neighbours
 from models.attention.linear.learned_maps import FUNCTIONS, LearnedMap
 from models.attention.linear.linear import attend_features
-from tests.models.attention.sparse.patterns import EXACT, LENGTHS, ROUNDED, dense, heads, some_keys
+from tests.cases import in_one_test
+from tests.models.attention.sparse.patterns import EXACT, LENGTHS, ROUNDED, heads, some_keys
 
 C = 4
 MAPS = tuple(FUNCTIONS)
@@ -33,7 +34,7 @@ def by_matrix(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -
     return weights @ v / (total + (total == 0))
 
 
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test("N", LENGTHS)
 def test_is_one_matrix_of_weights(N: int) -> None:
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, ROUNDED)):
         qkv = heads(N, dtype=dtype)
@@ -47,14 +48,7 @@ def test_what_is_beyond_the_neighbours() -> None:
     assert all(not beyond_neighbours(x[:, :, :n]).any() and beyond_neighbours(x[:, :, :n]).shape[2] == n for n in (1, 2))
 
 
-@pytest.mark.parametrize("N", [1, C, 2 * C])
-def test_up_to_two_blocks_it_is_softmax_attention_whatever_the_map(N: int) -> None:
-    q, k, v = heads(N)
-    o = attend_hybrid(q, k, v, phi_q, phi_k, block=C)
-    assert (o - dense(q, k, v, torch.ones(N, N, dtype=torch.bool))).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("N", [1, 2, 15, 16, 63, 64, 65, 127, 128])
+@in_one_test("N", [1, 2, 15, 16, 63, 64, 65, 127, 128])
 def test_up_to_two_blocks_it_fills_up_by_a_token_at_most(N: int) -> None:
     mapped = []
     attend_hybrid(*heads(N), phi_q, lambda x: phi_k(mapped.append(x.shape[2]) or x), block=64)
@@ -64,18 +58,6 @@ def test_up_to_two_blocks_it_fills_up_by_a_token_at_most(N: int) -> None:
 def test_without_blocks_it_is_linear_attention() -> None:
     q, k, v = heads(9)
     assert (attend_hybrid(q, k, v, phi_q, phi_k, block=0) - attend_features(phi_q(q), phi_k(k), v, eps=0.0)).abs().max() <= EXACT
-
-
-def test_exact_features_make_it_softmax_attention() -> None:
-    """φ(q)ᵀφ(k) = exp(s) where the queries are all alike: then one feature is enough."""
-    q, k, v = heads(21)
-    q = q[:, :, :1].expand_as(q)
-
-    def alike(x: Tensor) -> Tensor:
-        return (q[:, :, :1] * x).sum(-1, keepdim=True).mul(q.shape[-1] ** -0.5).exp()
-
-    o = attend_hybrid(q, k, v, lambda x: torch.ones_like(x[..., :1]), alike, block=C)
-    assert (o - dense(q, k, v, torch.ones(21, 21, dtype=torch.bool))).abs().max() <= EXACT
 
 
 def test_large_scores_stay_finite_near_and_far() -> None:
@@ -88,7 +70,7 @@ def test_large_scores_stay_finite_near_and_far() -> None:
     assert all(torch.isfinite(x.grad).all() for x in given)
 
 
-@pytest.mark.parametrize("size", [1e-19, 1e-21, 1e-23])
+@in_one_test("size", [1e-19, 1e-21, 1e-23])
 def test_a_far_weight_too_small_for_float32_is_no_weight(size: float) -> None:
     """Queries of padding have nothing else: what they get is finite, and does not reach the others."""
     q, k, v = (x.float() for x in heads(24))
@@ -98,14 +80,8 @@ def test_a_far_weight_too_small_for_float32_is_no_weight(size: float) -> None:
     assert (o.abs() <= v[:, :, :6].abs().amax((2, 3), keepdim=True) * (1 + ROUNDED)).all()
 
 
-def test_gradients() -> None:
-    """Against finite differences, with a far key that is missing, and with a row of padding only."""
-    given = [x.requires_grad_() for x in heads(5, D=2)]
-    assert torch.autograd.gradcheck(lambda *qkv: attend_hybrid(*qkv, phi_q, phi_k, block=1, key_mask=some_keys(5)), given)
-
-
-@pytest.mark.parametrize("sigma", [1, 4, 5, 10])
-@pytest.mark.parametrize("block", [0, C])
+@in_one_test("sigma", [1, 4, 5, 10])
+@in_one_test("block", [0, C])
 @torch.no_grad()
 def test_the_positive_map_does_not_underflow(sigma: float, block: int) -> None:
     """exp(-|x'|² / 2) of q and of k is 0 in float32 from 5 sigma on, at heads of 32; the weights are not."""
@@ -119,8 +95,8 @@ def test_the_positive_map_does_not_underflow(sigma: float, block: int) -> None:
     assert (o - exact).abs().max() <= 1e-5 * sigma * exact.abs().max()
 
 
-@pytest.mark.parametrize("kind", MAPS)
-@pytest.mark.parametrize("block", [0, 2])
+@in_one_test("kind", MAPS)
+@in_one_test("block", [0, 2])
 def test_a_row_without_keys_has_zero_and_finite_gradients(kind: str, block: int) -> None:
     q, k, v = (x.float().requires_grad_() for x in heads(9))
     maps = [LearnedMap(kind, 2, 4) for _ in range(2)]
@@ -133,7 +109,7 @@ def test_a_row_without_keys_has_zero_and_finite_gradients(kind: str, block: int)
 # The maps
 
 
-@pytest.mark.parametrize("kind", MAPS)
+@in_one_test("kind", MAPS)
 def test_products_of_features_are_not_negative(kind: str) -> None:
     q, k = heads(30, n=2)
     maps = [LearnedMap(kind, 2, 4).double() for _ in range(2)]
@@ -150,13 +126,6 @@ def test_the_positive_map_begins_as_an_estimate_of_the_exponential() -> None:
         estimates.append((phi(q) @ phi(k).mT).detach())
     exact = (q @ k.mT * 4**-0.5).exp()
     assert (torch.stack(estimates).mean(0) / exact - 1).abs().max() < 0.1
-
-
-def test_taylor_begins_as_the_series() -> None:
-    q, k = heads(6, n=2)
-    phi = LearnedMap("taylor", 2, 4).double()
-    s = q @ k.mT * 4**-0.5
-    assert (phi(q) @ phi(k).mT - (1 + s + s * s / 2)).abs().max() <= EXACT
 
 
 def test_options_that_cannot_be_are_refused() -> None:

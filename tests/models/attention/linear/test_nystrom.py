@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.landmarks import Landmarks, segment_means
 from models.attention.linear.nystrom import NystromAttention, attend_nystrom, iterative_inverse
+from tests.cases import in_one_test
 from tests.models.attention.test_causal_layers import EXACT
 
 B, H, D_K, D_V, L = 2, 2, 4, 3, 4
@@ -23,7 +23,7 @@ def draw(N: int, *widths: int, seed: int = 0) -> list[Tensor]:
 # Landmarks
 
 
-@pytest.mark.parametrize("N", [1, 3, 4, 5, 8, 11, 64])
+@in_one_test("N", [1, 3, 4, 5, 8, 11, 64])
 def test_landmarks_are_means_of_segments(N: int) -> None:
     (x,) = draw(N, D_K)
     means, exist = segment_means(x, L)
@@ -76,8 +76,8 @@ def test_a_matrix_of_nothing_has_the_inverse_0() -> None:
 # The attention
 
 
-@pytest.mark.parametrize("n_iterations", [6, None])
-@pytest.mark.parametrize("lengths", [(11, 4), (11, 3), (5, 0)])
+@in_one_test("n_iterations", [6, None])
+@in_one_test("lengths", [(11, 4), (11, 3), (5, 0)])
 def test_the_formula_for_every_row_alone(lengths: tuple[int, int], n_iterations: int | None) -> None:
     q, k, v = draw(11, D_K, D_K, D_V)
     mask = torch.arange(11) < torch.tensor(lengths)[:, None]
@@ -94,29 +94,6 @@ def test_the_formula_for_every_row_alone(lengths: tuple[int, int], n_iterations:
         assert (o[b, :, :n] - left @ inverse @ right @ vb).abs().max() <= 1e-8  # exact inverses of cond(A) ~ 100
 
 
-def test_every_token_a_landmark_and_an_exact_inverse_is_softmax_attention() -> None:
-    q, k, v = draw(8, D_K, D_K, D_V)
-    expected = attend(q, k, v, scale=SCALE)
-    exact = attend_nystrom(q, k, v, n_landmarks=8, n_iterations=None, short_by_softmax=False)
-    assert (exact - expected).abs().max() <= 1e-9
-    assert (attend_nystrom(q, k, v, n_landmarks=8, n_iterations=30, short_by_softmax=False) - expected).abs().max() <= 1e-9
-
-
-def test_rows_of_no_more_tokens_than_landmarks_are_softmax_attention() -> None:
-    q, k, v = draw(9, D_K, D_K, D_V)
-    mask = torch.tensor([[True, False, True, True, False, True, False, False, False], [True] * 9])
-    o = attend_nystrom(q, k, v, n_landmarks=L, query_mask=mask, key_mask=mask)
-    expected = attend(q, k, v, scale=SCALE, mask=mask[:, None, None, :])
-    assert (o[0, :, mask[0]] - expected[0, :, mask[0]]).abs().max() <= EXACT
-    assert (o[1] - expected[1]).abs().max() > 1e-3
-
-
-def test_a_constant_value_passes_through_an_exact_inverse() -> None:
-    q, k, _ = draw(20, D_K, D_K, D_V)
-    o = attend_nystrom(q, k, torch.full((B, H, 20, D_V), 3.0, dtype=torch.float64), n_landmarks=L, n_iterations=None)
-    assert (o - 3).abs().max() <= 1e-9
-
-
 def test_queries_may_be_others_than_the_keys_and_landmarks_may_be_given() -> None:
     (q,), (k, v) = draw(13, D_K), draw(7, D_K, D_V, seed=1)
     assert attend_nystrom(q, k, v, n_landmarks=L).shape == (B, H, 13, D_V)
@@ -125,12 +102,6 @@ def test_queries_may_be_others_than_the_keys_and_landmarks_may_be_given() -> Non
     o = attend_nystrom(q, k, v, landmarks=(of_q, of_k), n_iterations=None)
     left, A, right = (torch.softmax(a @ c.mT * SCALE, dim=-1) for a, c in ((q, of_k.means), (of_q.means, of_k.means), (of_q.means, k)))
     assert (o - left @ torch.linalg.inv(A) @ right @ v).abs().max() <= 1e-8
-
-
-def test_gradients() -> None:
-    q, k, v = (x.requires_grad_() for x in draw(6, D_K, D_K, D_V))
-    mask = torch.tensor([[True] * 5 + [False], [False] * 6])
-    assert torch.autograd.gradcheck(lambda q, k, v: attend_nystrom(q, k, v, n_landmarks=3, query_mask=mask, key_mask=mask), (q, k, v))
 
 
 # The layer

@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from models.attention.layers.recurrence import parallel, recurrent
-from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.causal_performer import FeatureSums, attend_causal_performer
 from models.attention.linear.performer import attend_performer
 from models.attention.linear.random_features import KERNELS, default_features, draw_projection, log_features, redraw_features, relu_features
 from models.layers import LAYERS
+from tests.cases import in_one_test
 from tests.models.attention.test_causal_layers import EXACT, D, H
 
 B, D_K, D_V, M = 2, 4, 3, 6
 
-every_kernel = pytest.mark.parametrize("kernel", KERNELS)
+every_kernel = in_one_test("kernel", KERNELS)
 
 
 def draw(N: int, *widths: int, std: float = 1.0, seed: int = 0) -> list[Tensor]:
@@ -41,6 +42,7 @@ def nothing(kernel: str = "positive", dtype: torch.dtype = torch.float64) -> Fea
 # What the features estimate
 
 
+@cache
 def kernel_errors(*, kernel: str = "positive", rows: str = "orthogonal", n_draws: int = 2000) -> tuple[Tensor, Tensor]:
     """Of the estimate of exp(qᵀk / √D_k) over many draws of W, relative: mean and mean square, for 6 pairs of short q and k."""
     d_head = 8
@@ -55,21 +57,11 @@ def kernel_errors(*, kernel: str = "positive", rows: str = "orthogonal", n_draws
     return stacked.mean(0), stacked.square().mean(0)
 
 
-@pytest.mark.parametrize("rows", ["orthogonal", "iid"])
-@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
+@in_one_test("rows", ["orthogonal", "iid"])
+@in_one_test("kernel", ["positive", "hyperbolic"])
 def test_the_kernel_is_estimated_without_bias(kernel: str, rows: str) -> None:
     mean, mean_square = kernel_errors(kernel=kernel, rows=rows)
     assert (mean.abs() <= 5 * (mean_square / 2000).sqrt()).all()
-
-
-def test_orthogonal_rows_and_two_signs_err_less() -> None:
-    (_, orthogonal), (_, iid), (_, hyperbolic) = (
-        kernel_errors(),
-        kernel_errors(rows="iid"),
-        kernel_errors(kernel="hyperbolic", rows="iid"),
-    )
-    assert orthogonal.mean() < iid.mean()
-    assert hyperbolic.mean() < iid.mean()
 
 
 def test_rows_are_at_right_angles_within_a_block_and_as_long_as_they_should_be() -> None:
@@ -81,18 +73,6 @@ def test_rows_are_at_right_angles_within_a_block_and_as_long_as_they_should_be()
     lengths = projection(4000).square().sum(-1)  # of D_k numbers from N(0, 1)
     assert abs(float(lengths.mean()) - D_K) < 0.2
     assert abs(float(lengths.var()) - 2 * D_K) < 1
-
-
-def test_sixteen_times_the_features_err_less_than_half() -> None:
-    """For short q and k, on average over draws; at unit variance a heavy tail would hide it. Section 10.3 of the specification."""
-    q, k, v = draw(30, 16, 16, 16, std=0.25)
-    exact = attend(q, k, v, scale=16**-0.5)
-
-    def error(n_features: int) -> float:
-        estimates = [attend_performer(q, k, v, projection(n_features, 16, seed=seed)) for seed in range(10)]
-        return sum(float((estimate - exact).square().mean().sqrt()) for estimate in estimates)
-
-    assert error(16 * 16) < 0.5 * error(16)
 
 
 # The attention made of them
@@ -111,7 +91,7 @@ def test_pair_by_pair(kernel: str) -> None:
 
 
 @every_kernel
-@pytest.mark.parametrize("N", [1, 63, 64, 65])
+@in_one_test("N", [1, 63, 64, 65])
 def test_causal_pair_by_pair(kernel: str, N: int) -> None:
     (q, k, v), W = draw(N, D_K, D_K, D_V), projection()
     weights = (features(q, W, kernel) @ features(k, W, kernel).mT).tril()
@@ -120,7 +100,7 @@ def test_causal_pair_by_pair(kernel: str, N: int) -> None:
 
 
 @every_kernel
-@pytest.mark.parametrize("recurrence", [parallel, recurrent])
+@in_one_test("recurrence", [parallel, recurrent])
 def test_the_executions_agree_also_from_a_state(kernel: str, recurrence: Callable) -> None:
     (q, k, v), W = draw(40, D_K, D_K, D_V), projection()
     whole, last = attend_causal_performer(q, k, v, W, kernel=kernel)
@@ -142,7 +122,7 @@ def test_a_matrix_for_each_head() -> None:
         assert (o[:, head] - attend_performer(q[:, head], k[:, head], v[:, head], W[h])).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
+@in_one_test("kernel", ["positive", "hyperbolic"])
 def test_long_queries_and_keys_still_share_out_all_of_their_attention(kernel: str) -> None:
     """Exponents of -10⁴ and less, in float32."""
     q, k = (x.float() for x in draw(20, D_K, D_K, std=100.0))
@@ -152,7 +132,7 @@ def test_long_queries_and_keys_still_share_out_all_of_their_attention(kernel: st
     assert all(torch.isfinite(tensor).all() for tensor in (o, *past))
 
 
-@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
+@in_one_test("kernel", ["positive", "hyperbolic"])
 def test_padding_and_other_rows_change_nothing_even_where_they_are_large(kernel: str) -> None:
     (q, k, v), W = draw(9, D_K, D_K, D_V), projection()
     mask = torch.arange(9) < torch.tensor([6, 9])[:, None]
@@ -182,14 +162,14 @@ def test_gradients(kernel: str) -> None:
         first, past = attend_causal_performer(q[:, :, :2], k[:, :, :2], v[:, :, :2], W, nothing(kernel), kernel=kernel)
         return torch.cat([first, attend_causal_performer(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], W, past, kernel=kernel)[0]], dim=2)
 
-    assert torch.autograd.gradcheck(lambda q, k, v: attend_performer(q, k, v, W, key_mask=mask, kernel=kernel), (q, k, v))
-    assert torch.autograd.gradcheck(causal, (q, k, v))
+    assert torch.autograd.gradcheck(lambda q, k, v: attend_performer(q, k, v, W, key_mask=mask, kernel=kernel), (q, k, v), fast_mode=True)
+    assert torch.autograd.gradcheck(causal, (q, k, v), fast_mode=True)
 
 
 # The layers
 
 
-@pytest.mark.parametrize("name", ["performer", "causal_performer"])
+@in_one_test("name", ["performer", "causal_performer"])
 def test_a_layer_draws_by_its_seed_and_again_when_told(name: str) -> None:
     layers = [LAYERS[name](D, H, seed=seed) for seed in (0, 0, 1)]
     assert layers[0].projection.shape == (default_features(D // H), D // H)
@@ -212,12 +192,6 @@ def test_a_model_draws_at_its_steps_another_for_each_layer() -> None:
     assert not torch.equal(model[0].projection, model[1].projection)
 
 
-def test_projections_have_biases_unless_causal() -> None:
-    assert LAYERS["performer"](D, H).to_q.bias is not None
-    assert LAYERS["causal_performer"](D, H).to_q.bias is None
-    assert LAYERS["causal_performer"](D, H, bias=True).to_q.bias is not None
-
-
 @every_kernel
 def test_a_causal_layer_of_every_kernel_keeps_what_it_says(kernel: str) -> None:
     layer = LAYERS["causal_performer"](D, H, kernel=kernel, rows="regularised", n_features=5)
@@ -225,7 +199,7 @@ def test_a_causal_layer_of_every_kernel_keeps_what_it_says(kernel: str) -> None:
     assert {name: tuple(tensor.shape[1:]) for name, tensor in state.items()} == layer.state_shapes
 
 
-@pytest.mark.parametrize("name", ["performer", "causal_performer"])
+@in_one_test("name", ["performer", "causal_performer"])
 def test_what_is_unknown_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="kernel='cosine' is not one of positive, hyperbolic, relu"):
         LAYERS[name](D, H, kernel="cosine")

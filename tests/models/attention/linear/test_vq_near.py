@@ -7,6 +7,7 @@ from torch import Tensor
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.causal_vq import attend_causal_to_codes
 from models.attention.linear.vq_near import attend_causal_to_codes_and_near
+from tests.cases import in_one_test
 from tests.models.attention.sparse.patterns import EXACT, LENGTHS, ROUNDED, heads, some_keys
 
 C, Z, D = 3, 5, 4
@@ -32,7 +33,7 @@ def by_pairs(q: Tensor, codes: Tensor, v: Tensor, codebook: Tensor, bias: Tensor
     return attend(q, k_hat, v, scale=scale, mask=seen, bias=b)
 
 
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test("N", LENGTHS)
 def test_is_softmax_over_rounded_keys(N: int) -> None:
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, ROUNDED)):
         given = drawn(N, dtype)
@@ -57,7 +58,7 @@ def test_gradients() -> None:
     q, codes, v, codebook, bias = drawn(8)
     given = [x.requires_grad_() for x in (q, v, codebook, bias)]
     options = {"mask": some_keys(8)}
-    assert torch.autograd.gradcheck(lambda q, v, c, b: attend_causal_to_codes_and_near(q, codes, v, c, b, **options), given)
+    assert torch.autograd.gradcheck(lambda q, v, c, b: attend_causal_to_codes_and_near(q, codes, v, c, b, **options), given, fast_mode=True)
 
 
 def test_distances_of_no_two_blocks_are_refused() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.attention.recurrent import retention
 from models.attention.recurrent.retention import log_gammas
 from tests.models.attention.test_causal_layers import EXACT, D, H, heads, make, projected, tokens
 
@@ -40,11 +39,3 @@ def test_rates_are_not_rounded_with_the_weights() -> None:
     state = {"S": torch.ones(1, *layer.state_shapes["S"])}
     _, state = layer(tokens(1, 1, dtype=torch.bfloat16), None, state)
     assert (state["S"] - 31 / 32).abs().max() <= 1e-7
-
-
-@torch.no_grad()
-def test_without_fading_it_is_linear_attention_without_a_normaliser(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "log_gammas", lambda n_heads, device: torch.zeros(n_heads, dtype=torch.float64))
-    layer, x = make("retention"), tokens(2, 70)
-    _, k, v = heads(layer, x)
-    assert (layer(x)[1]["S"] - k.mT @ v).abs().max() <= EXACT

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention, position_weights, quadratic_scores
+from tests.cases import in_one_test
 
 EXACT = 1e-9  # float64: off-pixel weights of e^-46
 ROUNDED = 1e-6  # float32, relative to the largest output where that is above 1
@@ -29,7 +30,7 @@ CONVOLUTIONS = {
     "1-D, dilated": (nn.Conv1d(3, 4, 2, padding=3, dilation=3), (11,)),
     "3-D": (nn.Conv3d(1, 2, 2), (3, 4, 3)),
 }
-every_convolution = pytest.mark.parametrize(("convolution", "sizes"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+every_convolution = in_one_test(("convolution", "sizes"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 
 
 @every_convolution
@@ -53,38 +54,12 @@ def test_eighteen_is_enough_in_float32(convolution: nn.Conv2d, sizes: tuple[int,
     assert error <= ROUNDED * expected.abs().max().clamp_min(1)
 
 
-@torch.no_grad()
-def test_a_head_for_each_pixel_of_the_kernel_looks_there() -> None:
-    """Nine heads; the weights of the middle query of a 5 x 5 picture are one pixel each, in the order of the kernel."""
-    attention = ConvolutionAsAttention(nn.Conv2d(1, 1, 3).double())
-    places = torch.cartesian_prod(torch.arange(5), torch.arange(5)).double()
-    weights = quadratic_scores((places - 2).unsqueeze(0), attention.position_weights).softmax(-1)  # (9, 1, 25)
-    seen = places[weights.squeeze(1).argmax(-1)]
-    assert seen.tolist() == [[i, j] for i in (1, 2, 3) for j in (1, 2, 3)]
-    assert (weights.amax(-1) - 1).abs().max() <= EXACT
-
-
 def test_the_encoding_is_a_square_up_to_a_constant_that_softmax_forgets() -> None:
     offsets, shifts = normal(4, 6, 2), normal(3, 2, seed=1)
     square = -2.5 * (offsets - shifts[:, None, None]).square().sum(-1)  # (3, 4, 6)
     scores = quadratic_scores(offsets, position_weights(shifts, alpha=2.5))
     assert (scores - 2.5 * shifts.square().sum(-1)[:, None, None] - square).abs().max() <= EXACT
     assert (scores.softmax(-1) - square.softmax(-1)).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize(("alpha", "n_axes"), [(6.0, 2), (9.0, 2), (9.0, 1)])
-def test_what_leaks_is_e_to_the_minus_alpha_a_neighbour(alpha: float, n_axes: int) -> None:
-    places = torch.cartesian_prod(*[torch.arange(-4, 5)] * n_axes).double().reshape(-1, n_axes)
-    weights = quadratic_scores(places.unsqueeze(0), position_weights(torch.zeros(1, n_axes).double(), alpha)).softmax(-1)
-    leaked = 1 - float(weights.max())
-    assert leaked == pytest.approx(2 * n_axes * torch.tensor(-alpha).exp().item(), rel=0.1)
-
-
-def test_without_zeros_around_it_a_head_at_the_border_looks_at_the_nearest_pixel() -> None:
-    """Which is why the picture is padded: this head wants the pixel left of the first one."""
-    offsets = torch.arange(5.0).double().reshape(1, 5, 1)
-    weights = quadratic_scores(offsets, position_weights(torch.tensor([[-1.0]]).double(), alpha=46.0)).softmax(-1)
-    assert (weights[0, 0] - torch.tensor([1.0, 0, 0, 0, 0])).abs().max() <= EXACT
 
 
 @torch.no_grad()
@@ -113,10 +88,10 @@ def test_its_weights_can_be_trained_on() -> None:
     x, target = normal(2, 2, 4, 4), normal(2, 3, 4, 4, seed=1)
     F.mse_loss(attention(x), target).backward()
     assert all(parameter.grad.abs().max() > 1e-4 for parameter in attention.parameters())
-    assert torch.autograd.gradcheck(attention, (normal(1, 2, 3, 3).requires_grad_(),))
+    assert torch.autograd.gradcheck(attention, (normal(1, 2, 3, 3).requires_grad_(),), fast_mode=True)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "convolution",
     [nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(1, 1, 3, padding="same"), nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
      nn.ConvTranspose2d(1, 1, 3)],

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.attention.layers.scaled_dot_product import attend
-from models.attention.scoring.differential import DifferentialAttention, attend_differential
+from models.attention.scoring.differential import DifferentialAttention
 from models.layers import LAYERS
 from models.parts.positions import RotationTable
-from tests.models.attention.scores import EXACT, drawn, pairs, qkv
+from tests.cases import in_one_test
+from tests.models.attention.scores import EXACT, drawn
 
 D, H, N = 24, 3, 9
 D_K = D // H
@@ -69,35 +69,21 @@ def by_equations(layer: nn.Module, x: np.ndarray, seen: np.ndarray, first: float
     return np.concatenate(heads, axis=-1) @ weights["to_out.weight"].T + weights["to_out.bias"]
 
 
-@pytest.mark.parametrize(("depth", "first"), [(None, 0.8), (1, 0.2), (3, 0.8 - 0.6 * math.exp(-0.6))])
-@pytest.mark.parametrize("name", SEEN)
+@in_one_test(("depth", "first"), [(None, 0.8), (1, 0.2), (3, 0.8 - 0.6 * math.exp(-0.6))])
+@in_one_test("name", SEEN)
 @torch.no_grad()
 def test_it_computes_the_equations_of_the_paper(name: str, depth: int | None, first: float) -> None:
     layer, x = make(name, depth=depth), drawn(1, N, D, seed=1)
     assert np.abs(answer(layer, x)[0].numpy() - by_equations(layer, x[0].numpy(), SEEN[name], first)).max() <= EXACT
 
 
-@pytest.mark.parametrize("name", SEEN)
+@in_one_test("name", SEEN)
 @torch.no_grad()
 def test_rotary_positions_rotate_both_groups_by_equal_angles(name: str) -> None:
     layer, x = make(name), drawn(1, N, D, seed=1)
     rotation = RotationTable(N, D_K, base=100.0, dtype=torch.float64)(torch.arange(N))
     want = by_equations(layer, x[0].numpy(), SEEN[name], 0.8, base=100.0)
     assert np.abs(answer(layer, x, rotation=rotation)[0].numpy() - want).max() <= EXACT
-
-
-def test_with_nothing_subtracted_it_is_softmax_attention_of_the_even_columns() -> None:
-    q, k, v = qkv()
-    mask, bias = pairs()
-    o = attend_differential(q, k, v, subtracted=0.0, mask=mask, bias=bias)
-    assert (o - attend(q[..., ::2], k[..., ::2], v, mask=mask, bias=bias)).abs().max() <= EXACT
-    assert not o[:, :, 0].any()  # sees no key
-
-
-def test_equal_groups_cancel() -> None:
-    q, k, v = qkv()
-    q, k = (x[..., ::2].repeat_interleave(2, dim=-1) for x in (q, k))
-    assert attend_differential(q, k, v, subtracted=1.0).abs().max() <= EXACT
 
 
 def test_what_does_not_fit_is_refused() -> None:

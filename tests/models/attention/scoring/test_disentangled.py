@@ -8,6 +8,7 @@ from torch import Tensor
 
 from models.attention.scoring.disentangled import DisentangledAttention, attend_disentangled, by_distance, distance_rows
 from models.encoder.model import Encoder, EncoderConfig
+from tests.cases import in_one_test
 from tests.models.attention.scores import D_K, EXACT, B, H, by_loops, drawn, pairs, qkv
 
 N = 7
@@ -19,7 +20,7 @@ def vectors(r: Tensor, order: int) -> Tensor:
     return r[:, distances + N]
 
 
-@pytest.mark.parametrize("terms", [("c2p",), ("p2c",), ("c2p", "p2c")])
+@in_one_test("terms", [("c2p",), ("p2c",), ("c2p", "p2c")])
 def test_it_is_the_sum_of_its_terms(terms: tuple[str, ...]) -> None:
     """With a bias, and a query that sees no key."""
     q, k, v = qkv(N, N)
@@ -41,7 +42,7 @@ def test_it_is_the_sum_of_its_terms(terms: tuple[str, ...]) -> None:
         assert (o[each] - wanted).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
+@in_one_test("n", [1, 2, 5])
 def test_columns_of_distances_become_columns_of_keys(n: int) -> None:
     x = torch.arange(2 * n * n).reshape(n, 2 * n)
     assert by_distance(x).tolist() == [[int(x[i, j - i + n - 1]) for j in range(n)] for i in range(n)]
@@ -69,7 +70,7 @@ def test_more_tokens_than_positions_and_rotations_are_refused() -> None:
         layer(torch.zeros(1, 5, 8))
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("options", "said"),
     [
         ({"terms": ()}, r"terms=\(\) must be a list of some of c2p, p2c"),

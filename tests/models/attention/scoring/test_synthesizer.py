@@ -1,7 +1,6 @@
 """Synthesizers: every kind by loops, alone in the shared tests, and what only they promise."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,16 +10,10 @@ from models.attention.layers.mechanism import Examples
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.causal_synthesizer import CausalSynthesizer
 from models.attention.scoring.synthesizer import Synthesizer, attend_by_scores
-from models.attention.scoring.synthesizer_scores import (
-    KINDS,
-    dense_scores,
-    factorised_dense_scores,
-    factorised_random_scores,
-    mixed_scores,
-)
+from models.attention.scoring.synthesizer_scores import KINDS, dense_scores, factorised_dense_scores, mixed_scores
 from models.layers import LAYERS
 from models.parts.positions import Rotation
-from tests.export import test_layers as exported
+from tests.cases import in_one_test
 from tests.models.attention import test_causal_layers as causal
 from tests.models.attention import test_layers as both_ways
 
@@ -28,8 +21,7 @@ EXACT = 1e-10  # float64: the same formula, summed in another order
 
 D, H, N_MAX = 12, 3, 20
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
-synthesized = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dot_product"])
+every_kind = in_one_test("kind", KINDS)
 
 
 def make(layer: type = Synthesizer, kinds: tuple[str, ...] = KINDS, **options: object) -> Synthesizer:
@@ -78,7 +70,7 @@ def by_definition(layer: Synthesizer, x: Tensor, seen: Tensor) -> Tensor:
     return layer.to_out((weights / weights.sum(-1, keepdim=True) @ v).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS, ("random", "dot_product")], ids="+".join)
+@in_one_test("kinds", [*((kind,) for kind in KINDS), KINDS, ("random", "dot_product")])
 @torch.no_grad()
 def test_both_layers_compute_their_definition(kinds: tuple[str, ...]) -> None:
     x, mask = normal(2, 7, D), torch.arange(7) < torch.tensor([[7], [4]])
@@ -106,7 +98,7 @@ PROMISES: list[tuple[str, Callable]] = [
 
 
 @every_kind
-@pytest.mark.parametrize(("name", "promise"), PROMISES, ids=[f"{name}-{promise.__name__}" for name, promise in PROMISES])
+@in_one_test(("name", "promise"), PROMISES, ids=[f"{name}-{promise.__name__}" for name, promise in PROMISES])
 def test_each_kind_alone_keeps_the_shared_promises(
     kind: str, name: str, promise: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,49 +107,7 @@ def test_each_kind_alone_keeps_the_shared_promises(
     promise(name)
 
 
-def test_onnxruntime_equals_torch_for_one_kind_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the weights of a mixture. The mixture of all kinds is among the layers that are exported anyway."""
-    monkeypatch.setattr(LAYERS["causal_synthesizer"], "examples", Examples({"kinds": ("dense",), "n_positions": 128}))
-    exported.test_a_layer_and_its_state_at_every_size("causal_synthesizer", tmp_path, monkeypatch)
-
-
 # Identities
-
-
-@pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize("kind", ["random", "factorised_random"])
-@torch.no_grad()
-def test_random_weights_do_not_look_at_the_input(kind: str, fixed: bool) -> None:
-    """The same matrix for any x: what the layer does is linear."""
-    layer = make(kinds=(kind,), fixed=fixed)
-    x, other = normal(1, 9, D), normal(1, 9, D, seed=2)
-    assert (layer(x) + layer(other) - layer(x + other) - layer(torch.zeros_like(x))).abs().max() <= EXACT
-    learned = {name for name, _ in layer.named_parameters()}
-    assert {name in learned for name in layer.state_dict() if ".R" in name} == {not fixed}
-
-
-@synthesized
-@torch.no_grad()
-def test_scores_of_zero_take_the_mean_of_what_is_seen(kind: str) -> None:
-    layer, past = make(kinds=(kind,)), make(CausalSynthesizer, (kind,))
-    made = layer.scores.kinds[kind]
-    for parameter in (made.W_2, made.b_2) if kind == "dense" else made.parameters():
-        parameter.zero_()
-    past.load_state_dict(layer.state_dict())
-    x = normal(2, 9, D)
-    v, n = layer.to_v(x), torch.arange(1, 10, dtype=x.dtype)[:, None]
-    assert (layer(x) - layer.to_out(v.mean(1, keepdim=True))).abs().max() <= EXACT
-    assert (past(x)[0] - layer.to_out(v.cumsum(1) / n)).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("kind", ["dense", "factorised_dense"])
-def test_a_row_of_dense_scores_depends_on_its_own_token_alone(kind: str) -> None:
-    layer = make(kinds=(kind,))
-    t = torch.arange(5)[None]
-    reached = torch.autograd.functional.jacobian(lambda x: layer.scores(x[None], t, None, 5)[0].sum((0, 2)), normal(5, D))
-    reached = reached.abs().amax(-1)  # (5, 5): of row i by token j
-    assert (reached.diagonal() > 0).all()
-    assert not (reached - reached.diag().diag()).any()
 
 
 def test_factorised_dense_columns_are_the_products_each_once() -> None:
@@ -170,36 +120,11 @@ def test_factorised_dense_columns_are_the_products_each_once() -> None:
     assert len(L[0, 0, 0].unique()) == 24
 
 
-def test_factorised_random_scores_have_rank_k() -> None:
-    L = factorised_random_scores(normal(H, N_MAX, 8), normal(H, N_MAX, 8, seed=2))
-    assert torch.linalg.matrix_rank(L).tolist() == [8] * H
-
-
-@every_kind
-@torch.no_grad()
-def test_a_mixture_of_one_share_is_that_kind(kind: str) -> None:
-    mixture, alone = make(), make(kinds=(kind,))
-    mixture.scores.alpha.copy_(torch.tensor([1e4 if other == kind else 0.0 for other in KINDS]))
-    alone.load_state_dict({name: tensor for name, tensor in mixture.state_dict().items() if name in alone.state_dict()})
-    x = normal(2, 9, D)
-    assert (mixture(x) - alone(x)).abs().max() <= EXACT
-
-
 def test_a_mixture_takes_one_softmax_of_the_sum() -> None:
     one, other, v = normal(2, H, 5, 5), normal(1, H, 5, 5, seed=2), normal(2, H, 5, 4, seed=3)
     mixed = mixed_scores([one, other], torch.tensor([1.0, 4.0], dtype=torch.float64).log())  # shares of a fifth and four fifths
     weights = (0.2 * one + 0.8 * other).exp()
     assert (attend_by_scores(mixed, v) - weights / weights.sum(-1, keepdim=True) @ v).abs().max() <= EXACT
-
-
-@torch.no_grad()
-def test_the_dot_product_alone_is_softmax_attention() -> None:
-    layer = make(kinds=("dot_product",))
-    softmax = LAYERS["softmax"](D, H).double()
-    renamed = {name.removeprefix("scores.kinds.dot_product."): tensor for name, tensor in layer.state_dict().items()}
-    softmax.load_state_dict(renamed)
-    x = normal(2, 9, D)
-    assert (layer(x) - softmax(x)).abs().max() <= EXACT
 
 
 @every_kind

@@ -6,35 +6,18 @@ import torch
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.atrous import AtrousAttention, attend_atrous
 from models.attention.sparse.causal_atrous import CausalAtrousAttention
-from tests.models.attention.sparse.patterns import EXACT, LENGTHS, check, check_gradients, dense, heads, mask_of
+from tests.cases import in_one_test
+from tests.models.attention.sparse.patterns import EXACT, LENGTHS, check, dense, mask_of
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rate", [1, 2, 3, 8, 40])
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test("causal", [False, True])
+@in_one_test("rate", [1, 2, 3, 8, 40])
+@in_one_test("N", LENGTHS)
 def test_is_a_dense_mask_of_residues(N: int, rate: int, causal: bool) -> None:
     def fast(q, k, v, key_mask):
         return attend_atrous(q, k, v, rate=rate, causal=causal, key_mask=key_mask)
 
     check(fast, lambda i, j: (i - j) % rate == 0 and (j <= i or not causal), N)
-
-
-def test_a_rate_of_1_is_full_attention_and_one_of_n_the_values() -> None:
-    q, k, v = heads(9)
-    assert (attend_atrous(q, k, v, rate=1) - dense(q, k, v, mask_of(lambda i, j: True, 9))).abs().max() <= EXACT
-    assert (attend_atrous(q, k, v, rate=9) - v).abs().max() <= EXACT
-
-
-def test_tokens_of_different_residues_never_meet() -> None:
-    layer, x = AtrousAttention(8, 2, rate=3).double(), torch.randn(1, 12, 8, dtype=torch.float64)
-    other = x.clone()
-    other[:, 1::3] += 1
-    changed = (layer(other) - layer(x)).abs().amax((0, 2)) > 0
-    assert changed.nonzero().flatten().tolist() == [1, 4, 7, 10]
-
-
-def test_gradients() -> None:
-    check_gradients(lambda q, k, v, key_mask: attend_atrous(q, k, v, rate=2, key_mask=key_mask))
 
 
 @torch.no_grad()
@@ -57,7 +40,7 @@ def test_a_step_reads_every_rate_th_slot_only() -> None:
     assert slots[1, 0][seen[1, 0]].tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("layer", [AtrousAttention, CausalAtrousAttention])
+@in_one_test("layer", [AtrousAttention, CausalAtrousAttention])
 def test_a_rate_of_0_is_refused(layer: type) -> None:
     with pytest.raises(ValueError, match="rate=0 must be at least 1"):
         layer(8, 2, rate=0)

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.bigbird import BigBirdAttention, attend_bigbird, random_blocks
-from tests.models.attention.sparse.patterns import EXACT, check, check_gradients, dense, heads, mask_of
+from tests.cases import in_one_test
+from tests.models.attention.sparse.patterns import EXACT, check, dense, mask_of
 
 BLOCK = 3
 LENGTHS = (1, 3, 6, 7, 9, 10, 23, 24, 25)
@@ -37,8 +38,8 @@ def some_table(N: int, r: int = 3) -> Tensor:
     return torch.randint(-1, n + 1, (2, max(n - 2, 0), r), generator=torch.Generator().manual_seed(N))
 
 
-@pytest.mark.parametrize("r", [0, 1, 4])
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test("r", [0, 1, 4])
+@in_one_test("N", LENGTHS)
 def test_is_a_dense_mask_in_which_every_key_counts_once(N: int, r: int) -> None:
     table = some_table(N, r)
 
@@ -48,21 +49,8 @@ def test_is_a_dense_mask_in_which_every_key_counts_once(N: int, r: int) -> None:
     check(fast, pattern(table, N), N)
 
 
-def test_a_block_that_is_named_again_changes_nothing() -> None:
-    """Also block 0, in the place of every random block: a known implementation counts it 1 + r times."""
-    q, k, v = heads(24)
-    none, zeros = torch.empty(2, 6, 0, dtype=torch.int64), torch.zeros(2, 6, 3, dtype=torch.int64)
-    assert (attend_bigbird(q, k, v, zeros, block=BLOCK) - attend_bigbird(q, k, v, none, block=BLOCK)).abs().max() <= EXACT
-
-
-def test_with_every_block_drawn_it_is_full_attention() -> None:
-    q, k, v = heads(24)
-    table = torch.arange(8).expand(2, 6, -1)
-    assert (attend_bigbird(q, k, v, table, block=BLOCK) - dense(q, k, v, mask_of(lambda i, j: True, 24))).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("n", [8, 9, 20])
-@pytest.mark.parametrize("r", [1, 2, 3])
+@in_one_test("n", [8, 9, 20])
+@in_one_test("r", [1, 2, 3])
 def test_random_blocks_are_legal_and_different(n: int, r: int) -> None:
     draws = torch.randint(2**31, (4, 30, r), generator=torch.Generator().manual_seed(0))
     table = random_blocks(draws[:, :n], torch.tensor([[[n]]]))[0]
@@ -93,14 +81,14 @@ def of_layer(layer: BigBirdAttention, x: Tensor, pattern: Tensor) -> Tensor:
     return layer.to_out(merge_heads(dense(q, k, v, pattern)))
 
 
-@pytest.mark.parametrize("N", [1, 9, 26, 27])
+@in_one_test("N", [1, 9, 26, 27])
 def test_a_layer_with_few_blocks_is_full_attention(N: int) -> None:
     """Up to 5 + 2 r = 9."""
     layer, x = layer_of(), torch.randn(2, N, 8, dtype=torch.float64)
     assert (layer(x) - of_layer(layer, x, mask_of(lambda i, j: True, N))).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("N", [28, 30, 43])
+@in_one_test("N", [28, 30, 43])
 def test_a_layer_with_more_is_the_function_with_its_own_table(N: int) -> None:
     layer, x = layer_of(), torch.randn(2, N, 8, dtype=torch.float64)
     n = -(-N // BLOCK)
@@ -117,18 +105,13 @@ def test_training_and_use_are_the_same_and_so_are_two_layers_of_a_seed() -> None
     assert "draws" in layer.state_dict()
 
 
-@pytest.mark.parametrize("N", [5, 27, 28, 43])
+@in_one_test("N", [5, 27, 28, 43])
 def test_padding_and_longer_neighbours_change_nothing_in_a_long_batch_too(N: int) -> None:
     """Neither the last block nor the random blocks are those of the batch."""
     layer, x = layer_of(), torch.randn(2, 61, 8, dtype=torch.float64)
     y = layer(x, torch.arange(61) < torch.tensor([[N], [61]]))
     assert (y[:1, :N] - layer(x[:1, :N])).abs().max() <= EXACT
     assert (y[1:] - layer(x[1:])).abs().max() <= EXACT
-
-
-def test_gradients() -> None:
-    table = torch.tensor([[[3], [0]], [[3], [9]]])
-    check_gradients(lambda q, k, v, key_mask: attend_bigbird(q, k, v, table, block=2, key_mask=key_mask), N=8)
 
 
 def test_too_long_inputs_and_options_that_make_no_pattern_are_refused() -> None:
@@ -138,12 +121,3 @@ def test_too_long_inputs_and_options_that_make_no_pattern_are_refused() -> None:
         BigBirdAttention(8, 2, block=0)
     with pytest.raises(ValueError, match="n_random=-1 must be at least 0"):
         BigBirdAttention(8, 2, n_random=-1)
-
-
-@torch.no_grad()
-def test_without_random_blocks_it_is_a_window_with_both_ends() -> None:
-    layer = BigBirdAttention(8, 2, block=BLOCK, n_random=0).double()
-    x = torch.randn(2, 30, 8, dtype=torch.float64)
-    q, k, v = (split_heads(to(x), 2) for to in (layer.to_q, layer.to_k, layer.to_v))
-    seen = pattern(torch.empty(2, 8, 0, dtype=torch.int64), 30)
-    assert (layer(x) - layer.to_out(merge_heads(dense(q, k, v, seen)))).abs().max() <= EXACT

@@ -8,7 +8,8 @@ from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.causal_longformer import CausalLongformerAttention, attend_causal_longformer
 from models.attention.sparse.longformer import LongformerAttention, attend_longformer
 from models.encoder.model import Encoder, EncoderConfig
-from tests.models.attention.sparse.patterns import EXACT, LENGTHS, ROUNDED, dense, heads, mask_of, some_keys
+from tests.cases import in_one_test
+from tests.models.attention.sparse.patterns import EXACT, LENGTHS, ROUNDED, heads, some_keys
 
 
 def defined(
@@ -40,19 +41,21 @@ def defined(
     return o
 
 
-@pytest.mark.parametrize(("window", "block"), [(0, 8), (2, 8), (8, 4), (16, 8), (6, 1)])
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test(("window", "block"), [(0, 8), (2, 8), (8, 4), (16, 8), (6, 1)])
+@in_one_test("N", LENGTHS)
 def test_is_its_definition_with_leading_globals(N: int, window: int, block: int) -> None:
     for n_global in (0, 1, 3):
-        for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, ROUNDED)):
-            local, of_globals = heads(N, dtype=dtype), heads(N, dtype=dtype, seed=1)
-            is_global = (torch.arange(N) < n_global).expand(2, -1)
-            for key_mask in (torch.ones(2, N, dtype=torch.bool), some_keys(N)):
-                o = attend_longformer(local, of_globals, window=window, n_global=n_global, key_mask=key_mask, block=block)
-                assert (o - defined(local, of_globals, is_global, window=window, key_mask=key_mask)).abs().max() <= tolerance
+        local, of_globals = heads(N), heads(N, seed=1)
+        is_global = (torch.arange(N) < n_global).expand(2, -1)
+        for key_mask in (torch.ones(2, N, dtype=torch.bool), some_keys(N)):
+            expected = defined(local, of_globals, is_global, window=window, key_mask=key_mask)
+            for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, ROUNDED)):
+                given = [[x.to(dtype) for x in of] for of in (local, of_globals)]
+                o = attend_longformer(*given, window=window, n_global=n_global, key_mask=key_mask, block=block)
+                assert (o - expected).abs().max() <= tolerance
 
 
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test("N", LENGTHS)
 def test_is_its_definition_with_globals_anywhere(N: int) -> None:
     """Each row has others, and another number of them; some are padding."""
     is_global = torch.rand(2, N, generator=torch.Generator().manual_seed(N)) < torch.tensor([[0.2], [0.6]])
@@ -61,20 +64,7 @@ def test_is_its_definition_with_globals_anywhere(N: int) -> None:
     assert (o - defined(local, of_globals, is_global, window=4, key_mask=mask)).abs().max() <= EXACT
 
 
-def test_a_mask_of_the_first_is_as_good_as_their_number() -> None:
-    local, of_globals = heads(17), heads(17, seed=1)
-    mask = (torch.arange(17) < 3).expand(2, -1)
-    by_mask = attend_longformer(local, of_globals, window=4, global_mask=mask)
-    assert (by_mask - attend_longformer(local, of_globals, window=4, n_global=3)).abs().max() <= EXACT
-
-
-def test_a_mask_without_globals_is_local_attention() -> None:
-    local, none = heads(9), torch.zeros(2, 9, dtype=torch.bool)
-    o = attend_longformer(local, heads(9, seed=1), window=4, global_mask=none)
-    assert (o - dense(*local, mask_of(lambda i, j: abs(i - j) <= 2, 9))).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test("N", LENGTHS)
 def test_windows_may_be_dilated_head_by_head(N: int) -> None:
     local, of_globals, mask = heads(N, H=4), heads(N, H=4, seed=1), some_keys(N)
     dilations = [1, 3, 3, 2]
@@ -83,41 +73,6 @@ def test_windows_may_be_dilated_head_by_head(N: int) -> None:
     for h, dilation in enumerate(dilations):
         one = [[x[:, h : h + 1] for x in given] for given in (local, of_globals)]
         assert (o[:, h : h + 1] - defined(*one, is_global, window=4, dilation=dilation, key_mask=mask)).abs().max() <= EXACT
-
-
-def test_full_attention_is_two_limits() -> None:
-    local = heads(9)
-    full = dense(*local, mask_of(lambda i, j: True, 9))
-    assert (attend_longformer(local, heads(9, seed=1), window=18) - full).abs().max() <= EXACT
-    assert (attend_longformer(local, local, window=2, n_global=9) - full).abs().max() <= EXACT
-    assert (attend_longformer(local, local, window=2, n_global=40) - full).abs().max() <= EXACT
-
-
-def test_a_far_token_that_is_not_global_changes_no_local_row() -> None:
-    layer, x = LongformerAttention(8, 2, window=4, n_global=1, block=4).double(), torch.randn(1, 20, 8, dtype=torch.float64)
-    other = x.clone()
-    other[:, 15] += 1
-    changed = (layer(other) - layer(x)).abs().amax((0, 2)) > 0
-    assert changed.nonzero().flatten().tolist() == [0, 13, 14, 15, 16, 17]
-
-
-def test_gradients() -> None:
-    given = [x.requires_grad_() for x in heads(5, D=2, n=6)]
-
-    def fast(*given: Tensor) -> Tensor:
-        return attend_longformer(given[:3], given[3:], window=2, n_global=1, key_mask=some_keys(5), block=2)
-
-    assert torch.autograd.gradcheck(fast, given)
-    large = [(1e3 * x.float()).detach().requires_grad_() for x in given]
-    o = fast(*large)
-    o.sum().backward()
-    assert torch.isfinite(o).all()
-    assert all(torch.isfinite(x.grad).all() for x in large)
-
-
-def test_values_that_are_all_equal_pass_through() -> None:
-    local, of_globals, ones = heads(17, n=2), heads(17, n=2, seed=1), torch.ones(2, 2, 17, 4, dtype=torch.float64)
-    assert (attend_longformer((*local, ones), (*of_globals, ones), window=4, n_global=2) - ones).abs().max() <= EXACT
 
 
 def test_global_projections_begin_as_the_local_ones_in_a_model_too() -> None:
@@ -140,8 +95,8 @@ def test_options_that_make_no_pattern_are_refused() -> None:
         CausalLongformerAttention(8, 2, window=1)
 
 
-@pytest.mark.parametrize(("window", "n_global"), [(4, 1), (3, 6), (30, 2)])
-@pytest.mark.parametrize("scale", [None, 0.3])
+@in_one_test(("window", "n_global"), [(4, 1), (3, 6), (30, 2)])
+@in_one_test("scale", [None, 0.3])
 def test_the_causal_function_is_its_definition_in_three_calls(window: int, n_global: int, scale: float | None) -> None:
     local, of_globals = heads(13), heads(13, seed=1)
     is_global, key_mask = (torch.arange(13) < n_global).expand(2, -1), torch.ones(2, 13, dtype=torch.bool)
@@ -155,7 +110,7 @@ def test_the_causal_function_is_its_definition_in_three_calls(window: int, n_glo
     assert (torch.cat(outputs, dim=2) - o).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize(("window", "n_global"), [(4, 1), (4, 3), (3, 6), (30, 2)])
+@in_one_test(("window", "n_global"), [(4, 1), (4, 3), (3, 6), (30, 2)])
 @torch.no_grad()
 def test_the_causal_layer_is_its_definition_in_calls_of_any_size(window: int, n_global: int) -> None:
     torch.manual_seed(0)

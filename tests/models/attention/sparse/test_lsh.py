@@ -11,9 +11,9 @@ from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.sparse.causal_lsh import CausalLSHAttention, attend_lsh_to_cache
 from models.attention.sparse.lsh import LSHAttention, attend_lsh, unit_keys
 from models.attention.sparse.lsh_buckets import angular_buckets, draw_rotations, hyperplane_buckets
+from tests.cases import in_one_test
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
-ROUNDED = 1e-5  # float32
 
 B, H, D_K = 2, 2, 4
 LAST_RESORT = -1e5
@@ -95,10 +95,10 @@ def everything(N: int) -> Tensor:
 # The definition
 
 
-@pytest.mark.parametrize("rule", ["paper", "chunk"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("before", "after"), [(1, 0), (1, 1), (0, 0), (2, 1)])
-@pytest.mark.parametrize("N", [1, 7, 8, 9, 23, 24])
+@in_one_test("rule", ["paper", "chunk"])
+@in_one_test("causal", [False, True])
+@in_one_test(("before", "after"), [(1, 0), (1, 1), (0, 0), (2, 1)])
+@in_one_test("N", [1, 8, 9, 23])
 def test_computes_what_the_loops_compute(rule: str, causal: bool, before: int, after: int, N: int) -> None:
     (qk, v), buckets, mask = heads(N), random_buckets(N), lengths_mask(N, (N + 1) // 2, N=N)
     how = {"rule": rule, "causal": causal, "chunk": 4, "before": before, "after": after}
@@ -118,30 +118,6 @@ def test_a_mask_may_have_holes() -> None:
 # Where it is full attention
 
 
-@pytest.mark.parametrize("N", [1, 3, 4, 7, 8])
-@pytest.mark.parametrize("causal", [False, True])
-def test_one_bucket_in_at_most_two_chunks_is_full_attention(N: int, causal: bool) -> None:
-    """By both rules, and by the rule of chunks whatever the buckets of one round."""
-    qk, v = heads(N)
-    expected = full(qk, v, everything(N).tril() if causal else everything(N))
-    for rule, buckets in (("paper", torch.zeros(B, H, 3, N, dtype=torch.int64)), ("chunk", random_buckets(N, n_rounds=1))):
-        assert (attend_lsh(qk, v, buckets, rule=rule, chunk=4, causal=causal) - expected).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("after", [0, 1])
-def test_rounds_are_one_softmax_over_their_union(after: int) -> None:
-    """Where every bucket lies within what its tokens see: in two chunks if nobody looks to later ones, that is causally, and in any two
-    neighbouring ones if they do."""
-    N, chunk = 32, 8
-    qk, v = heads(N)
-    buckets = torch.stack([torch.arange(N).roll(3 * r) // 5 for r in range(3)]).expand(B, H, 3, N)  # at most 5 tokens a bucket
-    shared = (buckets.unsqueeze(-1) == buckets.unsqueeze(-2)).any(2)  # (B, H, N, N)
-    causal = after == 0
-    allowed = shared & everything(N).tril() if causal else shared
-    ours = attend_lsh(qk, v, buckets, chunk=chunk, after=after, causal=causal)
-    assert (ours - full(qk, v, allowed)).abs().max() <= EXACT
-
-
 def test_the_layer_is_full_attention_up_to_a_chunk() -> None:
     torch.manual_seed(0)
     layer, x = LSHAttention(8, 2, chunk=6, n_buckets=8).double(), random(2, 9, 8)
@@ -156,42 +132,10 @@ def test_the_layer_is_full_attention_up_to_a_chunk() -> None:
 # Rounds
 
 
-@pytest.mark.parametrize("rule", ["paper", "chunk"])
-def test_equal_rounds_are_one_round(rule: str) -> None:
-    (qk, v), one = heads(22), random_buckets(22, n_rounds=1)
-    three = one.expand(-1, -1, 3, -1)
-    assert (attend_lsh(qk, v, three, rule=rule, chunk=4) - attend_lsh(qk, v, one, rule=rule, chunk=4)).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("rule", ["paper", "chunk"])
-def test_the_order_of_the_rounds_does_not_matter(rule: str) -> None:
-    (qk, v), buckets = heads(22), random_buckets(22)
-    turned = attend_lsh(qk, v, buckets[:, :, [2, 0, 1]], rule=rule, chunk=4)
-    assert (turned - attend_lsh(qk, v, buckets, rule=rule, chunk=4)).abs().max() <= EXACT
-
-
-def test_more_rounds_come_nearer_to_full_attention() -> None:
-    N = 256
-    qk, v = heads(N)
-    qk, expected = 3 * qk, full(3 * qk, v, everything(N))
-    rotations = draw_rotations(H, 16, D_K, 8, seed=0).double()
-    errors = [(attend_lsh(qk, v, angular_buckets(qk, rotations[:, :R]), chunk=64) - expected).square().mean() for R in (1, 4, 16)]
-    assert errors[0] > 1.5 * errors[1] > 1.5**2 * errors[2]
-
-
 # Order, padding, numbers
 
 
-def test_permuting_tokens_permutes_the_output_where_no_bucket_is_cut() -> None:
-    N = 20
-    qk, v = heads(N)
-    buckets = angular_buckets(qk, draw_rotations(H, 3, D_K, 4, seed=0))
-    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-    permuted = attend_lsh(qk[:, :, order], v[:, :, order], buckets[..., order], chunk=N)
-    assert (permuted - attend_lsh(qk, v, buckets, chunk=N)[:, :, order]).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("rule", ["paper", "chunk"])
+@in_one_test("rule", ["paper", "chunk"])
 def test_padding_of_any_length_changes_nothing(rule: str) -> None:
     """Also the chunk before the first is the last one with tokens, not the last one there is."""
     (qk, v), buckets = heads(30), torch.zeros(B, H, 2, 30, dtype=torch.int64)
@@ -225,7 +169,7 @@ def test_half_precision_comes_back_as_half_precision() -> None:
     assert (o - attend_lsh(qk, v, buckets, chunk=4)).abs().max() <= 0.01
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@in_one_test("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_keeps_the_last_resort_above_what_is_hidden(dtype: torch.dtype) -> None:
     """float16 ends at 65,504, and the least number of float32 is none of bfloat16."""
     (qk, v), buckets = (x.float() for x in heads(9)), torch.arange(9).expand(B, H, 2, 9)  # every token is alone
@@ -237,14 +181,6 @@ def test_autocast_keeps_the_last_resort_above_what_is_hidden(dtype: torch.dtype)
     assert (o[0] - v[0]).abs().max() <= 0.02
     assert not o[1].any()
     assert (causal - v).abs().max() <= 0.02
-
-
-@pytest.mark.parametrize("rule", ["paper", "chunk"])
-def test_gradients(rule: str) -> None:
-    """Against finite differences, with padding; the buckets are given and do not move."""
-    (qk, v), buckets, mask = heads(7), random_buckets(7, n_buckets=2), lengths_mask(7, 4, N=7)
-    inputs = (qk.requires_grad_(), v.requires_grad_())
-    assert torch.autograd.gradcheck(lambda qk, v: attend_lsh(qk, v, buckets, key_mask=mask, rule=rule, chunk=4), inputs)
 
 
 # Hashing
@@ -268,24 +204,9 @@ def test_factors_of_a_bucket_are_hashes_of_their_own() -> None:
     assert torch.equal(angular_buckets(x, rotations, (4, 6, 2)), first + 4 * second + 24 * third)
 
 
-def test_the_length_of_a_vector_does_not_change_its_bucket() -> None:
-    x, rotations = random(B, H, 40, D_K), draw_rotations(H, 3, D_K, 8, seed=0)
-    assert torch.equal(angular_buckets(100 * x, rotations), angular_buckets(x, rotations))
-
-
 def test_no_gradient_flows_through_a_bucket() -> None:
     x = random(1, 1, 5, D_K).requires_grad_()
     assert not angular_buckets(x, draw_rotations(1, 2, D_K, 4, seed=0)).requires_grad
-
-
-@pytest.mark.parametrize("degrees", [15, 45, 90, 150])
-def test_hyperplanes_separate_in_proportion_to_the_angle(degrees: int) -> None:
-    """20,000 planes: three standard deviations are about 0.01."""
-    angle = math.radians(degrees)
-    x = torch.tensor([[1.0, 0.0, 0.0], [math.cos(angle), math.sin(angle), 0.0]])[None, None]
-    planes = torch.randn(1, 20_000, 3, 1, generator=torch.Generator().manual_seed(0))
-    buckets = hyperplane_buckets(x, planes)[0, 0]  # (rounds, 2)
-    assert abs((buckets[:, 0] == buckets[:, 1]).double().mean() - (1 - angle / math.pi)) < 0.012
 
 
 def test_hyperplane_buckets_are_bits() -> None:

@@ -8,6 +8,7 @@ from models.attention.sparse.sink_window import SinkWindowAttention
 from models.decoder.model import Decoder, DecoderConfig
 from models.layers import LAYERS
 from models.parts.positions import rotate, rotation_at
+from tests.cases import in_one_test
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 D, H, D_K, BASE = 8, 4, 6, 100.0
@@ -46,7 +47,7 @@ def turned(t: Tensor) -> object:
     return rotation_at(t, D_K, base=BASE, dtype=torch.float64)._replace(t=t, near={W: near})
 
 
-@pytest.mark.parametrize("pieces", [(40,), (1,) * 40, (3, 1, 2, 3, 1, 1, 29)])
+@in_one_test("pieces", [(40,), (1,) * 40, (3, 1, 2, 3, 1, 1, 29)])
 @torch.no_grad()
 def test_positions_are_those_within_the_cache(pieces: tuple[int, ...]) -> None:
     """In any pieces; the slots are reused several times."""
@@ -106,7 +107,7 @@ def test_a_decoder_gives_it_positions() -> None:
     assert (whole[:, 23:] - rest).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     ("options", "told"),
     [({"window": 2}, "window=2 must be at least 3"), ({"n_first": 0}, "n_first=0 must be at least 1"), ({"piece": 0}, "piece=0 must be")],
 )

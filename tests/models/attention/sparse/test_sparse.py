@@ -7,7 +7,8 @@ from torch import Tensor
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.causal_sparse import CausalSparseAttention
 from models.attention.sparse.sparse import SparseAttention, attend_sparse
-from tests.models.attention.sparse.patterns import EXACT, LENGTHS, check, check_gradients, dense, heads, mask_of
+from tests.cases import in_one_test
+from tests.models.attention.sparse.patterns import EXACT, LENGTHS, check, dense, heads, mask_of
 
 MODES = ("union", "strided", "fixed")
 
@@ -23,10 +24,10 @@ def pattern(mode: str, N: int, *, stride: int, c: int, causal: bool) -> Tensor:
     return both.tril() if causal else both
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("stride", "c"), [(1, 1), (4, 1), (8, 3), (5, 5), (40, 2)])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("N", LENGTHS)
+@in_one_test("causal", [False, True])
+@in_one_test(("stride", "c"), [(1, 1), (4, 1), (8, 3), (5, 5), (40, 2)])
+@in_one_test("mode", MODES)
+@in_one_test("N", LENGTHS)
 def test_is_a_dense_mask(N: int, mode: str, stride: int, c: int, causal: bool) -> None:
     def fast(q, k, v, key_mask):
         return attend_sparse(q, k, v, mode=mode, stride=stride, n_summaries=c, causal=causal, key_mask=key_mask)
@@ -34,38 +35,15 @@ def test_is_a_dense_mask(N: int, mode: str, stride: int, c: int, causal: bool) -
     check(fast, pattern(mode, N, stride=stride, c=c, causal=causal), N)
 
 
-def test_a_union_over_everything_is_full_attention() -> None:
-    q, k, v = heads(9)
-    assert (attend_sparse(q, k, v, mode="union", stride=9) - dense(q, k, v, mask_of(lambda i, j: True, 9))).abs().max() <= EXACT
-
-
-@pytest.mark.parametrize("mode", ["strided", "fixed"])
-@pytest.mark.parametrize("all_a", [False, True])
+@in_one_test("mode", ["strided", "fixed"])
+@in_one_test("all_a", [False, True])
 def test_layers_may_take_turns_instead_of_heads(mode: str, all_a: bool) -> None:
     q, k, v = heads(17)
     o = attend_sparse(q, k, v, mode=mode, stride=4, n_summaries=2, n_heads_a=2 if all_a else 0)
     assert (o - dense(q, k, v, pattern(mode, 17, stride=4, c=2, causal=False)[0 if all_a else 1])).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_two_causal_layers_connect_every_token_with_its_past(mode: str) -> None:
-    one = pattern(mode, 40, stride=6, c=2, causal=True).any(0).double()
-    assert torch.equal(one @ one > 0, torch.ones(40, 40).tril() > 0)
-
-
-def test_before_the_first_end_of_a_block_there_is_nothing_to_see() -> None:
-    q, k, v = heads(12)
-    o = attend_sparse(q, k, v, mode="fixed", stride=6, n_summaries=2, n_heads_a=0, causal=True)
-    assert not o[:, :, :4].any()
-    assert o[:, :, 4:].all()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_gradients(mode: str) -> None:
-    check_gradients(lambda q, k, v, key_mask: attend_sparse(q, k, v, mode=mode, stride=2, n_summaries=1, key_mask=key_mask))
-
-
-@pytest.mark.parametrize("mode", MODES)
+@in_one_test("mode", MODES)
 @torch.no_grad()
 def test_a_causal_layer_is_the_dense_mask_in_calls_of_any_size(mode: str) -> None:
     torch.manual_seed(0)
@@ -80,7 +58,7 @@ def test_a_causal_layer_is_the_dense_mask_in_calls_of_any_size(mode: str) -> Non
     assert (torch.cat(outputs, dim=1) - expected).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("layer", [SparseAttention, CausalSparseAttention])
+@in_one_test("layer", [SparseAttention, CausalSparseAttention])
 def test_options_that_make_no_pattern_are_refused(layer: type) -> None:
     with pytest.raises(ValueError, match="mode='random' is not one of union, strided, fixed"):
         layer(8, 2, mode="random")

@@ -76,7 +76,7 @@ def test_ids_of_smollm2_are_those_of_transformers() -> None:
     reference.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), reference.backend_tokenizer.pre_tokenizer]
     )
-    given = [*texts(1_000), "<|im_start|>user\nhi  12<|im_end|>\n"]
+    given = [*texts(300), "<|im_start|>user\nhi  12<|im_end|>\n"]
     assert all(ours.encode(text).ids == reference(text)["input_ids"] for text in given)
     assert ours.encode("<|im_end|>").ids == [2]
 
