@@ -140,16 +140,12 @@ class Work:
         return {"bulk": Figure(BULK_TEXTS / elapsed, problem="; ".join(_shortcut_problem(server, before)))}
 
     def _memory(self, server: Server) -> Figures:
-        """Measure the memory (PSS) and the CPU time of all processes without requests, after work, so that memory which they have not freed
-        is included."""
+        """Measure the memory (PSS) of all processes after work, so that memory which they have not freed is included."""
         server.embed(texts.mixed(BULK_TEXTS // 8, self._seed("memory")))
         time.sleep(2)
-        before, started = memory.cpu_s(server.family()), time.perf_counter()
-        time.sleep(3)
-        cores = (memory.cpu_s(server.family()) - before) / (time.perf_counter() - started)
         processes = memory.measure(server.process.pid)
-        note = ", ".join(f"{process.name} {process.pss_bytes / MiB:.0f}" for process in processes)
-        return {"memory": Figure(sum(process.pss_bytes for process in processes) / MiB, note), "idle": 100 * cores}
+        note = ", ".join(f"{name} {pss_bytes / MiB:.0f}" for name, pss_bytes in processes)
+        return {"memory": Figure(sum(pss_bytes for _, pss_bytes in processes) / MiB, note)}
 
 
 def _start(server: Server) -> Figures:
@@ -183,8 +179,6 @@ def rows() -> list[Row]:
         made.append(Row(f"{mix}, {connections} connections", "texts/s", (SERVICE, key), (PEER, key), bar))
     made.append(Row(bulk, "texts/s", (SERVICE, "bulk"), best, Bar(at_least=0.9, reference=batches)))
     made.append(Row("the same, beside infinity", "texts/s", (SERVICE, "bulk"), (PEER, "bulk")))
-    for side in (SERVICE, LEAN):
-        made.append(Row(f"memory of {side}, all processes, PSS", "MiB", (side, "memory")))
-        made.append(Row(f"processor time of {side} while idle", "% of a core", (side, "idle")))
+    made += [Row(f"memory of {side}, all processes, PSS", "MiB", (side, "memory")) for side in (SERVICE, LEAN)]
     made.append(Row("`attnserve serve` of an existing bundle to ready", "s", (SERVICE, "start"), bar=Bar(at_most=15)))
     return made

@@ -5,7 +5,6 @@ Memory is the proportional set size (PSS): a page that n processes share counts 
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,22 +15,15 @@ from loadtest.errors import LoadtestError
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError)
 
 
-@dataclass(frozen=True)
-class Process:
-    pid: int
-    name: str
-    pss_bytes: int
-
-
-def measure(root: int) -> list[Process]:
-    """Measure the memory of the process with the id `root` and of all its descendants. The largest process comes first."""
+def measure(root: int) -> list[tuple[str, int]]:
+    """Return name and PSS in bytes of the process with the id `root` and of all its descendants. The largest comes first."""
     found = []
     for process in tree(root):
         with suppress(*GONE, AttributeError):  # AttributeError: psutil measures the PSS on Linux only
-            found.append(Process(process.pid, name(process), process.memory_full_info().pss))
+            found.append((name(process), process.memory_full_info().pss))
     if not found:
         raise LoadtestError(f"/proc/{root}/smaps_rollup cannot be read: memory is measured on Linux, as the user of the service")
-    return sorted(found, key=lambda process: -process.pss_bytes)
+    return sorted(found, key=lambda each: -each[1])
 
 
 def tree(root: int) -> list[psutil.Process]:

@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
+from loadtest.common import memory
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 
@@ -116,10 +117,7 @@ class Program:
 
     def family(self) -> list[psutil.Process]:
         """Return the process and all its descendants, or an empty list if it has ended."""
-        with suppress(psutil.NoSuchProcess):
-            first = psutil.Process(self.process.pid)
-            return [first, *first.children(recursive=True)]
-        return []
+        return memory.tree(self.process.pid)
 
     def processes(self, title: str) -> list[psutil.Process]:
         """Return the running processes whose program or title contains `title`, in the order of their start."""

