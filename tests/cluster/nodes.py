@@ -87,11 +87,12 @@ class Cluster:
         self._start_node(_HEAD, 0, arguments)
         self.until(lambda: self.api("GET") is not None, "the head answers")
 
-    def start_worker(self, name: str, *, cpus: int) -> None:
-        """Start a worker and return when it has joined the cluster. Starting several at once is slower than one after the other."""
+    def start_worker(self, name: str, *, cpus: int, resources: Mapping[str, int] | None = None) -> None:
+        """Start a worker, with custom `resources` of Ray beside one of its name, and return when it has joined. Starting several
+        at once is slower than one after the other."""
         begun = "Ray runtime started"
         before = self.said(name).count(begun) if name in self._started else 0
-        self._start_node(name, cpus, [f"--address={self.address(_HEAD)}:{self._gcs_port}"])
+        self._start_node(name, cpus, [f"--address={self.address(_HEAD)}:{self._gcs_port}"], resources)
         self.until(lambda: self.said(name).count(begun) > before, f"node {name} has started")
 
     @property
@@ -244,10 +245,14 @@ class Cluster:
             "PYTHONPATH": str(_ROOT),
         }
 
-    def _start_node(self, name: str, cpus: int, arguments: Sequence[str]) -> None:
+    def _start_node(self, name: str, cpus: int, arguments: Sequence[str], resources: Mapping[str, int] | None = None) -> None:
         address = self.address(name)
         command = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--node-ip-address={address}", f"--num-cpus={cpus}"]
-        command += [f"--object-store-memory={_OBJECT_STORE_BYTES}", "--include-log-monitor=false", f"--resources={json.dumps({name: 100})}"]
+        command += [
+            f"--object-store-memory={_OBJECT_STORE_BYTES}",
+            "--include-log-monitor=false",
+            f"--resources={json.dumps({name: 100, **(resources or {})})}",
+        ]
         command += [f"--dashboard-agent-listen-port={free_port()}", *arguments]
         self._run(name, command, {**self._flags, "RAY_SERVE_HAPROXY_BINARY_PATH": str(self._haproxy(name, address))})
 
