@@ -143,6 +143,7 @@ async def test_every_file_is_there_with_its_type_and_its_licence(bundles: list[P
     }
 
 
+@pytest.mark.live
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not here (apt-get install chromium)")
 @pytest.mark.parametrize(
     ("path", "shown"),
