@@ -13,6 +13,7 @@ from tests.docs.pages import RECORDS, ROOT, WRITTEN, anchors, blocks, commands, 
 READ = [page for page in pages() if title(page) not in (*RECORDS, *WRITTEN)]
 # Flags, files, metrics and settings of other programs: Docker, kubectl, Locust, Linux, Ray.
 FOREIGN = {
+    "check_embedding_ctx_length",  # of LangChain
     *("--sbom=true", "--block", "--memory", "--previous", "--class-picker", "--web-host", "--shm-size"),
     *("memory.oom.group", "open_telemetry_metric_recorder.py", "ray_component_uss_mb", "max_surge_percent"),
     *("vllm/v1/metrics/loggers.py", "ray_serve_deployment_request_counter_total", "_total"),

@@ -1,4 +1,4 @@
-"""What follows from the kind of a model is in one table, `export.contract.KINDS`, and nothing else asks for the kind."""
+"""What follows from the kind of a model is in one table, `KINDS` in export/contract/tensors.py, and nothing else asks for the kind."""
 
 import ast
 import re
