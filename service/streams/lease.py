@@ -72,7 +72,8 @@ class Lease:
         assert self._latest is not None
         writing = asyncio.wrap_future(self._latest)
         try:
-            await asyncio.wait_for(asyncio.shield(writing), None if patient else _WRITE_S)
+            async with asyncio.timeout(None if patient else _WRITE_S):
+                await asyncio.shield(writing)
         except TimeoutError:
             writing.add_done_callback(self._begun_late)
         except ServiceError as error:
@@ -113,7 +114,8 @@ class Lease:
             writing = asyncio.wrap_future(self._latest)
             writing.add_done_callback(lambda done: done.exception())  # so that asyncio does not log the error, which `_done` handles
             with suppress(ServiceError, TimeoutError):
-                await asyncio.wait_for(asyncio.shield(writing), _PATIENCE_S)
+                async with asyncio.timeout(_PATIENCE_S):
+                    await asyncio.shield(writing)
             if (now := leases.clock()) - asked < leases.lease_s:
                 self._valid_until = max(self._valid_until, now + leases.lease_s / _RENEWALS)  # the time at which to ask the store again
         return not self.lost
@@ -273,7 +275,8 @@ class Leases:
         if (here := self.open.get(run)) is not None:
             here.lose()
             with suppress(TimeoutError):  # the earlier stream counts towards the tenant's limit until it ends
-                await asyncio.wait_for(here.ended.wait(), _LEAVES_S)
+                async with asyncio.timeout(_LEAVES_S):
+                    await here.ended.wait()
         self._add(lease)
         return lease
 

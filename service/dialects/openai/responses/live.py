@@ -98,7 +98,8 @@ class Live:
         """Wait for new tokens or the end of the response, at most `timeout_s` seconds."""
         news = self._news
         with suppress(TimeoutError):
-            await asyncio.wait_for(news.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # not wait_for, which loses a cancellation that comes with the news (Python 3.11)
+                await news.wait()
 
     # Generating --------------------------------------------------------------------------------------------------------------------------
 
