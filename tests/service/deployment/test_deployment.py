@@ -151,6 +151,7 @@ LARGE = ("--set", f"max_client_batch={TEXTS}", "--set", "drain_timeout_s=600")
 def test_odd_surroundings_and_the_end_of_the_terminal(encoder_bundle: Path, traces: Traces, tmp_path: Path) -> None:
     """Standard streams are closed, the working directory has a folder `service`, and the terminal ends while a request is computed: all
     processes of its group get the signal."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # if the tests run under nohup, the service would ignore it too, as it should
     (tmp_path / "service").mkdir()
     (tmp_path / "service" / "__init__.py").write_text("raise RuntimeError('not ours')")
     with live([encoder_bundle], *LARGE, folder=tmp_path, streams="<&- >&-") as service:
