@@ -203,7 +203,13 @@ def writer_bundle(once: Once) -> Path:
 
 
 @pytest.fixture(scope="session")
-def service(
+def service(live_service: LiveService) -> LiveService:
+    """As `live_service`. The dialects' folder has another fixture of this name."""
+    return live_service
+
+
+@pytest.fixture(scope="session")
+def live_service(
     minilm_bundle: Path,
     reranker_bundle: Path,
     classifier_bundle: Path,

@@ -63,15 +63,16 @@ def under_load(running: LiveService) -> Iterator[Clients]:
         clients.stop()
 
 
-def survived(running: LiveService, clients: Clients, title: str, how: Fault, *, lean: bool = False) -> Outcome:
+def survived(running: LiveService, clients: Clients, title: str, how: Fault, *, closes: bool = False) -> Outcome:
     """It is whole again, and meanwhile every request had a whole answer, or a 429 or 503 that says when to come again, in time."""
     outcome = hit(running, clients, title, how, within_s=_WHOLE_S)
     assert outcome.ended_with is None, outcome.last_words
     assert outcome.whole_s is not None, (title, how, outcome.statuses, running.output)
     others = {status for status in outcome.statuses if status not in ("200", "429", "503")}
-    # The requests that a process had at the client's own connections end with it: HAProxy's, and with lean the replica's. If HAProxy's
-    # last retry fails too, it closes a connection that it has answered on before: the client must send the request again.
-    closing = lean or title == "haproxy" or title.endswith(":gateway")
+    # The requests that a process had at the client's own connections end with it: HAProxy's, also if the kernel chose it, with lean the
+    # replica's (`closes`). If HAProxy's last retry fails too, it closes a connection that it has answered on before: the client must send
+    # the request again.
+    closing = closes or title == "haproxy" or title.endswith(":gateway")
     lost = {"RemoteDisconnected", "ConnectionResetError"} if closing else set()
     assert others <= lost, (title, how, outcome.statuses)
     assert all(answer.fit for answer in outcome.answers if answer.status in ("200", "503")), (title, how)
@@ -186,7 +187,7 @@ def test_a_replica_that_the_kernel_kills_for_its_memory_is_replaced(single: Live
         memory_group.limit_to(_ROOM_BYTES)
         for process in single.family():
             memory_group.add(process.pid)
-        outcome = survived(single, clients, "ServeReplica", lambda process: fault.write_text(f"{process.pid} grow"))
+        outcome = survived(single, clients, "ServeReplica", lambda process: fault.write_text(f"{process.pid} grow"), closes=True)
         assert outcome.statuses["503"]
         assert memory_group.kills() >= 1
 
@@ -198,8 +199,8 @@ def test_profile_single_ends_without_rays_gcs(single: LiveService) -> None:
 def test_lean(bundles: list[Path]) -> None:
     with live(bundles, "--lean") as running:
         with under_load(running) as clients:
-            assert survived(running, clients, "ServeReplica", KILL, lean=True).statuses["503"]
-            survived(running, clients, "ServeReplica", STOP, lean=True)
+            assert survived(running, clients, "ServeReplica", KILL, closes=True).statuses["503"]
+            survived(running, clients, "ServeReplica", STOP, closes=True)
         ended(running, "raylet", KILL)
 
 

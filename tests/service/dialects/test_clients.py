@@ -22,8 +22,8 @@ LEAST_COSINE = 0.999999
 
 
 @pytest.fixture(scope="module")
-def client(service: LiveService) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as client:
+def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
         yield client
 
 
@@ -58,8 +58,8 @@ def http() -> Iterator[httpx.Client]:
         yield client
 
 
-def test_cohere_embed_and_rerank(service: LiveService, http: httpx.Client) -> None:
-    client = cohere.ClientV2(base_url=service.url, api_key="not needed", httpx_client=http)
+def test_cohere_embed_and_rerank(live_service: LiveService, http: httpx.Client) -> None:
+    client = cohere.ClientV2(base_url=live_service.url, api_key="not needed", httpx_client=http)
     answer = client.embed(model=MODEL, texts=["a", "b"], input_type="search_document", embedding_types=["float", "int8", "ubinary"])
     assert answer.embeddings.float_ is not None
     assert answer.embeddings.int8 is not None
@@ -72,8 +72,8 @@ def test_cohere_embed_and_rerank(service: LiveService, http: httpx.Client) -> No
     assert len(client.rerank(model="tiny-reranker", query="one", documents=documents).results) == 3
 
 
-def test_huggingface_hub(service: LiveService) -> None:
-    with InferenceClient(base_url=service.url) as client, InferenceClient(f"{service.url}/similarity") as likeness:
+def test_huggingface_hub(live_service: LiveService) -> None:
+    with InferenceClient(base_url=live_service.url) as client, InferenceClient(f"{live_service.url}/similarity") as likeness:
         vector = client.feature_extraction("Paris is the capital of France.")
         scores = likeness.sentence_similarity("The cat sat.", ["A cat was sitting.", "Stocks fell."])
     assert vector.shape == (1, 384)

@@ -20,8 +20,8 @@ _LOOKS = 2000  # at the metrics, before something that should have ended counts 
 
 
 @pytest.fixture(scope="module")
-def client(service: LiveService) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as client:
+def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
         yield client
 
 
@@ -29,8 +29,8 @@ def complete(client: openai.OpenAI, prompt: str = "def f(x):", **options: object
     return str(client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 24, "seed": 1, **options}).choices[0].text)
 
 
-def running(service: LiveService) -> int:
-    with urllib.request.urlopen(f"{service.url}/metrics", timeout=PATIENCE_S) as answer:
+def running(live_service: LiveService) -> int:
+    with urllib.request.urlopen(f"{live_service.url}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     return int(
         sum(float(line.split()[-1]) for line in lines if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{")))
@@ -61,11 +61,11 @@ def test_chat_and_responses_speak_through_the_template(client: openai.OpenAI) ->
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == plain
 
 
-def test_a_seed_gives_the_same_text_alone_and_among_others(service: LiveService, client: openai.OpenAI) -> None:
+def test_a_seed_gives_the_same_text_alone_and_among_others(live_service: LiveService, client: openai.OpenAI) -> None:
     alone = complete(client, "the same", seed=42)
 
     async def together() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as several:
+        async with openai.AsyncOpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as several:
             asked = [(f"other {number}" * (number + 1), number, 10 + number) for number in range(15)]
             asked.insert(8, ("the same", 42, 24))
             answers = await asyncio.gather(
@@ -76,17 +76,17 @@ def test_a_seed_gives_the_same_text_alone_and_among_others(service: LiveService,
     assert asyncio.run(together())[8] == alone
 
 
-def test_a_client_that_disappears_frees_its_slot(service: LiveService, client: openai.OpenAI) -> None:
+def test_a_client_that_disappears_frees_its_slot(live_service: LiveService, client: openai.OpenAI) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}).encode()
-    with socket.create_connection(("127.0.0.1", service.port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", live_service.port), timeout=PATIENCE_S) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         assert b"200 OK" in connection.recv(65_536)
-        assert running(service) == 1
+        assert running(live_service) == 1
     for _ in range(_LOOKS):
-        if not running(service):
+        if not running(live_service):
             break
-    assert running(service) == 0
+    assert running(live_service) == 0
     assert complete(client)
 
 

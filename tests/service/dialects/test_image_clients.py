@@ -19,8 +19,8 @@ LEVELS = {letter: 85 * level for level, letter in enumerate("abcd")}
 
 
 @pytest.fixture(scope="module")
-def client(service: LiveService) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as client:
+def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
         yield client
 
 

@@ -17,8 +17,8 @@ MODEL, PROMPT = "tiny-writer", "forty-two"
 
 
 @pytest.fixture(scope="module")
-def client(service: LiveService) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as client:
+def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
         yield client
 
 
