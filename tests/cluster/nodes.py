@@ -171,7 +171,8 @@ class Cluster:
                     deployment.pop("num_replicas", None)
                 elif key == "num_replicas":
                     deployment.pop("autoscaling_config", None)
-        self.api("PUT", self.config)
+        # On a busy machine the dashboard answers 500 until it has found the controller.
+        self.until(lambda: self.api("PUT", self.config) is not None, "Ray's dashboard takes the configuration")
 
     def api(self, method: str, body: Any = None) -> Any:
         """Get or change Serve's configuration and state, by the HTTP API that `serve deploy`, `serve status` and KubeRay's operator use."""

@@ -89,7 +89,7 @@ def test_the_rendered_cluster_answers(cluster: Cluster) -> None:
         assert [replica["node_ip"] for replica in cluster.replicas(name)] == [cluster.address(group)]
     for worker in ("encoders", "generators"):
         cluster.until(partial(cluster.ready, worker), f"a worker of {worker} answers", START_S)
-        assert ask(cluster, worker, "/-/healthz")  # KubeRay's probe of a worker, and what HAProxy asks
+        cluster.until(partial(ask, cluster, worker, "/-/healthz"), f"KubeRay's probe of {worker} is answered", START_S)
         with pytest.raises(HTTPError, match="401"):
             ask(cluster, worker, "/v1/models", key="not-a-key-of-it")
         models = [each["id"] for each in json.loads(ask(cluster, worker, "/v1/models"))["data"]]
