@@ -178,7 +178,7 @@ def test_rows_of_unequal_lengths_get_what_each_gets_alone(name: str) -> None:
     alone: list[State | None] = [None] * 4
     for seed, lengths in enumerate(calls):
         x = tokens(4, max(lengths), seed=seed)
-        x[~lengths_mask(*lengths)] *= 1e3  # what stands in the padding changes nothing
+        x[~lengths_mask(*lengths)] *= 1e3  # values in the padding change nothing
         y, state = layer(x, lengths_mask(*lengths), state, rotation=rotation(layer, begin=seen, N=max(lengths)))
         for b, n in enumerate(lengths):
             if n == 0:

@@ -131,7 +131,7 @@ def test_a_row_without_keys_gets_zero_and_finite_gradients(name: str) -> None:
 
 @every_layer
 def test_padding_changes_nothing_for_the_others(name: str) -> None:
-    """Neither what stands in the padding, nor how much of it there is, nor the other rows; and no mask is a mask of true."""
+    """Outputs depend neither on values in the padding, nor on its length, nor on other rows. No mask means that every token is real."""
     layer, x, mask = make(name), tokens(2, 7), lengths_mask(4, 7)
     y = layer(x, mask)
     other = x.clone()
