@@ -139,7 +139,6 @@ class PoolEncoder(_PoolEngine):
 
     async def run(self, task: EncodeTask) -> list[RowOrError]:
         """Return the rows, as `EncoderEngine.run` does. The inputs are sent to replicas in parts."""
-        self._replicas.check()
         tokens, limit = task.tokens, self.limits.max_queue_tokens
         if tokens > limit:
             raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
@@ -161,6 +160,7 @@ class PoolEncoder(_PoolEngine):
             ask = self._by_row if on_row or part.size_bytes > PART_BYTES else self._at_once
             tries = _Tries(self._replicas, self._key)
             while True:
+                await self._replicas.wait(deadline)
                 replica = self._replicas.least(self._key, tries.tried)
                 try:
                     async with replica.asked(deadline, part.tokens):
@@ -314,6 +314,7 @@ class PoolGenerator(_PoolEngine):
         numerics = next((request.numerics for request in requests if request.numerics), "")
         while True:
             replicas = self._replicas
+            await replicas.wait(deadline)
             choice = (self._key, tries.tried, numerics)
             replica = replicas.owner(key, *choice) if key else replicas.freest(*choice)
             # This gateway learns of other gateways' runs only from heartbeats, so the chosen replica may be full. Therefore, if there are
@@ -346,6 +347,7 @@ async def ask_attention(
     replicas: Replicas, key: tuple[str, str], ids: Sequence[int], layers: Sequence[int], deadline: float
 ) -> list[Array]:
     """Return the attention weights of the layers, computed by any replica. Raises the replica's error, DeadlineExceeded or ReplicaLost."""
+    await replicas.wait(deadline)
     replica = replicas.least(key)
     pieces, maps = wire.Pieces(), dict[int, Array]()
     asked = replicas.pool.stream(replica.name, "attention", key, list(ids), list(layers), wire.seconds_left(deadline))

@@ -29,6 +29,7 @@ HEARTBEAT_S = 1.0
 # that a client waits less than ten seconds for a second attempt.
 SILENCE_S = 5.0
 _FRESH_S = 2.5  # seconds without a heartbeat after which a replica gets no new calls if there are other replicas
+_LOOK_S = 0.05  # seconds between two looks for a first replica
 _RETRY_AFTER_S = 5.0  # about the time that Serve takes to replace a replica
 
 Key = tuple[str, str]  # a model's name and its bundle's fingerprint
@@ -173,7 +174,7 @@ class Replicas:
         self._beating = asyncio.create_task(self._beat())
         while not self.described:
             await self.describe()
-            await asyncio.sleep(0 if self.described else 0.05)
+            await asyncio.sleep(0 if self.described else _LOOK_S)
 
     async def describe(self) -> None:
         """Ask one replica which models it serves, and store the answer."""
@@ -215,6 +216,17 @@ class Replicas:
     def others(self, key: Key, tried: Collection[Replica]) -> bool:
         """Return whether there is a replica that was not tried."""
         return bool(self._living()) and any(replica not in tried for replica in self._able(key))
+
+    async def wait(self, deadline: float) -> None:
+        """Wait until a replica responds, but not longer than `SILENCE_S` after the last heartbeat of any. During an update a gateway may
+        learn of the new replica only after the last old one has closed its connection. Raises NotReady.
+        """
+        while not self._living():
+            heard = max((replica.heard for replica in self._replicas.values()), default=-math.inf)
+            if time.monotonic() >= min(heard + SILENCE_S, deadline):
+                break
+            await asyncio.sleep(_LOOK_S)
+        self.check()
 
     def check(self) -> None:
         """Raise NotReady if no replica responds."""

@@ -15,7 +15,7 @@ from service.encoding.request import EncodeRequest
 from service.errors import DeadlineExceeded, NotReady, QueueTooLong
 from service.generation.request import GenerationRequest, Sampling
 from service.pools import catalog as catalogs
-from service.pools import wire
+from service.pools import replicas, wire
 from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolEncoder, PoolGenerator
 from service.pools.host import Host
@@ -87,7 +87,9 @@ async def test_a_row_that_came_before_its_replica_was_lost_comes_once(tmp_path: 
     await stop(gateway, pool)
 
 
-async def test_a_pool_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_pool_that_is_lost_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not longer than for a silent replica."""
+    monkeypatch.setattr(replicas, "SILENCE_S", 0.1)
     gateway, pool = await encoding(tmp_path)
     assert await gateway.ready()
     pool.deaths = {"encode": 2, "heartbeat": 1000}

@@ -31,7 +31,7 @@ KEY = ("mini", "abc")
 
 
 class Freezing(Loopback):
-    """Replicas that say nothing while they are frozen, as a stopped process; what they are asked meanwhile waits."""
+    """Replicas that say nothing while they are frozen, as a stopped process; what they are asked meanwhile waits. "ended" has ended."""
 
     def __init__(self, host: Host, names: tuple[str, ...] = ("one", "other")) -> None:
         super().__init__(host, names)
@@ -48,6 +48,8 @@ class Freezing(Loopback):
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         self.asked[replica, method] += 1
+        if replica == "ended":
+            raise ReplicaLost("gone")
         await self._running[replica].wait()
         answer = await super().call(replica, method, *arguments)
         await self._running[replica].wait()
@@ -168,6 +170,18 @@ async def test_while_all_are_silent_requests_are_refused_at_once(tmp_path: Path)
         pool.names = ("third",)  # which has taken their place
         pool.thaw("third")
         assert await ask(gateway, "dog") is not None, "a replica that has just come is asked without waiting for its heartbeat"
+
+
+async def test_a_request_waits_for_the_replica_that_replaces_the_last_one(tmp_path: Path) -> None:
+    """During an update Serve's news of the new replica can be later than the end of the last old one."""
+    async with encoding(tmp_path) as (gateway, pool):
+        pool.names = ("ended",)  # its connection has ended, and the gateway does not know of another one
+        asking = asyncio.create_task(ask(gateway, "cat"))
+        await until(lambda: pool.asked["ended", "encode"] == 1)
+        pool.names = ("new",)
+        pool.thaw("new")
+        assert await asking is not None
+        assert pool.asked["new", "encode"] == 1
 
 
 async def test_streams_of_a_silent_generator_end_with_an_error_and_others_go_on() -> None:
