@@ -29,8 +29,7 @@ from service.deployment import haproxy
 from service.deployment.ports import free_port, free_ports
 
 APPLICATION = "attnserve"
-WAIT_S = 60.0  # longest wait in seconds, such as for a process to end; a longer one counts as a hang
-START_S = 300.0  # longest wait in seconds for replicas: they may start one after the other, with large bundles on few cores
+WAIT_S = 300.0  # longest wait in seconds; a longer one counts as a hang. Replicas may start one after the other, on few cores
 _ROOT = Path(__file__).parents[2]
 _MARK = "LOADTEST_NODE"  # environment variable that every process of a node has, so that orphaned processes are found too
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the minimum that Ray allows
@@ -313,8 +312,8 @@ def running(
         for deployment in cluster.config["applications"][0]["deployments"]:
             deployment["max_replicas_per_node"] = 1  # as the resources of deploy/chart: every node has the same share of the replicas
         cluster.deploy()
-        cluster.until(cluster.settled, "every replica runs", START_S)
-        cluster.until(lambda: cluster.ready(*workers), "every worker answers", START_S)
+        cluster.until(cluster.settled, "every replica runs")
+        cluster.until(lambda: cluster.ready(*workers), "every worker answers")
         yield cluster
     finally:
         cluster.stop()
