@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from export import contract
 from service.call import Call, expect
+from service.encoder_decoder.engine import EncoderDecoderEngine
+from service.encoder_decoder.session import OnnxEncoderDecoderSession
+from service.encoder_decoder.session import check_golden as check_encoder_decoder
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
 from service.encoding.gpu.session import open_session
@@ -36,9 +39,6 @@ from service.runtime.budget import CpuBudget, available_cpus, share_out
 from service.runtime.memory import Release
 from service.runtime.onnx import CUDA, Array, Session, SettingsConflict, in_a_line
 from service.runtime.pacing import hand_over_s
-from service.seq2seq.engine import WritingEngine
-from service.seq2seq.selftest import check_golden as check_writer
-from service.seq2seq.session import OnnxWritingSession
 from service.settings import Settings, changed, check_names
 from service.states.numerics import numerics_fingerprint
 from service.states.opening import open_store
@@ -138,9 +138,9 @@ class Catalog:
                 decoder.engine = self.open_generator(decoder)
                 return decoder
             if manifest.traits.part == "encoder_decoder":
-                writer = Generator(*shared)
-                writer.engine = self.open_writer(writer)
-                return writer
+                both = Generator(*shared)
+                both.engine = self.open_encoder_decoder(both)
+                return both
             encoder = Model(*shared, self.tokenizers, self.answer_shares)
             encoder.engine, encoder.provider, encoder.selftest = self.open_encoder(encoder)
             return encoder
@@ -252,14 +252,16 @@ class Catalog:
             return None
         return SharedPrefixes(store, packing, settings.shared_prefix_bytes)
 
-    def open_writer(self, model: Generator) -> Generating:
+    def open_encoder_decoder(self, model: Generator) -> Generating:
         """Open the engine of an encoder-decoder and test it."""
-        session = OnnxWritingSession(model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
-        check_writer(model.bundle, session, model.encode)
+        session = OnnxEncoderDecoderSession(
+            model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider
+        )
+        check_encoder_decoder(model.bundle, session, model.encode)
         limits = QueueLimits(
             slots=max(self.settings.slots, 8), max_wait_s=self.settings.max_wait_s, max_bulk_wait_s=self.settings.max_bulk_wait_s
         )
-        return WritingEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
+        return EncoderDecoderEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
 
     @property
     def leases(self) -> Leases | None:
@@ -340,7 +342,7 @@ class Catalog:
         """
         return cast(DecoderModel, self.find(name, "decoder"))
 
-    def writer(self, name: str | None) -> Generator | None:
+    def encoder_decoder(self, name: str | None) -> Generator | None:
         """Return the encoder-decoder that a request for text names, or None if the request names a decoder or a model that is not served.
 
         Without a name, the request means the first served model that writes text. Raises WrongKind if the model writes no text, or

@@ -197,7 +197,7 @@ def gpu_decoder(once: Once) -> Path:
 
 
 @pytest.fixture(scope="session")
-def writer_bundle(once: Once) -> Path:
+def encoder_decoder_bundle(once: Once) -> Path:
     """An encoder-decoder of bytes with random weights."""
     return once("tiny-writer", tiny_encoder_decoder_bundle)
 
@@ -215,9 +215,9 @@ def live_service(
     classifier_bundle: Path,
     decoder_bundle: Path,
     image_bundle: Path,
-    writer_bundle: Path,
+    encoder_decoder_bundle: Path,
 ) -> Iterator[LiveService]:
     """The real thing: MiniLM, a tiny reranker, a tiny classifier, two tiny decoders and an encoder-decoder behind Ray Serve and HAProxy."""
-    bundles = [minilm_bundle, reranker_bundle, classifier_bundle, decoder_bundle, image_bundle, writer_bundle]
+    bundles = [minilm_bundle, reranker_bundle, classifier_bundle, decoder_bundle, image_bundle, encoder_decoder_bundle]
     with live(bundles, "--alias", "text-embedding-3-small=all-MiniLM-L6-v2") as running:
         yield running

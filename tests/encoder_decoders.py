@@ -43,7 +43,7 @@ def tiny_encoder_decoder(folder: Path, kind: str = "additive", **changes: int) -
     return folder
 
 
-def endless_writer_bundle(path: Path) -> Path:
+def endless_encoder_decoder_bundle(path: Path) -> Path:
     """One that goes round in circles, as long as it may: its end is a byte that is none of them."""
     tiny_encoder_decoder_bundle(path, name="endless-writer", end_token_id=255)
     manifest = contract.read_manifest(path)

@@ -21,7 +21,7 @@ from service.tokenization.tokenizer_file import open_tokenizer, text_of, token_i
 
 class Generating(Engine, Protocol):
     """The interface of an engine of a decoder or an encoder-decoder, in this process or in a pool; see `engine.py` and
-    `service/seq2seq/engine.py`.
+    `service/encoder_decoder/engine.py`.
     """
 
     @property

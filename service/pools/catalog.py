@@ -74,7 +74,7 @@ class GatewayCatalog(Catalog):
     def open_generator(self, model: Generator) -> Generating:
         return PoolGenerator(self._replicas["generator"], model.name, model.manifest.fingerprint)
 
-    open_writer = open_generator
+    open_encoder_decoder = open_generator
 
     def check_maps(self, bundle: Path, manifest: contract.Manifest) -> None:
         """Do nothing: the replicas have the graphs and check them."""

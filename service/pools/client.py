@@ -269,7 +269,7 @@ class _Part:
 
 
 class PoolGenerator(_PoolEngine):
-    """The client of a `GeneratorEngine` or a `WritingEngine` on replicas."""
+    """The client of a `GeneratorEngine` or a `EncoderDecoderEngine` on replicas."""
 
     @property
     def provider(self) -> str:

@@ -15,13 +15,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from service import errors
+from service.encoder_decoder.request import EncoderDecoderRequest
 from service.encoding.request import EncodeTask, OnRow, RowOrError
 from service.errors import NeverFits, NotReady, Overloaded, ServiceError
 from service.generation.request import GenerationRequest
 from service.pools.limits import ASKED_BYTES, PART_BYTES
 from service.runtime.lanes import Lane
 from service.runtime.onnx import Array
-from service.seq2seq.request import WritingRequest
 from service.states.record import Keep
 from service.tokenization.texts import Encoded
 
@@ -205,7 +205,7 @@ class TextRequest(BaseModel):
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
     generations: tuple[tuple[GenerationRequest, tuple[Variant, ...]], ...] = ()
-    writings: tuple[tuple[WritingRequest, tuple[Variant, ...]], ...] = ()
+    encoder_decoders: tuple[tuple[EncoderDecoderRequest, tuple[Variant, ...]], ...] = ()
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
@@ -219,9 +219,9 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
         else:
             groups.append((alike, [variant]))
     asked = [(replace(request, deadline=seconds_left(request.deadline)), tuple(variants)) for request, variants in groups]
-    writings = tuple((request, variants) for request, variants in asked if isinstance(request, WritingRequest))
-    generations = tuple((request, variants) for request, variants in asked if not isinstance(request, WritingRequest))
-    packed = TextRequest(generations=generations, writings=writings).model_dump_json().encode()
+    encoder_decoders = tuple((request, variants) for request, variants in asked if isinstance(request, EncoderDecoderRequest))
+    generations = tuple((request, variants) for request, variants in asked if not isinstance(request, EncoderDecoderRequest))
+    packed = TextRequest(generations=generations, encoder_decoders=encoder_decoders).model_dump_json().encode()
     if len(packed) > ASKED_BYTES:
         raise NeverFits(
             f"the request has {len(packed)} bytes on its way to a replica and the most is {ASKED_BYTES}: send its prompts in parts"
@@ -232,7 +232,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
 def unpack_requests(packed: bytes) -> list[GenerationRequest]:
     asked = TextRequest.model_validate_json(packed)
     requests = []
-    for request, variants in (*asked.generations, *asked.writings):
+    for request, variants in (*asked.generations, *asked.encoder_decoders):
         here = replace(request, deadline=deadline_in(request.deadline))
         for each in variants:
             sampling = replace(here.sampling, seed=each.seed)

@@ -27,7 +27,7 @@ ORDER = [
         "telemetry",
         "encoding",
         "generation",
-        "seq2seq",
+        "encoder_decoder",
         "streams",
     ),
     *("catalog", "pools", "http", "dialects", "app", "deployment", "cli"),

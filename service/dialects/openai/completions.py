@@ -14,7 +14,7 @@ from service.catalog import Catalog
 from service.dialects import generation, resuming
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.generation_schemas import STREAM
-from service.dialects.openai import seq2seq_completions
+from service.dialects.openai import encoder_decoder_completions
 from service.dialects.openai.completion_logprobs import Columns, CompletionChunks, Logprobs
 from service.dialects.openai.completion_schemas import Completion, CompletionRequest
 from service.dialects.openai.embeddings import ERRORS
@@ -54,9 +54,9 @@ async def answer(body: CompletionRequest, call: Call, catalog: Catalog, start: A
     """Answer a request. If the answer continues an interrupted stream, `start` has the stream's seeds, id and position, else it is None."""
     begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
     name = body.model or (None if begin is None else begin.record.model)
-    if (writer := catalog.writer(name)) is not None:
-        sources = [ids for _, ids in await _prompts(body, writer, catalog, call)]
-        return await seq2seq_completions.complete(body, sources, writer, call, catalog, most_runs=MOST_RUNS)
+    if (both := catalog.encoder_decoder(name)) is not None:
+        sources = [ids for _, ids in await _prompts(body, both, catalog, call)]
+        return await encoder_decoder_completions.complete(body, sources, both, call, catalog, most_runs=MOST_RUNS)
     model = catalog.generator(name)
     _check(body)
     turns.check_model(model, begin)

@@ -26,16 +26,16 @@ TOLERANCE = 1e-4  # as at export
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def checkpoint(request: pytest.FixtureRequest, writer_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(request: pytest.FixtureRequest, encoder_decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "additive":
-        return writer_bundle.with_name(f"{writer_bundle.name}-checkpoint")
+        return encoder_decoder_bundle.with_name(f"{encoder_decoder_bundle.name}-checkpoint")
     return tiny_encoder_decoder(tmp_path_factory.mktemp(request.param) / "checkpoint", request.param)
 
 
 @pytest.fixture(scope="module")
-def bundle(checkpoint: Path, writer_bundle: Path) -> Path:
-    if checkpoint.parent == writer_bundle.parent:
-        return writer_bundle
+def bundle(checkpoint: Path, encoder_decoder_bundle: Path) -> Path:
+    if checkpoint.parent == encoder_decoder_bundle.parent:
+        return encoder_decoder_bundle
     exported(checkpoint, checkpoint.with_name("bundle"), name="tiny-writer")
     return checkpoint.with_name("bundle")
 

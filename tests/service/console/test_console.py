@@ -37,7 +37,7 @@ def service(
     reranker_bundle: Path,
     classifier_bundle: Path,
     image_bundle: Path,
-    writer_bundle: Path,
+    encoder_decoder_bundle: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[LiveService]:
     """A model of each kind, in development mode, with states on disk, so that streams survive the process. The decoder is large enough
@@ -48,7 +48,7 @@ def service(
     shape = {"d_model": 192, "n_layers": 10, "layers": "gated_delta", "positions": "none"}
     decoder = folder / "decoder"
     tiny_decoder_bundle(decoder, chat_template=template, **shape)
-    bundles = [encoder_with_maps, reranker_bundle, classifier_bundle, decoder, image_bundle, writer_bundle]
+    bundles = [encoder_with_maps, reranker_bundle, classifier_bundle, decoder, image_bundle, encoder_decoder_bundle]
     with live(bundles, "--lean", "--development", "--alias", "short=tiny-encoder", env=env) as running:
         yield running
 

@@ -55,14 +55,14 @@ def test_generators_need_gpus_as_encoders_do(encoder: Path, decoder_bundle: Path
         check_gpus(beside, 2)
 
 
-def test_encoder_decoders_need_no_gpu(encoder: Path, decoder_bundle: Path, writer_bundle: Path) -> None:
+def test_encoder_decoders_need_no_gpu(encoder: Path, decoder_bundle: Path, encoder_decoder_bundle: Path) -> None:
     """They compute on the CPU: a pool of them reserves no GPU, for which Ray would wait, and those beside them are counted as before."""
-    alone = Settings(bundles=(writer_bundle,), provider="cuda")
+    alone = Settings(bundles=(encoder_decoder_bundle,), provider="cuda")
     check_gpus(alone, 0)
     assert reserved(alone) == {"gateway": 0, "generator": 0}
-    check_gpus(Settings(bundles=(encoder, writer_bundle), provider="cuda", generators=3), 1)
-    assert reserved(Settings(bundles=(encoder, writer_bundle), provider="cuda")) == {"gateway": 0, "encoder": 1, "generator": 0}
-    beside = Settings(bundles=(writer_bundle, decoder_bundle), provider="cuda")
+    check_gpus(Settings(bundles=(encoder, encoder_decoder_bundle), provider="cuda", generators=3), 1)
+    assert reserved(Settings(bundles=(encoder, encoder_decoder_bundle), provider="cuda")) == {"gateway": 0, "encoder": 1, "generator": 0}
+    beside = Settings(bundles=(encoder_decoder_bundle, decoder_bundle), provider="cuda")
     assert reserved(beside) == {"gateway": 0, "generator": 1}
     with pytest.raises(StartFailed, match="generators=1 and replica_gpus=1 need 1 GPUs"):
         check_gpus(beside, 0)

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from service.settings import LIVE
-from tests.encoder_decoders import endless_writer_bundle
-from tests.service.dialects.test_writing_clients import expect_what_torch_writes
+from tests.encoder_decoders import endless_encoder_decoder_bundle
+from tests.service.dialects.test_encoder_decoder_clients import expect_what_torch_writes
 from tests.service.fakes import PATIENCE_S
 from tests.service.live import LiveService, live
 
@@ -31,10 +31,15 @@ ENDLESS: list[dict[str, Any]] = [{"model": "tiny-decoder", "extra_body": {"ignor
 
 @pytest.fixture(scope="module")
 def split(
-    encoder_bundle: Path, decoder_bundle: Path, writer_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+    encoder_bundle: Path, decoder_bundle: Path, encoder_decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveService]:
     """Two encoders and two generators, for all tests of this file."""
-    bundles = [encoder_bundle, decoder_bundle, writer_bundle, endless_writer_bundle(tmp_path_factory.mktemp("split") / "endless-writer")]
+    bundles = [
+        encoder_bundle,
+        decoder_bundle,
+        encoder_decoder_bundle,
+        endless_encoder_decoder_bundle(tmp_path_factory.mktemp("split") / "endless-writer"),
+    ]
     limits = ("--set", "max_queue_tokens=4000", "--set", "max_wait_s=60")  # on a busy machine a queue may be long
     with live(bundles, "--profile", "split", "--encoders", "2", "--generators", "2", *limits) as made:
         yield made

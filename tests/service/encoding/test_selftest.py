@@ -102,7 +102,7 @@ def test_the_attention_graph_is_asked(encoder_with_maps: Path, tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("kind", ["decoder_bundle", "writer_bundle"])
+@pytest.mark.parametrize("kind", ["decoder_bundle", "encoder_decoder_bundle"])
 def test_golden_texts_become_the_tokens_of_the_export(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A tokenizer that was exchanged gives good texts for the wrong tokens: no logit shows it."""
     bundle = copied(request.getfixturevalue(kind), tmp_path)

@@ -73,7 +73,7 @@ def reading_s() -> float:
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory, decoder_bundle: Path, image_bundle: Path, writer_bundle: Path) -> list[Path]:
+def bundles(tmp_path_factory: pytest.TempPathFactory, decoder_bundle: Path, image_bundle: Path, encoder_decoder_bundle: Path) -> list[Path]:
     folder = tmp_path_factory.mktemp("stalls")
     return [
         fake_bundle(folder / "encoder", max_tokens=512),
@@ -82,7 +82,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, decoder_bundle: Path, imag
         fake_bundle(folder / "tagger", "token_classifier", max_tokens=512),
         decoder_bundle,
         image_bundle,
-        writer_bundle,
+        encoder_decoder_bundle,
     ]
 
 

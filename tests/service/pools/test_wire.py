@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.encoder_decoder.request import EncoderDecoderRequest
 from service.errors import InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError, TokenizationFailed
 from service.generation.request import Attention, Delta, GenerationRequest, Grammar, Sampling, TokenLogprob
 from service.generation.run import Run
@@ -16,7 +17,6 @@ from service.pools.messages import Receiver
 from service.pools.replicas import ReplicaLost
 from service.pools.transport import pack
 from service.runtime.lanes import Lane
-from service.seq2seq.request import WritingRequest
 from service.telemetry.usage import Usage
 from service.tokenization.texts import Encoded
 from tests.service.pool_fakes import crossed
@@ -56,7 +56,7 @@ def test_a_request_arrives_as_it_was() -> None:
         lane=Lane.BULK,
     )
     assert wire.unpack_requests(crossed(wire.pack_requests([request, request]))) == [request, request]
-    writing = WritingRequest(prompt=(1, 2), sampling=sampling, max_tokens=9, n=2, beams=4, attention=True, traceparent="00-1-2-01")
+    writing = EncoderDecoderRequest(prompt=(1, 2), sampling=sampling, max_tokens=9, n=2, beams=4, attention=True, traceparent="00-1-2-01")
     assert wire.unpack_requests(crossed(wire.pack_requests([writing, writing]))) == [writing, writing]
 
 

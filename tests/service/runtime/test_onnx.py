@@ -17,12 +17,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from export import contract
+from service.encoder_decoder.session import OnnxEncoderDecoderSession
 from service.generation.gpu.session import open_steps
 from service.generation.session import OnnxStepSession
 from service.runtime import onnx as runtime
 from service.runtime.memory import Release
 from service.runtime.onnx import OnnxSession, SettingsConflict, check_install, choose_provider, cuda_options, one_runtime, pad
-from service.seq2seq.session import OnnxWritingSession
 from tests.service.fakes import fake_bundle
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -324,11 +324,11 @@ def test_a_session_takes_of_a_gpu_what_it_needs_and_no_more_than_it_may() -> Non
 
 @pytest.mark.parametrize("provider", ["auto", "cuda"])
 def test_a_model_without_a_form_for_gpus_computes_on_the_cpu_and_says_so_once(
-    provider: str, writer_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    provider: str, encoder_decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
     with caplog.at_level(logging.INFO, "attnserve"):
-        OnnxWritingSession(writer_bundle, contract.read_manifest(writer_bundle), threads=1, provider=provider)
+        OnnxEncoderDecoderSession(encoder_decoder_bundle, contract.read_manifest(encoder_decoder_bundle), threads=1, provider=provider)
     told = [(record.__dict__["model"], record.message) for record in caplog.records]
     assert told == [("tiny-writer", "computes on the CPU, as every encoder-decoder does")]
 

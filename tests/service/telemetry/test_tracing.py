@@ -294,8 +294,8 @@ async def test_a_decoders_run_is_queue_prefill_and_decode_with_the_first_token_b
     assert len(spans.all) == 5, "none a token"
 
 
-async def test_an_encoder_decoders_run_has_the_same_spans(writer_bundle: Path) -> None:
-    async with traced_decoder(Settings(bundles=(writer_bundle,), threads=1)) as (http, spans):
+async def test_an_encoder_decoders_run_has_the_same_spans(encoder_decoder_bundle: Path) -> None:
+    async with traced_decoder(Settings(bundles=(encoder_decoder_bundle,), threads=1)) as (http, spans):
         answer = await http.post("/v1/completions", json={"model": "tiny-writer", "prompt": "one"}, headers={"traceparent": SAMPLED})
         assert answer.status_code == 200, answer.text
         await until(lambda: spans.named("generate"))

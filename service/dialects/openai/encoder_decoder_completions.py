@@ -20,6 +20,7 @@ from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.openai.completion_logprobs import Columns, CompletionChunks
 from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.resuming import AnswerStart
+from service.encoder_decoder.request import EncoderDecoderRequest
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.model import Generator
 from service.generation.request import Attention, Delta, Sampling
@@ -28,7 +29,6 @@ from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import Elements, json_answer
 from service.runtime.lanes import Lane
-from service.seq2seq.request import WritingRequest
 from service.settings import Settings
 
 MOST_WEIGHTS = 2**20  # maximum number of attention weights in an answer
@@ -47,7 +47,7 @@ async def complete(
     if len(prompts) * body.n > most_runs:
         raise BatchTooLarge(f"{len(prompts)} prompts with n={body.n} are more than {most_runs} completions: send them in parts", param="n")
     asked = [
-        WritingRequest(
+        EncoderDecoderRequest(
             prompt=tuple(prompt),
             sampling=Sampling(seed=0, temperature=0.0),
             max_tokens=body.max_tokens,

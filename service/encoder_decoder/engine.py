@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from service.encoder_decoder.admission import SourceAdmission
+from service.encoder_decoder.batch import Batch, Source
+from service.encoder_decoder.request import EncoderDecoderRequest
+from service.encoder_decoder.search import Path, Search
+from service.encoder_decoder.session import EncoderDecoderSession
 from service.errors import InputTooLong, InvalidRequest
 from service.generation.admission import QueueLimits
 from service.generation.request import Attention, GenerationRequest, Token
@@ -18,11 +23,6 @@ from service.generation.step_engine import Once, StepEngine
 from service.generation.submission import Submission
 from service.generation.text import TextStream, Vocabulary
 from service.runtime.onnx import CPU
-from service.seq2seq.admission import SourceAdmission
-from service.seq2seq.batch import Batch, Source
-from service.seq2seq.request import WritingRequest
-from service.seq2seq.search import Path, Search
-from service.seq2seq.session import WritingSession
 from service.telemetry.metrics import GeneratorMetrics
 from service.telemetry.usage import Usage
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from service.telemetry.tracing import Tracer
 
 
-class WritingEngine(StepEngine[Source]):
+class EncoderDecoderEngine(StepEngine[Source]):
     """The engine of an encoder-decoder: it generates the outputs of sources. A slot is one row of a step."""
 
     sweep_s = 0.0  # deadlines are checked at every step, because a step takes much longer than the check
-    kind_of_request = WritingRequest
+    kind_of_request = EncoderDecoderRequest
 
     def __init__(
         self,
-        session: WritingSession,
+        session: EncoderDecoderSession,
         vocabulary: Vocabulary,
         *,
         limits: QueueLimits,
@@ -46,7 +46,7 @@ class WritingEngine(StepEngine[Source]):
         tracer: "Tracer | None" = None,
     ) -> None:
         admission = SourceAdmission(limits)
-        super().__init__("writer", limits, admission, provider=CPU, run_s=0.1, metrics=metrics, tracer=tracer)
+        super().__init__("encoder_decoder", limits, admission, provider=CPU, run_s=0.1, metrics=metrics, tracer=tracer)
         self._session, self._vocabulary = session, vocabulary
         # The attributes from here on are used by the engine's thread only.
         self._batch = Batch(session)
@@ -68,7 +68,7 @@ class WritingEngine(StepEngine[Source]):
         return max(len(self._admission) * self._run_s / self.limits.slots, 0.1)
 
     def _job(self, request: GenerationRequest, submission: Submission[Source], once: Once) -> Source:
-        assert isinstance(request, WritingRequest), "this engine takes WritingRequests"
+        assert isinstance(request, EncoderDecoderRequest), "this engine takes EncoderDecoderRequests"
         self._check_queueable(request)
         size, limit, both = len(request.prompt), self._session.max_source, self._session.both
         if size > limit:
@@ -89,7 +89,7 @@ class WritingEngine(StepEngine[Source]):
         )
         return Source(request, [self._run(request, submission.submitted) for _ in range(request.n)], search, submission)
 
-    def _run(self, request: WritingRequest, submitted: float) -> Run:
+    def _run(self, request: EncoderDecoderRequest, submitted: float) -> Run:
         text = TextStream(self._vocabulary, stop=(), include_stop=False, skip_special_tokens=request.skip_special_tokens)
         return Run(request, Usage(len(request.prompt), submitted=submitted), self._admission.cancel, text)
 

@@ -11,6 +11,7 @@ import torch
 
 from models.encoder_decoder.search import attended
 from service.catalog import Catalog
+from service.encoder_decoder.engine import EncoderDecoderEngine
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed
 from service.generation.admission import QueueLimits
 from service.generation.model import Generating, Generator
@@ -18,13 +19,12 @@ from service.pools import wire
 from service.pools.client import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
-from service.seq2seq.engine import WritingEngine
 from service.settings import Settings
 from tests.encoder_decoders import random_encoder_decoder
+from tests.service.encoder_decoder.test_engine import asked, cut, tensors, written
+from tests.service.encoder_decoder.torch_session import TorchSession
 from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.pools.test_client import Mortal
-from tests.service.seq2seq.test_engine import asked, cut, tensors, written
-from tests.service.seq2seq.torch_session import TorchSession
 
 
 class Replica(Catalog):
@@ -35,8 +35,8 @@ class Replica(Catalog):
         self.session = TorchSession(random_encoder_decoder())
         self._limits = QueueLimits(max_wait_s=PATIENCE_S, **limits)
 
-    def open_writer(self, model: Generator) -> Generating:
-        return WritingEngine(self.session, model.vocabulary, limits=self._limits, metrics=model.metrics)
+    def open_encoder_decoder(self, model: Generator) -> Generating:
+        return EncoderDecoderEngine(self.session, model.vocabulary, limits=self._limits, metrics=model.metrics)
 
     @property
     def jobs(self) -> list[object]:
@@ -48,11 +48,11 @@ Writing = Callable[..., AbstractAsyncContextManager[tuple[PoolGenerator, Mortal,
 
 
 @pytest.fixture
-def writing(writer_bundle: Path) -> Writing:
+def writing(encoder_decoder_bundle: Path) -> Writing:
     @asynccontextmanager
     async def made(**limits: int) -> AsyncIterator[tuple[PoolGenerator, Mortal, Replica]]:
         """The gateway's engine, the way there, and what is behind it."""
-        replica = Replica(writer_bundle, **limits)
+        replica = Replica(encoder_decoder_bundle, **limits)
         pool = Mortal(Host(replica))
         replicas = Replicas(pool)
         await pool.host.start()

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from service.encoder_decoder.request import EncoderDecoderRequest
+from service.encoder_decoder.search import Search
+from service.encoder_decoder.session import EncoderDecoderSession, Rows, Tensors
 from service.generation.run import Run
 from service.generation.submission import Submission
-from service.seq2seq.request import WritingRequest
-from service.seq2seq.search import Search
-from service.seq2seq.session import Rows, Tensors, WritingSession
 
 
 @dataclass(eq=False)
 class Source:
     """One source, the search for its outputs, and the runs that receive them."""
 
-    request: WritingRequest
+    request: EncoderDecoderRequest
     runs: Sequence[Run]
     search: Search
     submission: "Submission[Source]"
@@ -38,7 +38,7 @@ class Batch:
     search.
     """
 
-    def __init__(self, session: WritingSession) -> None:
+    def __init__(self, session: EncoderDecoderSession) -> None:
         self.sources: list[Source] = []
         self._session = session
         self._rows: Rows | None = None

@@ -1,8 +1,8 @@
 """Runs the two graphs of an encoder-decoder: the encoder computes memory and states, then each step computes the next logits of every
-row.
+row. Also tests a bundle before it is served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,7 +40,7 @@ class Step:
     state: Tensors
 
 
-class WritingSession(Protocol):
+class EncoderDecoderSession(Protocol):
     """The interface that the engine needs of a runtime. Call it from one thread only."""
 
     both: contract.EncoderDecoderFields
@@ -56,7 +56,7 @@ class WritingSession(Protocol):
         ...
 
 
-class OnnxWritingSession:
+class OnnxEncoderDecoderSession:
     """A bundle's graphs in ONNX Runtime, always on the CPU, whatever `provider` is."""
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto") -> None:
@@ -86,3 +86,23 @@ class OnnxWritingSession:
         feed = {contract.PREVIOUS: previous, contract.ATTENTION_MASK: rows.mask, **rows.memory, **rows.state}
         logits, attention, *states = self._step.run(self._stepped, feed)
         return Step(logits, attention, dict(zip(rows.state, states, strict=True)))
+
+
+def check_golden(bundle: Path, session: EncoderDecoderSession, encode: Callable[[str], Sequence[int]]) -> None:
+    """Test a bundle: encode its golden sources and decode their outputs. Raises BundleError if a logit differs by more than the bundle
+    allows, or if the tokenizer's `encode` gives other tokens for a source."""
+    golden = contract.read_golden(bundle, contract.EncoderDecoderGolden)
+    for text, ids in zip(golden.texts, golden.token_ids, strict=True):
+        if tuple(encode(text)) != ids:
+            raise contract.BundleError(f"{bundle}: self-test failed, the tokenizer makes other tokens of {text!r:.80} than at export")
+    used = [*golden.token_ids, *golden.outputs, *(ids for top in golden.top_token_ids for ids in top)]
+    if (worst := max(map(max, used))) >= session.vocab_size:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has a token {worst}, and the model {session.vocab_size}")
+    for ids, output, top, logits in zip(golden.token_ids, golden.outputs, golden.top_token_ids, golden.logits, strict=True):
+        rows, previous = session.read([list(ids)]), session.both.begin_token_id
+        for token, wanted_ids, wanted in zip(output, top, logits, strict=True):
+            made = session.step(np.array([previous], np.int64), rows)
+            rows.state, previous = made.state, token
+            error = float(np.abs(made.logits[0, list(wanted_ids)] - np.array(wanted, np.float32)).max())
+            if not error <= golden.max_abs_error:
+                raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error:.3g}")

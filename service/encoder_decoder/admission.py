@@ -4,9 +4,9 @@ decoders.
 
 from collections import Counter
 
+from service.encoder_decoder.batch import Source
 from service.generation.admission import Admission, Holding
 from service.runtime.lanes import Lane
-from service.seq2seq.batch import Source
 
 
 class SourceAdmission(Admission[Source]):

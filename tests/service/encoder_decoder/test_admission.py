@@ -2,21 +2,21 @@
 
 import pytest
 
+from service.encoder_decoder.admission import SourceAdmission
+from service.encoder_decoder.batch import Source
+from service.encoder_decoder.request import EncoderDecoderRequest
+from service.encoder_decoder.search import Search
 from service.errors import Overloaded, QueueTooLong
 from service.generation.admission import Holding, QueueLimits
 from service.generation.request import Sampling
 from service.generation.submission import Submission
 from service.runtime.lanes import Lane
-from service.seq2seq.admission import SourceAdmission
-from service.seq2seq.batch import Source
-from service.seq2seq.request import WritingRequest
-from service.seq2seq.search import Search
 
 
 def request(client: str, now: float, *, sources: int = 1, beams: int = 1, lane: Lane = Lane.INTERACTIVE) -> Submission[Source]:
     submission = Submission[Source](client, lane, now, now)
     for _ in range(sources):
-        one = WritingRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=5, beams=beams, lane=lane, client=client)
+        one = EncoderDecoderRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=5, beams=beams, lane=lane, client=client)
         search = Search(beams=beams, length=1, max_tokens=5, begin_token_id=0, end_token_id=1, top_logprobs=None)
         submission.fresh.append(Source(one, [], search, submission))
     return submission

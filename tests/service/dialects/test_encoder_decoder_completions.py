@@ -38,8 +38,8 @@ class LoadedCatalog(Catalog):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(writer_bundle: Path, where: str) -> AsyncIterator[httpx.AsyncClient]:
-    settings = Settings(bundles=(writer_bundle,), threads=1, stream_interval_s=0, aliases={"words": "tiny-writer"})
+async def shared(encoder_decoder_bundle: Path, where: str) -> AsyncIterator[httpx.AsyncClient]:
+    settings = Settings(bundles=(encoder_decoder_bundle,), threads=1, stream_interval_s=0, aliases={"words": "tiny-writer"})
     catalog = LoadedCatalog(settings) if where == "here" else LoopbackGateway(Catalog(settings), "generators")
     app: Any = build_app(catalog, on_failure=catalog.settled.set)
     app.state.catalog = catalog

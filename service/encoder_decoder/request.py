@@ -6,7 +6,7 @@ from service.generation.request import GenerationRequest
 
 
 @dataclass(frozen=True, kw_only=True)
-class WritingRequest(GenerationRequest):
+class EncoderDecoderRequest(GenerationRequest):
     """A request for the `n` best outputs of one source. Each output is a run, best first. Greedy output arrives token by token, and the
     output of a beam search arrives at its end.
 

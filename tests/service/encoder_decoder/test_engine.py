@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from models.encoder_decoder.search import attended, beam, greedy
+from service.encoder_decoder.engine import EncoderDecoderEngine
+from service.encoder_decoder.request import EncoderDecoderRequest
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.generation.admission import QueueLimits
 from service.generation.request import Sampling
 from service.generation.run import Run, join
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
-from service.seq2seq.engine import WritingEngine
-from service.seq2seq.request import WritingRequest
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.encoder_decoders import END, KINDS, random_encoder_decoder
+from tests.service.encoder_decoder.torch_session import TorchSession
 from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.generation.fake_steps import byte_tokenizer
-from tests.service.seq2seq.torch_session import TorchSession
 
 TOLERANCE = 1e-4  # float32 and padding: other sums
 SOURCES = ["one", "forty-two", "a thousand and one", "x", "seventeen", "nine hundred"]
@@ -35,8 +35,8 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 
 @asynccontextmanager
-async def running(session: TorchSession, vocabulary: Vocabulary, **limits: float) -> AsyncIterator[WritingEngine]:
-    engine = WritingEngine(
+async def running(session: TorchSession, vocabulary: Vocabulary, **limits: float) -> AsyncIterator[EncoderDecoderEngine]:
+    engine = EncoderDecoderEngine(
         session, vocabulary, limits=QueueLimits(**{"max_wait_s": PATIENCE_S, **limits}), metrics=GeneratorMetrics(Metrics(), "fake")
     )
     engine.start()
@@ -47,8 +47,8 @@ async def running(session: TorchSession, vocabulary: Vocabulary, **limits: float
         await engine.stop()
 
 
-def asked(text: str = "forty-two", **fields: Any) -> WritingRequest:
-    return WritingRequest(**{"prompt": tuple(text.encode()), "sampling": Sampling(seed=0), "max_tokens": 100, **fields})
+def asked(text: str = "forty-two", **fields: Any) -> EncoderDecoderRequest:
+    return EncoderDecoderRequest(**{"prompt": tuple(text.encode()), "sampling": Sampling(seed=0), "max_tokens": 100, **fields})
 
 
 async def written(run: Run) -> list[int]:
@@ -230,7 +230,9 @@ async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary, mo
         (asked(beams=33), InvalidRequest, "at most 32"),
     ],
 )
-async def test_what_cannot_be_is_refused(request_: WritingRequest, error: type[Exception], words: str, vocabulary: Vocabulary) -> None:
+async def test_what_cannot_be_is_refused(
+    request_: EncoderDecoderRequest, error: type[Exception], words: str, vocabulary: Vocabulary
+) -> None:
     async with running(TorchSession(random_encoder_decoder()), vocabulary) as engine:
         with pytest.raises(error, match=words):
             await engine.open([request_])

@@ -7,13 +7,13 @@ import torch
 
 from export import contract
 from models.encoder_decoder.model import EncoderDecoder
+from service.encoder_decoder.session import Ids, Rows, Step
 from service.runtime.onnx import pad
-from service.seq2seq.session import Ids, Rows, Step
 from tests.service.fakes import PATIENCE_S
 
 
 class TorchSession:
-    """A `WritingSession`. `sizes` are the (R, N) of all steps; `hold` keeps steps from beginning until `open`."""
+    """A `EncoderDecoderSession`. `sizes` are the (R, N) of all steps; `hold` keeps steps from beginning until `open`."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         c = model.config

@@ -1,8 +1,0 @@
-"""Generates text with encoder-decoders: a source text is encoded once, then its outputs are generated. No file here imports HTTP libraries
-or Ray.
-
-Read in this order: `request.py` (a request), `session.py` (the two graphs), `search.py` (greedy and beam search for one source), `batch.py`
-(the rows of many searches in one step), `admission.py` (how long a source waits for its rows), `engine.py` (the step loop) and
-`selftest.py` (tests a bundle before it is served). `service/generation/` contains the shared parts: runs, their text, the queue, the base
-class of engines, and the served model.
-"""
