@@ -20,7 +20,6 @@ from packaging.utils import canonicalize_name
 
 from service import settings
 from tests.deploy.rendered import DEPLOY
-from tests.service.fakes import PATIENCE_S
 
 ROOT = DEPLOY.parent
 DOCKERFILE = DEPLOY / "images" / "Dockerfile"
@@ -122,15 +121,6 @@ def test_the_image_is_that_of_the_manifests(steps: list[dict[str, Any]]) -> None
     assert "HOME=/tmp" in last["ENV"]
     installed = " ".join(step["value"] for step in steps if step["stage"] == "service" and step["instruction"] == "RUN")
     assert "bash wget" in installed
-
-
-def test_ray_gets_the_signals_of_its_pod() -> None:
-    """KubeRay 1.7 starts `ulimit ..; ray start .. ` with bash, without `exec`: bash of the image's Debian (5.1 or later) becomes the last
-    command. Otherwise Ray would not get SIGTERM and not drain its node."""
-    command = f'ulimit -n ${{RAY_START_ULIMIT_OPEN_FILES:-1024}}; {sys.executable} -c "import os; print(os.getpid())"  '
-    with subprocess.Popen(["/bin/bash", "-c", "--", command], stdout=subprocess.PIPE, text=True) as process:
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    assert int(said) == process.pid
 
 
 def test_what_is_copied_is_there_and_let_through(steps: list[dict[str, Any]]) -> None:

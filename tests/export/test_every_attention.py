@@ -5,7 +5,6 @@ The graphs of the other layers are in test_layers.py.
 import asyncio
 import inspect
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,8 @@ from models.checkpoints.published import load_checkpoint
 from models.layers import LAYERS
 from models.maps.model import attention_maps
 from service.app import build_app
-from service.call import Call
 from service.catalog import Catalog
 from service.cli import app
-from service.encoding.model import Model
-from service.encoding.request import EncodeRequest
 from service.settings import Settings
 
 SEEING_BOTH_WAYS = [name for name, layer in LAYERS.items() if not layer.capabilities.causal]
@@ -101,21 +97,6 @@ def test_it_is_looked_into(name: str, exported: Any, folder: Path) -> None:
     graph = manifest.attention_graph
     assert graph is not None
     assert (graph.layers[0].heads, graph.layers[0].effective, graph.max_tokens) == (len(wanted.A), can.effective, SHAPE["n_positions"])
-
-
-async def test_some_are_served_by_the_engine(exported: Any) -> None:
-    """Of several lengths in one request, and the vectors are those of torch for each text alone."""
-    catalog = Catalog(Settings(bundles=tuple(exported(name) for name in EXPORTED), threads=1))
-    await asyncio.to_thread(catalog.load)  # every bundle gives its golden vectors
-    catalog.start()
-    texts = [TEXT, "a", "the longest of the three texts"]
-    for name in EXPORTED:
-        model = catalog.models[name]
-        assert isinstance(model, Model)
-        together = (await model.answer(EncodeRequest(inputs=list(texts)), Call("id", time.monotonic()))).rows
-        alone = [(await model.answer(EncodeRequest(inputs=[text]), Call("id", time.monotonic()))).rows[0] for text in texts]
-        assert all(np.abs(one - other).max() <= SAME for one, other in zip(together, alone, strict=True))
-    await catalog.stop()
 
 
 async def test_one_is_served_by_the_application(exported: Any) -> None:

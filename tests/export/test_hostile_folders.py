@@ -48,11 +48,6 @@ def pipe(file: Path) -> None:
 
 ENCODERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a width in words": (lambda folder: edited(folder / "config.json", hidden_size="str"), "hidden_size='str' is not accepted"),
-    "no architecture": (lambda folder: edited(folder / "config.json", architectures=[]), "architectures=[] is not accepted"),
-    "nested architectures": (lambda folder: edited(folder / "config.json", architectures=[["BertModel"]]), "architectures="),
-    "a thousand million layers": (lambda folder: edited(folder / "config.json", num_hidden_layers=10**9), "num_hidden_layers=1000000000"),
-    "layers that the weights have not": (lambda folder: edited(folder / "config.json", num_hidden_layers=99), "missing from the weights"),
-    "a negative length": (lambda folder: edited(folder / "sentence_bert_config.json", max_seq_length=-5), "max_seq_length=-5"),
     "deep settings": (lambda folder: (folder / "config.json").write_text(DEEP), "config.json is nested too deeply"),
     "a pipe of weights": (lambda folder: pipe(folder / "model.safetensors"), "model.safetensors is not a regular file"),
     "a garbage tokenizer": (lambda folder: (folder / "tokenizer.json").write_text('{"model": 7}'), "tokenizer.json is not a tokenizer"),

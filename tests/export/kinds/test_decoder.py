@@ -156,11 +156,6 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
         export_bundle(checkpoint, tmp_path / "bundle")
 
 
-def test_the_layers_of_a_decoder_are_not_swapped(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="attention='linear' is for encoders"):
-        export_bundle(checkpoint, tmp_path / "bundle", attention="linear")
-
-
 # Learned positions
 
 
@@ -220,12 +215,6 @@ def test_a_picture_has_a_position_for_every_pixel_it_reads(tmp_path: Path) -> No
         export_bundle(checkpoint, tmp_path / "bundle")
 
 
-def test_a_decoder_without_a_last_position_has_no_word_of_it_in_its_manifest(bundle: Path) -> None:
-    """So a bundle from before there were learned positions keeps its fingerprint."""
-    assert contract.verify(bundle).decoder.n_positions is None
-    assert '"n_positions"' not in (bundle / contract.MANIFEST).read_text()
-
-
 # Pixels
 
 
@@ -235,9 +224,3 @@ def test_what_a_decoder_draws_goes_into_the_bundle(image_bundle: Path) -> None:
     with console.capture() as capture:
         console.print(render(image_bundle))
     assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9: 4 x 3 pixels in 4 grey levels" in capture.get()
-
-
-def test_a_decoder_that_draws_nothing_has_no_word_of_it_in_its_manifest(bundle: Path) -> None:
-    """So a bundle from before there were images keeps its fingerprint."""
-    assert contract.verify(bundle).decoder.image is None
-    assert '"image"' not in (bundle / contract.MANIFEST).read_text()

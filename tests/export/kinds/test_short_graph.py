@@ -58,14 +58,6 @@ def test_it_computes_the_teacher_and_is_described(hybrid_bundle: Path) -> None:
     assert [manifest.graph_of(N).file for N in (1, SHORT, SHORT + 1, 200)] == ["short.onnx"] * 2 + ["model.onnx"] * 2
 
 
-def test_a_row_does_not_depend_on_its_batch(hybrid_bundle: Path) -> None:
-    session = open_graph(hybrid_bundle / contract.SHORT_GRAPH, threads=1)
-    rows = [[2, *range(6, 6 + n), 3] for n in (62, 40, 7, 1)]
-    together = session.run([contract.EMBEDDING], feed(*[row + [0] * (SHORT - len(row)) for row in rows]))[0]
-    for at, row in enumerate(rows):
-        assert abs(session.run([contract.EMBEDDING], feed(row))[0][0] - together[at]).max() <= 1e-6
-
-
 def test_its_large_weights_are_in_the_first_graphs_file_unless_they_are_of_its_own_operator(hybrid_bundle: Path) -> None:
     def beside(name: str) -> dict[tuple[int, ...], int]:
         """The number of tensors in the weight file, by shape."""

@@ -123,11 +123,6 @@ def test_a_client_of_a_closed_loop_waits_for_its_answer(streams: list[Sample]):
     assert 1 < most <= 8
 
 
-def test_streams_measurements_have_a_table_of_their_own(streams: list[Sample], tmp_path_factory: pytest.TempPathFactory):
-    tables = sorted(tmp_path_factory.getbasetemp().glob("run*/locust_measurements.csv"))
-    assert any('completion,"first token, ms"' in table.read_text() and "chat,tokens/s" in table.read_text() for table in tables)
-
-
 def test_the_command_with_two_workers_writes_everything_and_judges(encoder_url: str, tmp_path: Path):
     """A mark that is missed ends it with 1; two workers send their samples to the master."""
     marks = tmp_path / "marks.toml"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from models.attention.gated.gau import GatedProjections
 from models.attention.layers.causal import CausalLayer, State, attend_causal_features
-from models.attention.layers.recurrence import CHUNK, chunkwise, parallel, recurrent
+from models.attention.layers.recurrence import chunkwise, parallel, recurrent
 from models.attention.layers.scaled_dot_product import attend
 from models.layers import LAYERS
 from models.parts.positions import Rotation, rotation_at
@@ -132,37 +132,6 @@ def test_the_execution_may_be_exchanged(name: str, execution: Callable) -> None:
     other = in_pieces(layer, x, 30, 40)
     assert error(other, (y, state)) <= EXACT
     assert (torch.autograd.grad(other[0].square().mean(), weight)[0] - gradient).abs().max() <= EXACT
-
-
-@recurrences
-@in_one_test("N", [CHUNK - 1, CHUNK, CHUNK + 1])
-@torch.no_grad()
-def test_what_is_padded_to_chunks_is_what_it_is_unpadded(name: str, N: int) -> None:
-    """Token by token there are no chunks, and nothing to fill one up with."""
-    layer, x = make(name), tokens(2, N)
-    whole = in_pieces(layer, x, N)
-    layer.recurrence = recurrent
-    assert error(in_pieces(layer, x, N), whole) <= EXACT
-
-
-@in_one_test("scale", [1e-4, 1.0, 1e3])
-@in_one_test("N", [*LENGTHS, 200])
-def test_the_three_forms_of_linear_attention_agree_in_float32(N: int, scale: float) -> None:
-    """Gradients too, relative to the largest of them, and less exactly: with large inputs, sums of weights near eps are divided by their
-    squares. The last token of a row is padding where there are two or more."""
-    layer, x = make("causal_linear", dtype=torch.float32), tokens(2, N).float() * scale
-    mask = lengths_mask(N, max(N - 1, 1))
-    results = []
-    for execution in (parallel, chunkwise, recurrent):
-        layer.recurrence = execution
-        y, state = layer(x, mask)
-        gradients = torch.autograd.grad(y.square().mean(), layer.parameters())
-        results.append(((y, state), gradients))
-    (one, its_gradients), *others = results
-    most = 2 * ROUNDED * max(1.0, *(float(gradient.abs().max()) for gradient in its_gradients))
-    for other, gradients in others:
-        assert error(other, one) <= ROUNDED
-        assert all((gradient - known).abs().max() <= most for gradient, known in zip(gradients, its_gradients, strict=True))
 
 
 # Rows, padding, the future
@@ -301,12 +270,6 @@ def test_a_state_dict_comes_back(name: str) -> None:
     assert torch.equal(copy(x)[0], layer(x)[0])
 
 
-@in_one_test("name", CAUSAL)
-def test_heads_that_do_not_fit_are_refused_with_the_values(name: str) -> None:
-    with pytest.raises(ValueError, match="d_model=100 is not divisible by n_heads=8"):
-        LAYERS[name](100, 8)
-
-
 # What the layers compute
 
 
@@ -317,18 +280,6 @@ def heads(layer: CausalLayer, x: Tensor) -> list[Tensor]:
 
 def projected(layer: CausalLayer, o: Tensor) -> Tensor:
     return layer.to_out(o.transpose(1, 2).flatten(-2))
-
-
-@torch.no_grad()
-def test_causal_linear_attention_by_loops() -> None:
-    layer, x = make("causal_linear"), tokens(1, 7)
-    q, k, v = heads(layer, x)
-    o = torch.zeros_like(v)
-    for h in range(H):
-        for i in range(7):
-            weights = [float((F.elu(q[0, h, i]) + 1) @ (F.elu(k[0, h, j]) + 1)) for j in range(i + 1)]
-            o[0, h, i] = sum(w * v[0, h, j] for j, w in enumerate(weights)) / (sum(weights) + 1e-6)
-    assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
 
 
 @in_one_test("execution", [parallel, chunkwise, recurrent])
@@ -388,11 +339,6 @@ def test_rotated_scores_know_distances_only(name: str) -> None:
     layer, x = make(name), tokens(2, 9)
     here, there = (layer(x, rotation=rotation(layer, begin=begin, N=9))[0] for begin in (0, 1000))
     assert (here - there).abs().max() <= EXACT
-
-
-def test_a_window_without_a_past_is_refused() -> None:
-    with pytest.raises(ValueError, match="window=1 must be at least 2 tokens"):
-        LAYERS["sliding_window"](D, H, window=1)
 
 
 @in_one_test("name", ["retention", "gated_linear", "delta", "gated_delta"])

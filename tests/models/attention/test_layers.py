@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention.layers.causal import CausalLayer
-from models.attention.layers.narrow import NarrowAttention
 from models.attention.layers.scaled_dot_product import attend, masked_softmax
-from models.attention.layers.wide import WideAttention
 from models.attention.linear.linear import attend_linear
 from models.layers import LAYERS
 from tests.cases import in_one_test
@@ -251,19 +249,3 @@ def test_a_pair_mask_and_a_pair_bias_reach_the_scores() -> None:
 
 
 # What is refused
-
-
-def test_heads_that_do_not_fit_are_refused_with_the_values() -> None:
-    for name in ("softmax", "narrow", "linear"):
-        with pytest.raises(ValueError, match="d_model=100 is not divisible by n_heads=8"):
-            LAYERS[name](100, 8)
-    with pytest.raises(ValueError, match="d_head=5 does not fit narrow heads"):
-        NarrowAttention(12, 3, d_head=5)
-    with pytest.raises(ValueError, match="d_head=5 does not fit wide heads"):
-        WideAttention(12, 3, d_head=5)
-
-
-def test_linear_attention_refuses_what_acts_on_pairs() -> None:
-    layer, x = make("linear"), tokens(1, 4)
-    with pytest.raises(ValueError, match="supports no rotation, pair mask or pair bias"):
-        layer(x, pair_mask=torch.ones(4, 4, dtype=torch.bool))

@@ -388,12 +388,6 @@ def test_a_missing_file_is_named(bert: Path) -> None:
     refuse(bert / "nowhere", "config.json is missing")
 
 
-def test_a_pickle_is_refused_with_the_way_out(bert: Path) -> None:
-    (bert / "model.safetensors").unlink()
-    (bert / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n(S'false'\ntR.")
-    refuse(bert, r"has only pytorch_model.bin, a pickle(.|\n)*convert it yourself(.|\n)*save_file")
-
-
 @pytest.mark.parametrize("names", [["pytorch_model.bin"], ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]])
 def test_the_way_out_works(names: list[str], bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of the message, run by the user, make a folder that loads: from tensors that a GPU had, shared and transposed ones too."""

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from models.checkpoints.decoder import ImageFormat, load_decoder, save_decoder
 from models.decoder.model import Decoder, DecoderConfig
 from models.folders.folder import CheckpointError
-from tests.models.checkpoints import tiny
 
 CONFIG = DecoderConfig(vocab_size=31, d_model=12, n_layers=2, n_heads=3, d_feedforward=20, layers="causal_linear")
 CONFIGS = {
@@ -83,21 +82,6 @@ def test_tied_weights_are_in_the_file_once(tmp_path: Path) -> None:
     assert "unembedding.weight" not in load_file(tmp_path / "model.safetensors")
     loaded = load_decoder(tmp_path).model
     assert loaded.unembedding.weight is loaded.embedding.weight
-
-
-@torch.no_grad()
-def test_a_published_decoder_is_read_from_its_own_folder(tmp_path: Path) -> None:
-    """As `transformers` writes it, with the ends of a chat model's turn in generation_config.json."""
-    shape = {"vocab_size": tiny.V, "hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 40, "layer_types": ["linear_attention"]}
-    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
-    published = tiny.build("Qwen3_5ForCausalLM", {**shape, **heads, "eos_token_id": 4})
-    tiny.save(published, tmp_path)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 9]}')
-    loaded = load_decoder(tmp_path)
-    assert loaded.architecture == "Qwen3_5ForCausalLM"
-    assert loaded.eos_token_ids == (4, 9)
-    expected = published(TOKENS, use_cache=False).logits
-    assert (loaded.model(TOKENS)[0] - expected).abs().max() <= 1e-4 * expected.abs().max().clamp_min(1)
 
 
 def edit_json(file: Path, edit: Callable) -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from models.checkpoints.published import load_checkpoint
-from models.folders.folder import CheckpointError
 from tests.models.checkpoints import tiny
 
 EXACT = 1e-9  # float64; six rounds of the inverse multiply what is rounded
@@ -44,21 +43,3 @@ def test_texts_without_padding_get_what_transformers_gives(model_class: str, set
     assert not ours.untrained
     got = result if isinstance(result, torch.Tensor) else result.token_embeddings
     assert (got - expected).abs().max() <= EXACT * expected.abs().max().clamp(min=1)
-
-
-@torch.no_grad()
-def test_a_text_beside_a_longer_one_gets_what_it_gets_alone(tmp_path: Path) -> None:
-    """In transformers it does not: padding is in its landmarks, and the batch in its norms."""
-    folder = tiny.save(tiny.build("NystromformerModel", SETTINGS), tmp_path)
-    model = load_checkpoint(folder, dtype=torch.float64).model
-    inputs = tiny.batch((23, 9, 3), pad_id=1)
-    together = model(inputs["input_ids"], inputs["attention_mask"]).token_embeddings
-    for b, n in enumerate((23, 9, 3)):
-        alone = model(inputs["input_ids"][b : b + 1, :n], inputs["attention_mask"][b : b + 1, :n]).token_embeddings
-        assert (together[b, :n] - alone[0]).abs().max() <= EXACT
-
-
-def test_its_attention_is_not_replaced(tmp_path: Path) -> None:
-    folder = tiny.save(tiny.build("NystromformerModel", SETTINGS), tmp_path)
-    with pytest.raises(CheckpointError, match="attention='linear' cannot replace the checkpoint's nystromformer"):
-        load_checkpoint(folder, attention="linear")

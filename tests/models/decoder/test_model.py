@@ -40,9 +40,6 @@ SOME = ("causal_softmax", "sliding_window", "causal_synthesizer", "causal_vq", "
 PARTS = ("sinusoidal-layer_norm", "scale_norm", "learned", "no-positions-gelu")
 every_decoder = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 some_decoders = pytest.mark.parametrize("config", [CONFIGS[name] for name in (*SOME, *PARTS)], ids=(*SOME, *PARTS))
-constant_size = pytest.mark.parametrize(
-    "name", [name for name, c in CONFIGS.items() if all(LAYERS[layer].capabilities.state == "constant" for layer in c.layer_names)]
-)
 
 
 def make(config: DecoderConfig, dtype: torch.dtype = torch.float64) -> Decoder:
@@ -59,16 +56,6 @@ def random_tokens(B: int, N: int, seed: int = 1) -> Tensor:
     return torch.randint(0, V, (B, N), generator=torch.Generator().manual_seed(seed))
 
 
-def in_pieces(decoder: Decoder, tokens: Tensor, *sizes: int) -> tuple[Tensor, list[State]]:
-    logits, states, begin = [], None, 0
-    for size in sizes:
-        positions = torch.full(tokens.shape[:1], begin)
-        piece, states = decoder(tokens[:, begin : begin + size], None, states, positions)
-        logits.append(piece)
-        begin += size
-    return torch.cat(logits, dim=1), states
-
-
 def flat(states: list[State]) -> dict[str, Tensor]:
     return {f"{i}_{name}": tensor for i, state in enumerate(states) for name, tensor in state.items()}
 
@@ -78,21 +65,6 @@ def error(ours: Tensor, reference: Tensor) -> float:
 
 
 # One function, however it is called
-
-
-@some_decoders
-@in_one_test("N", [1, 2, 9])
-@torch.no_grad()
-def test_a_prompt_whole_in_chunks_and_token_by_token(config: DecoderConfig, N: int) -> None:
-    decoder, tokens = make(config), random_tokens(2, N)
-    logits, states = decoder(tokens)
-    assert logits.shape == (2, N, V)
-    for sizes in ((1,) * N, (N // 3, N - N // 3)):
-        if 0 in sizes:
-            continue
-        cut, states_cut = in_pieces(decoder, tokens, *sizes)
-        assert error(cut, logits) <= EXACT
-        assert max(error(flat(states_cut)[name], tensor) for name, tensor in flat(states).items()) <= EXACT
 
 
 @every_decoder
@@ -130,39 +102,7 @@ def test_logits_are_given_where_they_are_wanted(config: DecoderConfig) -> None:
     assert all(torch.equal(flat(states)[name], tensor) for name, tensor in flat(states_all).items())
 
 
-@some_decoders
-@torch.no_grad()
-def test_float32_is_float64_rounded(config: DecoderConfig) -> None:
-    decoder, tokens = make(config), random_tokens(2, 65)
-    exact, _ = decoder(tokens)
-    assert error(decoder.float()(tokens)[0], exact) <= ROUNDED
-
-
 # States
-
-
-@some_decoders
-@in_one_test("dtype", [torch.float16, torch.bfloat16])
-@torch.no_grad()
-def test_states_are_float32_beside_half_precision_weights(config: DecoderConfig, dtype: torch.dtype) -> None:
-    """Through 200 tokens, with nothing that is not finite."""
-    decoder = Decoder(config, dtype=dtype).eval()
-    beginning = decoder.init_states(1)
-    logits, states = decoder(random_tokens(1, 200), None, beginning)
-    assert logits.dtype == dtype
-    assert {tensor.dtype for tensor in (*flat(beginning).values(), *flat(states).values())} == {torch.float32}
-    assert all(torch.isfinite(tensor).all() for tensor in (logits, *flat(states).values()))
-    assert all(not tensor.any() for tensor in flat(beginning).values())
-
-
-@constant_size
-@torch.no_grad()
-def test_a_state_never_grows(name: str) -> None:
-    decoder = make(CONFIGS[name])
-    assert not decoder.grows
-    shapes = {name: tensor.shape for name, tensor in flat(decoder.init_states(2)).items()}
-    for N in (1, 70):
-        assert {name: tensor.shape for name, tensor in flat(decoder(random_tokens(2, N))[1]).items()} == shapes
 
 
 def test_the_twin_is_the_same_decoder_but_for_its_layer() -> None:
@@ -246,12 +186,6 @@ def test_weights_begin_as_in_gpt2() -> None:
         expected = 0.02 / 4 if "to_out" in name or "down" in name else 0.02
         assert abs(std / expected - 1) < 0.03, name
     assert all(not parameter.any() for name, parameter in decoder.named_parameters() if name.endswith("bias"))
-
-
-def test_tied_weights_are_one_parameter() -> None:
-    tied, untied = Decoder(CONFIG), Decoder(replace(CONFIG, tied=False))
-    assert tied.unembedding.weight is tied.embedding.weight
-    assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters()) == V * 12
 
 
 @every_decoder

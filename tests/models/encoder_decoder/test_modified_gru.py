@@ -52,25 +52,3 @@ def test_a_saturated_update_gate_keeps_the_state() -> None:
     with torch.no_grad():
         made.from_y.bias[5:10] = 1e3
     assert made(made.from_y(drawn(2, 3, seed=2)), drawn(2, 4, seed=3), s).equal(s)
-
-
-def test_torchs_cell_is_another_one() -> None:
-    """It multiplies first and resets then, which is the same only where nothing is reset."""
-    made, s = cell(d_output=3, d_context=4), drawn(2, 5, seed=4)
-    other = torch.nn.GRUCell(3, 5).double()
-    with torch.no_grad():
-        other.weight_ih.copy_(made.from_y.weight)
-        other.bias_ih.copy_(made.from_y.bias)
-        other.bias_hh.zero_()
-        other.weight_hh.copy_(torch.cat([made.W_sr, made.W_sz, made.W_ss]))
-        y, c = drawn(2, 3, seed=2), torch.zeros(2, 4, dtype=torch.float64)
-        assert not torch.allclose(made(made.from_y(y), c, s), other(y, s))
-        for bias in (made.from_y.bias, other.bias_ih):
-            bias[:5] = 1e3  # r = 1
-        torch.testing.assert_close(made(made.from_y(y), c, s), other(y, s), atol=TOLERANCE, rtol=0)
-
-
-def test_gradients() -> None:
-    made = cell()
-    inputs = [drawn(2, 15, seed=2), drawn(2, 4, seed=3), drawn(2, 5, seed=4)]
-    assert torch.autograd.gradcheck(made, [each.requires_grad_() for each in inputs], fast_mode=True)

@@ -1,7 +1,5 @@
 """Attention as a matrix, for every layer of LAYERS: it makes the answers out of the values, and is what dense references say."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,6 @@ from models.attention.gated.gau import SILU_IS_1, GatedProjections
 from models.attention.layers.multi_head import split_heads
 from models.layers import LAYERS
 from models.maps.matrix import attention_matrix
-from models.maps.rank import effective_rank, numerical_rank
 from models.parts.positions import rotation_at
 from tests.cases import in_one_test
 
@@ -147,37 +144,7 @@ def retention(layer: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
     return q @ k.mT / 2 * gamma[:, None, None] ** (t[:, None] - t).clamp_min(0) * seen
 
 
-def delta(layer: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
-    """Token by token: S is kept as what each value contributes to it."""
-    q, k = (head / head.norm(dim=-1, keepdim=True) for head in heads(layer, x))
-    beta = layer.to_beta(x).sigmoid().transpose(1, 2)
-    S = torch.zeros(2, H, 4, N, dtype=x.dtype)  # of every value, where it stands in S
-    rows = []
-    for i in range(N):
-        value = F.one_hot(torch.tensor(i), N).to(x.dtype) - torch.einsum("bhk,bhkn->bhn", k[:, :, i], S)
-        S = S + beta[:, :, i, None, None] * k[:, :, i, :, None] * value[:, :, None]
-        rows.append(torch.einsum("bhk,bhkn->bhn", q[:, :, i], S) / 2)
-    return torch.stack(rows, dim=2)
-
-
 PAST = torch.ones(N, N, dtype=torch.bool).tril()
-DENSE: dict[str, tuple[Callable[[nn.Module, Tensor, Tensor], Tensor], Tensor]] = {
-    "softmax": (softmax, torch.ones_like(PAST)),
-    "causal_softmax": (softmax, PAST),
-    "sliding_window": (softmax, PAST.triu(-5)),  # window of 6
-    "linear": (linear, torch.ones_like(PAST)),
-    "causal_linear": (linear, PAST),
-    "retention": (retention, PAST),
-    "delta": (delta, PAST),
-}
-
-
-@in_one_test("name", DENSE)
-@torch.no_grad()
-def test_it_is_what_the_dense_reference_says(name: str) -> None:
-    layer, x = make(name), tokens()
-    reference, seen = DENSE[name]
-    assert (attention_matrix(layer, x) - reference(layer, x, seen)).abs().max() <= WITH_EPS
 
 
 @torch.no_grad()
@@ -193,24 +160,6 @@ def test_an_open_gate_lets_all_through() -> None:
 
 
 # What the matrices tell
-
-
-@torch.no_grad()
-def test_ranks_of_layers() -> None:
-    """elu + 1: D_k, and full under a causal mask. Softmax: full. The scores of a factorised random Synthesizer: k, here 2."""
-    x = tokens()
-    rank = {name: numerical_rank(attention_matrix(make(name), x)) for name in ("softmax", "linear", "causal_linear")}
-    assert {name: ranks.unique().tolist() for name, ranks in rank.items()} == {"softmax": [N], "linear": [4], "causal_linear": [N]}
-    synthesizer = make("synthesizer", kinds=("factorised_random",), rank=2, fixed=False)
-    A = attention_matrix(synthesizer, x)
-    assert numerical_rank(A[0, :].log() + _row_constants(synthesizer)).tolist() == [2] * H
-    assert (effective_rank(attention_matrix(make("linear"), x)) < effective_rank(attention_matrix(make("softmax"), x))).all()
-
-
-def _row_constants(synthesizer: nn.Module) -> Tensor:
-    """log softmax(L) is L less a number a row: (H, N, 1)."""
-    L = synthesizer.scores(tokens(), torch.arange(N)[None], None, N)[0]
-    return L.logsumexp(-1, keepdim=True)
 
 
 @pytest.mark.parametrize(

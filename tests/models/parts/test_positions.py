@@ -89,17 +89,6 @@ def test_causal_buckets_are_those_of_t5() -> None:
     assert torch.equal(distance_buckets(distances, 32, 128), both)
 
 
-def test_a_causal_bias_tells_more_distances_of_the_past_apart() -> None:
-    """And a scale multiplies what is learned."""
-    causal, both = RelativeBias(200, 1, causal=True, scale=4.0), RelativeBias(200, 1)
-    for bias in (causal, both):
-        bias.weight.data = torch.arange(32.0)[:, None]
-    row = causal(torch.arange(200))[0, 0, 199]
-    assert torch.equal(row, 4.0 * distance_buckets(torch.arange(200) - 199, 32, 128, causal=True))
-    assert row.unique().numel() == 32
-    assert both(torch.arange(200))[0, 0, 199].unique().numel() == 16
-
-
 def test_relative_bias_looks_up_the_distance_of_each_pair() -> None:
     bias = RelativeBias(20, n_heads=2)
     torch.nn.init.normal_(bias.weight)

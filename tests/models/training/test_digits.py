@@ -64,21 +64,6 @@ def test_the_straight_picture_is_the_original_enlarged(splits: dict[str, list[Te
         assert not picture[:, -1].any()
 
 
-def test_variants_are_near_the_straight_picture_and_not_the_same(splits: dict[str, list[TextDocument]]) -> None:
-    for first in range(0, 150, digits.VARIANTS):
-        straight, *others = map(levels, splits["train"][first : first + digits.VARIANTS])
-        assert len({other.tobytes() for other in others}) == len(others)
-        for other in others:
-            assert 0.6 < other.sum() / straight.sum() < 1.5
-            rows, columns = (abs(_centre(other, axis) - _centre(straight, axis)) for axis in (0, 1))
-            assert max(rows, columns) < digits.SHIFT + 1
-
-
-def _centre(picture: np.ndarray, axis: int) -> float:
-    along = picture.sum(axis=1 - axis)
-    return float((along * np.arange(len(along))).sum() / along.sum())
-
-
 def test_the_same_pictures_every_time(splits: dict[str, list[TextDocument]]) -> None:
     assert digits.pictures() == splits
 

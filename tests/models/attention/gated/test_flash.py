@@ -1,13 +1,11 @@
 """FLASH: within groups and between them as loops, the limits of the specification, and the causal layer's four recurrences."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.gated.causal_flash import CausalMixedChunkAttention, attend_causal_in_groups
 from models.attention.gated.flash import MixedChunkAttention, attend_in_groups
-from models.attention.layers.recurrence import chunkwise, parallel, recurrent
 from models.parts.positions import Rotation, rotation_at
 from tests.cases import in_one_test
 
@@ -118,30 +116,6 @@ def test_four_recurrences_are_the_groups(N: int, options: dict) -> None:
 
 
 @torch.no_grad()
-def test_the_state_is_the_open_group_and_the_sum_of_all() -> None:
-    unit, x = layer(), random(1, 2 * G + 3, 6)
-    _, v, (_, quad_k, _, lin_k) = unit.projected(x, None)
-    _, state = unit(x)
-    assert state["n"] == 2 * G + 3
-    assert (state["K"][..., :3] - quad_k[:, :, -3:].mT).abs().max() <= EXACT
-    assert (state["V"][:, :, :3] - v[:, :, -3:]).abs().max() <= EXACT
-    assert not state["K"][..., 3:].any()
-    assert not state["V"][:, :, 3:].any()
-    assert (state["P"] - lin_k[:, :, -3:].mT @ v[:, :, -3:]).abs().max() <= EXACT
-    assert (state["M"] - lin_k.mT @ v).abs().max() <= EXACT
-
-
-@in_one_test("cut", range(1, 13))
-@torch.no_grad()
-def test_calls_need_not_begin_with_a_group(cut: int) -> None:
-    unit, x = layer(), random(2, 13, 6)
-    whole, _ = unit(x)
-    first, state = unit(x[:, :cut])
-    second, _ = unit(x[:, cut:], None, state)
-    assert (torch.cat([first, second], dim=1) - whole).abs().max() <= EXACT
-
-
-@torch.no_grad()
 def test_in_float32_the_first_group_has_no_linear_part_and_the_hundredth_still_has_its_digits() -> None:
     """M and P grow apart: their difference keeps float32's digits, since M is the larger of the two from the second group on."""
     unit, x = layer(relative_bias=False), random(1, 100 * G, 6)
@@ -150,21 +124,3 @@ def test_in_float32_the_first_group_has_no_linear_part_and_the_hundredth_still_h
     assert (rounded - exact).abs().max() <= 1e-5 * exact.abs().max().clamp_min(1)
     unit.gain.data[:2], unit.offset.data[:2] = 0, 0
     assert torch.equal(unit(x.float()[:, :G])[0], unit.to_out.bias.expand(1, G, 6))
-
-
-@in_one_test("execution", [parallel, recurrent])
-def test_the_execution_may_be_exchanged(execution: object) -> None:
-    unit, x = layer(), random(2, 11, 6)
-    y, _ = unit(x)
-    gradient = torch.autograd.grad(y.square().mean(), unit.to_z.weight)[0]
-    assert unit.recurrence is chunkwise
-    unit.recurrence = execution
-    other, _ = unit(x)
-    assert (other - y).abs().max() <= EXACT
-    assert (torch.autograd.grad(other.square().mean(), unit.to_z.weight)[0] - gradient).abs().max() <= EXACT
-
-
-@in_one_test("kind", [MixedChunkAttention, CausalMixedChunkAttention])
-def test_a_group_of_one_is_refused(kind: type) -> None:
-    with pytest.raises(ValueError, match="group=1 must be at least 2 tokens"):
-        kind(6, 2, group=1)

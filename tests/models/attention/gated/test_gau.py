@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -116,23 +115,3 @@ def test_the_causal_unit_is_the_unit_with_a_mask(normalisation: str) -> None:
     for i in range(9):
         here = turned._replace(cos=turned.cos[:, :, : i + 1], sin=turned.sin[:, :, : i + 1])
         assert (both(x[:, : i + 1], rotation=here)[:, -1] - y[:, i]).abs().max() <= EXACT
-
-
-@torch.no_grad()
-def test_empty_slots_of_a_cache_are_no_distance() -> None:
-    """A row that was padded in the first call has gaps in its cache, and its tokens are as near as without."""
-    layer, x = unit(CausalGatedAttentionUnit), random(2, 6, 6)
-    mask = torch.arange(6) < torch.tensor([6, 2])[:, None]
-    _, state = layer(x, mask)
-    y, _ = layer(x[:, :3], None, state)
-    _, alone = layer(x[1:, :2])
-    assert (y[1:] - layer(x[1:, :3], None, alone)[0]).abs().max() <= EXACT
-
-
-def test_what_has_no_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="normalisation='relu' is not one of length, valid, softmax, softmax_plus"):
-        GatedAttentionUnit(6, 2, normalisation="relu")
-    with pytest.raises(ValueError, match="normalisation='length' is not one of valid, softmax, softmax_plus, which have a causal form"):
-        CausalGatedAttentionUnit(6, 2, normalisation="length")
-    with pytest.raises(ValueError, match="GatedAttentionUnit supports no"):
-        GatedAttentionUnit(6, 2)(torch.ones(1, 3, 6), pair_mask=torch.ones(3, 3, dtype=torch.bool))

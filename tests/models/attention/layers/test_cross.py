@@ -1,6 +1,5 @@
 """Cross attention: queries from one sequence, keys and values from another of its own width."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -44,8 +43,3 @@ def test_an_empty_memory_gives_zero() -> None:
     layer, x, memory = make(d_memory=7), torch.randn(1, 3, 12).double(), torch.randn(1, 4, 7).double()
     y = layer(x, memory, torch.zeros(1, 4, dtype=torch.bool))
     assert torch.equal(y[0], layer.to_out.bias.expand(3, 12))
-
-
-def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="d_model=100 is not divisible by n_heads=8"):
-        CrossAttention(100, 8, d_memory=5)

@@ -96,16 +96,6 @@ def test_a_small_decay_keeps_its_digits_after_a_large_one(rule: str) -> None:
     assert error(chunkwise(**rounded), recurrent(**given)) <= ROUNDED
 
 
-@every_rule
-def test_padding_leaves_the_state_bit_for_bit(rule: str) -> None:
-    """Whatever its q and v are, and though the executions fill up their chunks with it."""
-    given = inputs(rule, 2, 70)
-    for name in {"k", "decay", "beta"} & given.keys():
-        given[name] = given[name].zero_()
-    for execution in (parallel, chunkwise, recurrent):
-        assert torch.equal(execution(**given)[1], given["S"])
-
-
 @every_execution
 @every_rule
 def test_padding_behind_and_between(execution: Callable, rule: str) -> None:
@@ -117,25 +107,6 @@ def test_padding_behind_and_between(execution: Callable, rule: str) -> None:
     without = {name: tensor if name == "S" else tensor[:, :, is_token] for name, tensor in given.items()}
     o, S = execution(**given)
     assert error((o[:, :, is_token], S), recurrent(**without)) <= EXACT
-
-
-@every_execution
-@every_rule
-def test_the_state_between_two_calls_is_all_there_is_to_know(execution: Callable, rule: str) -> None:
-    given = inputs(rule, 2, 70)
-    first, second = ({n: t if n == "S" else t[:, :, part] for n, t in given.items()} for part in (slice(33), slice(33, 70)))
-    o_first, second["S"] = execution(**first)
-    o_second, S = execution(**second)
-    assert error((torch.cat([o_first, o_second], dim=2), S), recurrent(**given)) <= EXACT
-
-
-@every_execution
-@every_rule
-def test_the_future_never_changes_the_past(execution: Callable, rule: str) -> None:
-    given, other = inputs(rule, 1, 70), inputs(rule, 1, 70)
-    for name in given.keys() - {"S"}:
-        other[name][:, :, 40:] = inputs(rule, 1, 70, scale=3.0, decay=-0.5)[name][:, :, 40:]
-    assert torch.equal(execution(**other)[0][:, :, :40], execution(**given)[0][:, :, :40])
 
 
 # Gradients
@@ -156,16 +127,6 @@ def _gradients(execution: Callable, rule: str, N: int) -> dict[str, Tensor]:
     weights = torch.Generator().manual_seed(0)
     loss = sum((x * torch.randn(x.shape, generator=weights, dtype=x.dtype)).sum() for x in (o, S))
     return dict(zip(given, torch.autograd.grad(loss, given.values()), strict=True))
-
-
-@every_execution
-@every_rule
-def test_gradients_are_those_of_finite_differences(execution: Callable, rule: str) -> None:
-    given = {name: tensor[..., :2].clone() if tensor.dim() == 4 else tensor for name, tensor in inputs(rule, 1, 3, H=1).items()}
-    given["S"] = given["S"][:, :, :2]
-    tensors = tuple(tensor.clone().requires_grad_() for tensor in given.values())
-    chunk = {"chunk": 2} if execution is chunkwise else {}
-    assert torch.autograd.gradcheck(lambda *tensors: execution(**dict(zip(given, tensors, strict=True)), **chunk), tensors, fast_mode=True)
 
 
 # What the delta rule is for

@@ -40,17 +40,6 @@ def test_a_falling_sequence_keeps_its_first_number_and_a_rising_one_each(N: int)
     assert torch.equal(running_max(-falling, nothing, nothing > 0).m, -falling)
 
 
-@in_one_test("place", [0, CHUNK - 1, CHUNK, BLOCK - 1, BLOCK, BLOCK + CHUNK - 1, BLOCK + CHUNK, 2 * BLOCK])
-def test_a_peak_is_seen_from_its_token_on_and_not_before(place: int) -> None:
-    nothing = torch.zeros(1, 1, 1)
-    x = -torch.ones(1, 1, 3 * BLOCK, 1)
-    x[:, :, place] = 5.0
-    m, decay, _ = running_max(x, nothing, nothing > 0)
-    assert (m[:, :, :place] == -1).all()
-    assert (m[:, :, place:] == 5).all()
-    assert decay.nonzero().tolist() == ([[0, 0, place, 0]] if place else [])
-
-
 def test_padding_is_not_seen_and_a_row_of_padding_keeps_its_state() -> None:
     x, before = draw(3, 40), torch.full((3, 2, 3), 7.0, dtype=torch.float64)
     mask = torch.arange(40) < torch.tensor([40, 9, 0])[:, None]

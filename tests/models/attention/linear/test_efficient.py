@@ -1,12 +1,8 @@
 """Efficient attention, seeing both ways and the past only: as loops, its identities, and exponents that would overflow."""
 
-from collections.abc import Callable
-
-import pytest
 import torch
 from torch import Tensor
 
-from models.attention.layers.recurrence import chunkwise, parallel, recurrent
 from models.attention.linear.causal_efficient import ColumnSums, attend_causal_efficient
 from models.attention.linear.efficient import EfficientAttention, attend_efficient
 from tests.cases import in_one_test
@@ -50,16 +46,6 @@ def test_causal_by_loops(N: int) -> None:
     assert (attend_causal_efficient(q, k, v, nothing())[0] - expected).abs().max() <= EXACT
 
 
-@in_one_test("recurrence", [parallel, recurrent])
-def test_the_executions_agree_also_from_a_state(recurrence: Callable) -> None:
-    q, k, v = draw(40, D_K, D_K, D_V)
-    whole, last = attend_causal_efficient(q, k, v, recurrence=chunkwise)
-    first, past = attend_causal_efficient(q[:, :, :13], k[:, :, :13], v[:, :, :13], nothing(), recurrence=recurrence)
-    second, past = attend_causal_efficient(q[:, :, 13:], k[:, :, 13:], v[:, :, 13:], past, recurrence=recurrence)
-    assert (torch.cat([first, second], dim=2) - whole).abs().max() <= EXACT
-    assert all((a - b).abs().max() <= EXACT for a, b in zip(past, last, strict=True))
-
-
 @in_one_test("shift", [-1000.0, 1000.0])
 def test_a_shift_of_a_column_of_all_keys_changes_nothing(shift: float) -> None:
     """Also where every exponential of the column is 0 or infinite by itself."""
@@ -92,8 +78,3 @@ def test_scaling_is_a_mean_over_the_keys_that_exist() -> None:
 def test_queries_may_be_others_than_the_keys() -> None:
     (q,), (k, v) = draw(5, D_K), draw(9, D_K, D_V)
     assert (attend_efficient(q, k, v) - by_loops(q, k, v, torch.ones(B, 5, 9, dtype=torch.bool))).abs().max() <= EXACT
-
-
-def test_an_unknown_normalisation_is_refused() -> None:
-    with pytest.raises(ValueError, match="normalisation='mean' is not one of softmax, scaling"):
-        EfficientAttention(8, 2, normalisation="mean")

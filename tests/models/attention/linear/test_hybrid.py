@@ -1,10 +1,9 @@
 """Hybrid attention against one matrix of weights that are not summed yet: exponentials near, products of features far."""
 
-import pytest
 import torch
 from torch import Tensor
 
-from models.attention.linear.hybrid import HybridAttention, attend_hybrid, beyond_neighbours
+from models.attention.linear.hybrid import attend_hybrid, beyond_neighbours
 from models.attention.linear.learned_maps import FUNCTIONS, LearnedMap
 from models.attention.linear.linear import attend_features
 from tests.cases import in_one_test
@@ -126,10 +125,3 @@ def test_the_positive_map_begins_as_an_estimate_of_the_exponential() -> None:
         estimates.append((phi(q) @ phi(k).mT).detach())
     exact = (q @ k.mT * 4**-0.5).exp()
     assert (torch.stack(estimates).mean(0) / exact - 1).abs().max() < 0.1
-
-
-def test_options_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="block=-1 must be at least 0"):
-        HybridAttention(8, 2, block=-1)
-    with pytest.raises(ValueError, match="feature_map='sine' is not one of elu, hedgehog, taylor, positive"):
-        HybridAttention(8, 2, feature_map="sine")

@@ -1,14 +1,11 @@
 """Performer: what its random features estimate and how well, the attention made of them pair by pair, and exponents beyond any float."""
 
 import math
-from collections.abc import Callable
 from functools import cache
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from models.attention.layers.recurrence import parallel, recurrent
 from models.attention.linear.causal_performer import FeatureSums, attend_causal_performer
 from models.attention.linear.performer import attend_performer
 from models.attention.linear.random_features import KERNELS, default_features, draw_projection, log_features, redraw_features, relu_features
@@ -99,20 +96,6 @@ def test_causal_pair_by_pair(kernel: str, N: int) -> None:
     assert (o - weights @ v / weights.sum(-1, keepdim=True)).abs().max() <= EXACT
 
 
-@every_kernel
-@in_one_test("recurrence", [parallel, recurrent])
-def test_the_executions_agree_also_from_a_state(kernel: str, recurrence: Callable) -> None:
-    (q, k, v), W = draw(40, D_K, D_K, D_V), projection()
-    whole, last = attend_causal_performer(q, k, v, W, kernel=kernel)
-    assert torch.equal(whole, attend_causal_performer(q, k, v, W, nothing(kernel), kernel=kernel)[0])
-    outputs, past = [], nothing(kernel)
-    for piece in (slice(0, 13), slice(13, 40)):
-        o, past = attend_causal_performer(q[:, :, piece], k[:, :, piece], v[:, :, piece], W, past, kernel=kernel, recurrence=recurrence)
-        outputs.append(o)
-    assert (torch.cat(outputs, dim=2) - whole).abs().max() <= EXACT
-    assert all((a - b).abs().max() <= EXACT for a, b in zip(past, last, strict=True))
-
-
 def test_a_matrix_for_each_head() -> None:
     q, k, v = draw(9, D_K, D_K, D_V)
     W = torch.stack([projection(seed=seed) for seed in range(H)])
@@ -130,40 +113,6 @@ def test_long_queries_and_keys_still_share_out_all_of_their_attention(kernel: st
     assert (attend_performer(q, k, v, projection(), kernel=kernel) - 3).abs().max() <= 1e-5
     o, past = attend_causal_performer(k, k, v, projection(), nothing(kernel, torch.float32), kernel=kernel)
     assert all(torch.isfinite(tensor).all() for tensor in (o, *past))
-
-
-@in_one_test("kernel", ["positive", "hyperbolic"])
-def test_padding_and_other_rows_change_nothing_even_where_they_are_large(kernel: str) -> None:
-    (q, k, v), W = draw(9, D_K, D_K, D_V), projection()
-    mask = torch.arange(9) < torch.tensor([6, 9])[:, None]
-    k[0, :, 6:], v[0, :, 6:] = 50.0, 1e6
-    o = attend_performer(q, k, v, W, key_mask=mask, kernel=kernel)
-    alone = attend_performer(q[:1, :, :6], k[:1, :, :6], v[:1, :, :6], W, kernel=kernel)
-    assert (o[:1, :, :6] - alone).abs().max() <= EXACT
-
-
-def test_a_great_key_in_the_future_never_changes_the_past() -> None:
-    """A largest exponent over the whole sequence would: e^(m - largest) is then 0 for all that came before."""
-    (q, k, v), W = draw(20, D_K, D_K, D_V), projection()
-    k = k.clone()
-    before, _ = attend_causal_performer(q, k, v, W, nothing())
-    k[:, :, 15] = 30 * W[0]
-    after, _ = attend_causal_performer(q, k, v, W, nothing())
-    assert torch.equal(after[:, :, :15], before[:, :, :15])
-    assert (after[:, :, 15:] - before[:, :, 15:]).abs().max() > 1e-3
-
-
-@every_kernel
-def test_gradients(kernel: str) -> None:
-    q, k, v = (x.requires_grad_() for x in draw(4, D_K, D_K, D_V))
-    mask, W = torch.tensor([[True, True, True, False], [False] * 4]), projection()
-
-    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        first, past = attend_causal_performer(q[:, :, :2], k[:, :, :2], v[:, :, :2], W, nothing(kernel), kernel=kernel)
-        return torch.cat([first, attend_causal_performer(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], W, past, kernel=kernel)[0]], dim=2)
-
-    assert torch.autograd.gradcheck(lambda q, k, v: attend_performer(q, k, v, W, key_mask=mask, kernel=kernel), (q, k, v), fast_mode=True)
-    assert torch.autograd.gradcheck(causal, (q, k, v), fast_mode=True)
 
 
 # The layers
@@ -197,13 +146,3 @@ def test_a_causal_layer_of_every_kernel_keeps_what_it_says(kernel: str) -> None:
     layer = LAYERS["causal_performer"](D, H, kernel=kernel, rows="regularised", n_features=5)
     _, state = layer(torch.randn(2, 7, D, generator=torch.Generator().manual_seed(0)))
     assert {name: tuple(tensor.shape[1:]) for name, tensor in state.items()} == layer.state_shapes
-
-
-@in_one_test("name", ["performer", "causal_performer"])
-def test_what_is_unknown_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="kernel='cosine' is not one of positive, hyperbolic, relu"):
-        LAYERS[name](D, H, kernel="cosine")
-    with pytest.raises(ValueError, match="rows='sparse' is not one of orthogonal, iid, regularised"):
-        LAYERS[name](D, H, rows="sparse")
-    with pytest.raises(ValueError, match="n_features=0 must be at least 1"):
-        LAYERS[name](D, H, n_features=0)

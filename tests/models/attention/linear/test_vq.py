@@ -2,14 +2,13 @@
 
 import copy
 
-import pytest
 import torch
 from torch import Tensor
 
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear import codebook as book
 from models.attention.linear.causal_vq import CausalVectorQuantisedAttention, attend_causal_to_codes
-from models.attention.linear.codebook import Codebook, update_codebooks
+from models.attention.linear.codebook import update_codebooks
 from models.attention.linear.vq import VectorQuantisedAttention, attend_to_codes
 from tests.cases import in_one_test
 
@@ -65,17 +64,6 @@ def test_a_code_that_nobody_has_does_not_drown_the_others() -> None:
     codes = torch.tensor([[[-1.0, 0.0], [100.0, 0.0]]])
     z = torch.zeros(1, 1, 3, dtype=torch.int64)
     assert torch.allclose(attend_to_codes(q, z, v, codes, scale=1.0), v.mean(2, keepdim=True))
-
-
-@in_one_test("cut", [0, 1, 4, 9])
-def test_causal_sums_are_the_loops_in_two_calls(cut: int) -> None:
-    q, k, v, codes = example(9, 9)
-    z, past, outputs = book.nearest(k, codes), None, []
-    for piece in (slice(0, cut), slice(cut, 9)):
-        if piece.start < piece.stop:
-            o, past = attend_causal_to_codes(q[:, :, piece], z[:, :, piece], v[:, :, piece], codes, past)
-            outputs.append(o)
-    assert (torch.cat(outputs, dim=2) - by_loops(q, k, v, codes, [list(range(i + 1)) for i in range(9)])).abs().max() <= EXACT
 
 
 def test_causal_sums_take_a_scale_and_leave_padding_out() -> None:
@@ -192,8 +180,3 @@ def test_a_forward_changes_no_codebook_and_a_trained_layer_can_be_copied() -> No
     assert torch.equal(copy.deepcopy(layer).codebook.codes, layer.codebook.codes)
     layer.eval()(random(1, 5, 6))
     assert layer.codebook.watched is None
-
-
-def test_a_codebook_without_codes_is_refused() -> None:
-    with pytest.raises(ValueError, match="n_codes=0 must be at least 1"):
-        Codebook(2, 0, 4)

@@ -54,13 +54,6 @@ def test_large_scores_stay_finite() -> None:
     assert torch.isfinite(attend_causal_to_codes_and_near(1e3 * q, codes, v, 1e3 * codebook, 1e3 * bias)).all()
 
 
-def test_gradients() -> None:
-    q, codes, v, codebook, bias = drawn(8)
-    given = [x.requires_grad_() for x in (q, v, codebook, bias)]
-    options = {"mask": some_keys(8)}
-    assert torch.autograd.gradcheck(lambda q, v, c, b: attend_causal_to_codes_and_near(q, codes, v, c, b, **options), given, fast_mode=True)
-
-
 def test_distances_of_no_two_blocks_are_refused() -> None:
     q, codes, v, codebook, bias = drawn(4)
     with pytest.raises(ValueError, match="bias has 5 distances, an odd number; give as many as two blocks have"):

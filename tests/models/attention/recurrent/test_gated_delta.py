@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from models.attention.recurrent.gated_delta import GatedDeltaNet
-from tests.models.attention.test_causal_layers import EXACT, D, lengths_mask, tokens
+from tests.models.attention.test_causal_layers import EXACT, D, tokens
 
 H, H_K, D_K, D_V, K = 4, 2, 3, 5, 3
 
@@ -67,20 +67,3 @@ def test_shared_keys_are_equal_keys() -> None:
     (ours, state), (theirs, states) = shared(x), full(x)
     assert (ours - theirs).abs().max() <= EXACT
     assert (state["S"] - states["S"]).abs().max() <= EXACT
-
-
-@torch.no_grad()
-def test_the_convolution_remembers_the_last_tokens_of_each_row_and_no_padding() -> None:
-    layer, x = make(), tokens(3, 8)
-    _, before = layer(x[:, :3])
-    _, state = layer(x[:, 3:], lengths_mask(5, 1, 0), before)
-    inputs = torch.cat([layer.to_q(x), layer.to_k(x), layer.to_v(x)], dim=-1)  # (B, N, D_c)
-    for row, end in enumerate((8, 4, 3)):
-        assert torch.allclose(state["conv"][row], inputs[row, end - (K - 1) : end], rtol=0, atol=EXACT)
-    for name in ("S", "conv"):
-        assert torch.equal(state[name][2], before[name][2])
-
-
-def test_heads_that_share_no_keys_evenly_are_refused() -> None:
-    with pytest.raises(ValueError, match="n_heads=4 is not a multiple of n_key_heads=3"):
-        GatedDeltaNet(D, 4, n_key_heads=3)

@@ -1,10 +1,9 @@
 """Scores of a small network."""
 
-import pytest
 import torch
 from torch import Tensor
 
-from models.attention.scoring.additive import AdditiveAttention, CausalAdditiveAttention, attend_additive
+from models.attention.scoring.additive import AdditiveAttention, attend_additive
 from tests.cases import in_one_test
 from tests.models.attention.scores import D_K, EXACT, B, H, by_loops, drawn, pairs, qkv
 
@@ -70,15 +69,3 @@ def test_its_weights_begin_as_xavier_has_them_and_without_biases() -> None:
         bound = (6 / fan) ** 0.5
         assert 0.95 * bound < weight.abs().max() <= bound
     assert layer.to_q.bias is layer.to_k.bias is None
-
-
-@torch.no_grad()
-def test_the_cache_holds_keys_that_are_projected_already() -> None:
-    layer, x = CausalAdditiveAttention(12, H), drawn(B, 5, 12, seed=1).float()
-    _, state = layer(x)
-    assert torch.equal(state["k"], layer.to_k(x).unflatten(-1, (H, 4)).transpose(1, 2))
-
-
-def test_pieces_of_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="queries_at_once=0 must be at least 1"):
-        AdditiveAttention(12, 3, queries_at_once=0)

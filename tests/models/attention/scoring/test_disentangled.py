@@ -68,18 +68,3 @@ def test_more_tokens_than_positions_and_rotations_are_refused() -> None:
     assert layer(torch.zeros(1, 4, 8)).shape == (1, 4, 8)
     with pytest.raises(ValueError, match="N=5 tokens, but the layer has rows for n_positions=4; cut the input"):
         layer(torch.zeros(1, 5, 8))
-
-
-@in_one_test(
-    ("options", "said"),
-    [
-        ({"terms": ()}, r"terms=\(\) must be a list of some of c2p, p2c"),
-        ({"terms": ("c2c",)}, "must be a list of some of c2p, p2c"),
-        ({"terms": ("c2p", "c2p")}, "each at most once"),
-        ({"span": 1}, "span=1 must be at least 2"),
-        ({"span": 64, "max_distance": 33}, "max_distance=33 must be above"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        DisentangledAttention(8, 2, **options)

@@ -1,8 +1,5 @@
 """Kernel regression."""
 
-import math
-
-import pytest
 import torch
 
 from models.attention.scoring.nadaraya_watson import NadarayaWatsonAttention, attend_nadaraya_watson
@@ -48,9 +45,3 @@ def test_a_layer_begins_with_the_bandwidth_given(bandwidth: float, per_dimension
     q, k, v = (to(x).unflatten(-1, (3, -1)).transpose(1, 2) for to in (layer.to_q, layer.to_k, layer.to_v))
     o = attend_nadaraya_watson(q, k, v, h=bandwidth)
     assert (layer(x) - layer.to_out(o.transpose(1, 2).flatten(-2))).abs().max() < 1e-4  # rho is drawn in float32
-
-
-@in_one_test("bandwidth", [0.0, -1.0, math.nan])
-def test_a_kernel_without_width_is_refused(bandwidth: float) -> None:
-    with pytest.raises(ValueError, match=f"bandwidth={bandwidth} must be above 1e-06"):
-        NadarayaWatsonAttention(12, 3, bandwidth=bandwidth)

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from models.attention.layers.causal_scored import CausalScoredAttention
+from models.attention.scoring.dot import attend_dot
 from models.attention.scoring.scored import ScoredAttention
 from models.layers import LAYERS
 from models.parts.positions import RotationTable
-from tests.models.attention.scores import EXACT, drawn
+from tests.models.attention.scores import EXACT, by_loops, drawn, pairs, qkv
 
 D, H = 12, 3
 NAMES = [name for name, layer in LAYERS.items() if issubclass(layer, ScoredAttention)]
@@ -27,6 +28,13 @@ def make(name: str) -> nn.Module:
 def test_every_score_has_its_causal_layer() -> None:
     assert len(NAMES) >= 5
     assert all(issubclass(LAYERS[f"causal_{name}"], CausalScoredAttention) for name in NAMES)
+
+
+def test_the_dot_product_is_its_loops() -> None:
+    """The scores with parameters have tests of their own."""
+    (q, k, v), (mask, bias) = qkv(), pairs()
+    expected = by_loops(lambda h, q, k: q @ k, q, k, v, mask, bias)
+    assert (attend_dot(q, k, v, mask=mask, bias=bias) - expected).abs().max() <= EXACT
 
 
 @every_score

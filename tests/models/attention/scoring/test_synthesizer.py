@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.mechanism import Examples
-from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.causal_synthesizer import CausalSynthesizer
 from models.attention.scoring.synthesizer import Synthesizer, attend_by_scores
-from models.attention.scoring.synthesizer_scores import KINDS, dense_scores, factorised_dense_scores, mixed_scores
+from models.attention.scoring.synthesizer_scores import KINDS, dense_scores
 from models.layers import LAYERS
 from models.parts.positions import Rotation
 from tests.cases import in_one_test
@@ -110,23 +109,6 @@ def test_each_kind_alone_keeps_the_shared_promises(
 # Identities
 
 
-def test_factorised_dense_columns_are_the_products_each_once() -> None:
-    """Four blocks of five: tiling both factors would repeat columns as soon as a and b share a divisor."""
-    W_A, W_B, x = normal(H, 4, D), normal(H, 6, D, seed=2), normal(2, 3, D, seed=3)
-    L = factorised_dense_scores(x, W_A, W_B)
-    A, B = torch.einsum("bnd,had->bhna", x, W_A), torch.einsum("bnd,had->bhna", x, W_B)
-    for column in range(24):
-        assert (L[..., column] - A[..., column // 6] * B[..., column % 6]).abs().max() <= EXACT
-    assert len(L[0, 0, 0].unique()) == 24
-
-
-def test_a_mixture_takes_one_softmax_of_the_sum() -> None:
-    one, other, v = normal(2, H, 5, 5), normal(1, H, 5, 5, seed=2), normal(2, H, 5, 4, seed=3)
-    mixed = mixed_scores([one, other], torch.tensor([1.0, 4.0], dtype=torch.float64).log())  # shares of a fifth and four fifths
-    weights = (0.2 * one + 0.8 * other).exp()
-    assert (attend_by_scores(mixed, v) - weights / weights.sum(-1, keepdim=True) @ v).abs().max() <= EXACT
-
-
 @every_kind
 @torch.no_grad()
 def test_scores_begin_with_variance_one(kind: str) -> None:
@@ -145,12 +127,6 @@ def test_pairs_that_may_not_meet_and_a_bias_reach_the_scores() -> None:
     bias = torch.where(near, 0.0, -1e4).double()[None, None]
     assert (layer(x, pair_mask=near) - layer(x, pair_bias=bias)).abs().max() <= EXACT
     assert (layer(x, pair_mask=near) - layer(x)).abs().max() > 0.01
-
-
-def test_attend_by_scores_is_attend_for_scores_of_a_dot_product() -> None:
-    q, k, v = (normal(2, H, 6, 4, seed=seed) for seed in range(3))
-    mask = torch.arange(6) < torch.tensor([6, 0])[:, None, None, None]
-    assert (attend_by_scores(q @ k.mT, v, mask=mask) - attend(q, k, v, scale=1.0, mask=mask)).abs().max() <= EXACT
 
 
 def test_scores_of_millions_stay_finite() -> None:

@@ -1,10 +1,9 @@
 """Atrous attention against a dense mask, its limits, and the cache of its causal form."""
 
-import pytest
 import torch
 
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.sparse.atrous import AtrousAttention, attend_atrous
+from models.attention.sparse.atrous import attend_atrous
 from models.attention.sparse.causal_atrous import CausalAtrousAttention
 from tests.cases import in_one_test
 from tests.models.attention.sparse.patterns import EXACT, LENGTHS, check, dense, mask_of
@@ -38,9 +37,3 @@ def test_a_step_reads_every_rate_th_slot_only() -> None:
     assert slots.shape == (2, 1, 4)
     assert slots[0, 0][seen[0, 0]].tolist() == [1, 4, 7, 10]
     assert slots[1, 0][seen[1, 0]].tolist() == [1, 4]
-
-
-@in_one_test("layer", [AtrousAttention, CausalAtrousAttention])
-def test_a_rate_of_0_is_refused(layer: type) -> None:
-    with pytest.raises(ValueError, match="rate=0 must be at least 1"):
-        layer(8, 2, rate=0)

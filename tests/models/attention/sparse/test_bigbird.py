@@ -114,10 +114,6 @@ def test_padding_and_longer_neighbours_change_nothing_in_a_long_batch_too(N: int
     assert (y[1:] - layer(x[1:])).abs().max() <= EXACT
 
 
-def test_too_long_inputs_and_options_that_make_no_pattern_are_refused() -> None:
+def test_too_long_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match="N=13 tokens, but the layer has n_positions=12"):
         layer_of(n_positions=12)(torch.randn(1, 13, 8, dtype=torch.float64))
-    with pytest.raises(ValueError, match="block=0 must be at least 1"):
-        BigBirdAttention(8, 2, block=0)
-    with pytest.raises(ValueError, match="n_random=-1 must be at least 0"):
-        BigBirdAttention(8, 2, n_random=-1)

@@ -1,9 +1,8 @@
 """Local attention against a dense mask, and its limits."""
 
-import pytest
 import torch
 
-from models.attention.sparse.local import LocalAttention, attend_local
+from models.attention.sparse.local import attend_local
 from tests.cases import in_one_test
 from tests.models.attention.sparse.patterns import EXACT, LENGTHS, check, dense, heads
 
@@ -23,10 +22,3 @@ def test_other_numbers_of_queries_and_keys_make_a_band(N_q: int, N_k: int) -> No
     q, (k, v) = heads(N_q)[0], heads(N_k, n=2, seed=1)
     gaps = torch.arange(N_q)[:, None] - torch.arange(N_k)
     assert (attend_local(q, k, v, window=3, block=4) - dense(q, k, v, gaps.abs() <= 3)).abs().max() <= EXACT
-
-
-def test_options_that_make_no_window_are_refused() -> None:
-    with pytest.raises(ValueError, match="window=-1 must be at least 0"):
-        LocalAttention(8, 2, window=-1)
-    with pytest.raises(ValueError, match="block=0 must be at least 1"):
-        LocalAttention(8, 2, block=0)

@@ -1,12 +1,11 @@
 """Longformer against its definition, row by row, and the causal form against the same looking back."""
 
-import pytest
 import torch
 from torch import Tensor
 
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.causal_longformer import CausalLongformerAttention, attend_causal_longformer
-from models.attention.sparse.longformer import LongformerAttention, attend_longformer
+from models.attention.sparse.longformer import attend_longformer
 from models.encoder.model import Encoder, EncoderConfig
 from tests.cases import in_one_test
 from tests.models.attention.sparse.patterns import EXACT, LENGTHS, ROUNDED, heads, some_keys
@@ -80,19 +79,6 @@ def test_global_projections_begin_as_the_local_ones_in_a_model_too() -> None:
     layer = Encoder(config).blocks[0].attention
     for name in ("to_q", "to_k", "to_v"):
         assert torch.equal(getattr(layer, name).weight, getattr(layer, f"{name}_global").weight)
-
-
-def test_options_that_make_no_pattern_are_refused() -> None:
-    with pytest.raises(ValueError, match="window=5 must be even"):
-        LongformerAttention(8, 2, window=5)
-    with pytest.raises(ValueError, match="dilation has 3 entries for n_heads=2"):
-        LongformerAttention(8, 2, dilation=(1, 2, 3))
-    with pytest.raises(ValueError, match="dilation=0 must be at least 1"):
-        LongformerAttention(8, 2, dilation=(1, 0))
-    with pytest.raises(ValueError, match="n_global=-1 must be at least 0"):
-        LongformerAttention(8, 2, n_global=-1)
-    with pytest.raises(ValueError, match="window=1 must be at least 2"):
-        CausalLongformerAttention(8, 2, window=1)
 
 
 @in_one_test(("window", "n_global"), [(4, 1), (3, 6), (30, 2)])

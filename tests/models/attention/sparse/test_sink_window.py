@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from models.attention.sparse.sink_window import SinkWindowAttention
-from models.decoder.model import Decoder, DecoderConfig
 from models.layers import LAYERS
 from models.parts.positions import rotate, rotation_at
 from tests.cases import in_one_test
@@ -86,33 +85,6 @@ def test_a_call_writes_only_the_slots_of_its_tokens() -> None:
     assert torch.equal(layer(x[:, 25:28], mask, again)[0], layer(x[:, 25:28], mask, before)[0])
 
 
-@torch.no_grad()
-def test_a_decoder_gives_it_positions() -> None:
-    config = DecoderConfig(
-        vocab_size=11,
-        d_model=8,
-        n_layers=2,
-        n_heads=2,
-        d_feedforward=8,
-        layers="sink_window",
-        window=6,
-        layer_options={"sink_window": {"piece": 4, "n_first": 2}},
-    )
-    torch.manual_seed(0)
-    decoder, ids = Decoder(config, dtype=torch.float64), torch.randint(11, (1, 30), generator=torch.Generator().manual_seed(0))
-    assert [list(state) for state in decoder.init_states(1)] == [["k", "v"]] * 2
-    whole = decoder(ids)[0]
-    _, states = decoder(ids[:, :23])
-    rest, _ = decoder(ids[:, 23:], None, states, torch.tensor([23]))
-    assert (whole[:, 23:] - rest).abs().max() <= EXACT
-
-
-@in_one_test(
-    ("options", "told"),
-    [({"window": 2}, "window=2 must be at least 3"), ({"n_first": 0}, "n_first=0 must be at least 1"), ({"piece": 0}, "piece=0 must be")],
-)
-def test_sizes_that_do_not_fit_are_refused(options: dict[str, int], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        make(**options)
+def test_positions_of_many_tokens_need_a_count() -> None:
     with pytest.raises(ValueError, match="counted=False"):
         make(counted=False)(tokens(1, 2))

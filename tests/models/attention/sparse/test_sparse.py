@@ -1,12 +1,11 @@
 """Sparse attention in its three patterns against dense masks, what two layers connect, and the cache of its causal form."""
 
-import pytest
 import torch
 from torch import Tensor
 
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.causal_sparse import CausalSparseAttention
-from models.attention.sparse.sparse import SparseAttention, attend_sparse
+from models.attention.sparse.sparse import attend_sparse
 from tests.cases import in_one_test
 from tests.models.attention.sparse.patterns import EXACT, LENGTHS, check, dense, heads, mask_of
 
@@ -56,15 +55,3 @@ def test_a_causal_layer_is_the_dense_mask_in_calls_of_any_size(mode: str) -> Non
         y, state = layer(piece, None, state)
         outputs.append(y)
     assert (torch.cat(outputs, dim=1) - expected).abs().max() <= EXACT
-
-
-@in_one_test("layer", [SparseAttention, CausalSparseAttention])
-def test_options_that_make_no_pattern_are_refused(layer: type) -> None:
-    with pytest.raises(ValueError, match="mode='random' is not one of union, strided, fixed"):
-        layer(8, 2, mode="random")
-    with pytest.raises(ValueError, match="stride=0 must be at least 1"):
-        layer(8, 2, stride=0)
-    with pytest.raises(ValueError, match="n_summaries=9 must be from 1 to stride=8"):
-        layer(8, 2, mode="fixed", stride=8, n_summaries=9)
-    with pytest.raises(ValueError, match="n_heads=1: mode='strided' has heads of two types"):
-        layer(8, 1, mode="strided")

@@ -95,11 +95,6 @@ def test_a_file_that_claims_more_than_it_has_is_refused(name: str, tmp_path: Pat
     assert not (tmp_path / "folder").exists()
 
 
-def test_a_good_file_is_read(good: bytes, tmp_path: Path) -> None:
-    (tmp_path / "good.gguf").write_bytes(good)
-    check_header(tmp_path / "good.gguf")
-
-
 def test_a_file_that_is_cut_anywhere_is_refused(good: bytes, tmp_path: Path) -> None:
     file = tmp_path / "cut.gguf"
     for length in [*range(0, 400, 7), *np.linspace(400, len(good) - 1, 60).astype(int)]:
