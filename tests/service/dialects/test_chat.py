@@ -11,7 +11,7 @@ from huggingface_hub import InferenceClient
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-from service.errors import InvalidRequest, NeverFits, RuntimeFailed
+from service.errors import InvalidRequest, NeverFits
 from service.generation.request import Grammar
 from tests.service.dialects.asking import HI_PROMPT, N_HI_PROMPT, N_SAID, Route, expect_refusals, route
 from tests.service.fakes import PATIENCE_S, client, serve_in_thread
@@ -81,10 +81,6 @@ async def test_tools_are_shown_to_a_template_that_has_a_place_for_them(service: 
     assert shown.startswith('[{"type": "function", "function": {"name": "add"')
     assert hidden == HI_PROMPT
     assert some == shown, "the one that is allowed"
-
-
-async def test_tools_without_a_place_in_the_template_are_left_to_the_grammar(service: Route) -> None:
-    assert await service.prompt(messages=HI, tools=[TOOL]) == HI_PROMPT
 
 
 CALLED = '{"a": 1, "b": "}\\""}'
@@ -225,22 +221,6 @@ async def test_a_response_format_that_cannot_be_compiled_is_named(service: Route
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
 
 
-async def test_what_clients_send_without_meaning_anything_is_taken(service: Route) -> None:
-    ignored = {
-        "user": "me",
-        "metadata": {"a": "b"},
-        "store": True,
-        "service_tier": "auto",
-        "safety_identifier": "x",
-        "prompt_cache_key": "y",
-        "modalities": ["text"],
-        "parallel_tool_calls": True,
-        "tools": [],
-        "tool_choice": "auto",
-    }
-    assert (await service.whole(**ignored))["choices"][0]["message"]["content"] == SAID
-
-
 # Log-probabilities -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -277,13 +257,6 @@ async def test_a_stream_has_the_same_in_pieces(service: Route, n: int, fields: d
         assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + [wanted["finish_reason"]]
         if wanted["logprobs"]:
             assert [each for piece in pieces for each in piece["logprobs"]["content"]] == wanted["logprobs"]["content"]
-
-
-async def test_a_stream_that_breaks_has_no_reason_no_usage_and_no_end(service: Route) -> None:
-    service.engine.failures[0] = (3, RuntimeFailed("the runtime failed"))
-    *chunks, last = await service.streamed(stream_options={"include_usage": True})
-    assert last == {"error": {"message": "the runtime failed", "type": "server_error", "param": None, "code": "backend_failure"}}
-    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
 
 
 async def test_a_prompt_that_is_too_long_is_the_fault_of_the_messages(service: Route) -> None:
@@ -360,34 +333,7 @@ async def test_what_is_wrong_is_a_400_that_names_it(service: Route) -> None:
     await expect_refusals(service, rows)
 
 
-async def test_what_the_template_refuses_is_told_in_its_words() -> None:
-    model = FakeGenerator("strict", template="{{ raise_exception('roles must alternate') }}")
-    async with client(generator_app(model)) as http:
-        error = (await http.post("/v1/chat/completions", json={"messages": HI})).json()["error"]
-    assert (error["param"], "roles must alternate" in error["message"]) == ("messages", True)
-
-
 # OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
-
-ASKED: Any = {"model": "wordy", "messages": HI}
-
-
-def test_openais_client(official: openai.OpenAI) -> None:
-    answer = official.chat.completions.create(**ASKED, n=2, logprobs=True, top_logprobs=2, extra_body={"top_k": 5})
-    assert [choice.message.content for choice in answer.choices] == [SAID, SAID]
-    assert [choice.finish_reason for choice in answer.choices] == ["stop", "stop"]
-    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0
-
-
-def test_openais_client_assembles_a_stream(official: openai.OpenAI) -> None:
-    """Its own helper puts the chunks together again."""
-    with official.chat.completions.stream(**ASKED, stream_options={"include_usage": True}) as stream:
-        kinds = {event.type for event in stream}
-        whole = stream.get_final_completion()
-    assert {"chunk", "content.delta", "content.done"} <= kinds
-    assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", SAID)
-    assert whole.usage.completion_tokens == N_SAID
 
 
 def test_huggingface_hubs_client_has_structured_output_and_no_model_name() -> None:
@@ -403,19 +349,6 @@ def test_huggingface_hubs_client_has_structured_output_and_no_model_name() -> No
 class Sum(BaseModel):
     a: int
     b: Literal["x", "y"]
-
-
-def test_the_clients_helpers_parse_a_call(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
-    served[1].engine.script = '{"a": 1, "b": "y"}'
-    asked: dict[str, Any] = {"model": "wordy", "messages": HI, "tools": [openai.pydantic_function_tool(Sum)], "tool_choice": "required"}
-    (call,) = official.chat.completions.parse(**asked).choices[0].message.tool_calls or []
-    assert call.function.parsed_arguments == Sum(a=1, b="y")
-    with official.chat.completions.stream(**asked) as stream:
-        kinds = {event.type for event in stream}
-        final = stream.get_final_completion()
-    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
-    (call,) = final.choices[0].message.tool_calls or []
-    assert call.function.parsed_arguments == Sum(a=1, b="y")
 
 
 @pytest.mark.parametrize("method", [None, "function_calling", "json_schema"])

@@ -81,10 +81,6 @@ async def test_embed_answers_every_type_from_one_run(http: httpx.AsyncClient, ap
         assert body["embeddings"]["uint8"][at] == [number + 128 for number in body["embeddings"]["int8"][at]]
 
 
-async def test_float_is_what_one_gets_without_asking(http: httpx.AsyncClient) -> None:
-    assert list((await http.post("/v2/embed", json=embed("the cat"))).json()["embeddings"]) == ["float"]
-
-
 @pytest.mark.parametrize(
     ("prompts", "default", "input_type", "prompt"),
     [
@@ -195,11 +191,6 @@ async def test_documents_may_be_objects_and_top_n_keeps_the_best(http: httpx.Asy
     assert (await http.post("/v2/rerank", json=request)).json()["results"] == every[:2]
 
 
-async def test_without_a_model_the_reranker_is_taken_not_the_first_model(http: httpx.AsyncClient) -> None:
-    body = (await http.post("/v2/rerank", json=rerank(*DOCUMENTS, model=None))).json()
-    assert body["results"] == (await http.post("/v2/rerank", json=rerank(*DOCUMENTS))).json()["results"]
-
-
 async def test_scores_that_saturate_still_stand_in_the_order_of_their_logits(http: httpx.AsyncClient, app: FastAPI) -> None:
     query = "where is the cat"
     logits = {"one": -800.0, "two": 40.0, "three": 50.0, "four": 40.0}
@@ -228,11 +219,6 @@ async def test_max_tokens_per_doc_cuts_the_document_alone_and_says_so(http: http
     whole, kept = len(ids(query, "one two three four")), len(ids(query, "one two"))
     assert response.json()["meta"]["truncated"] == [{"index": 0, "tokens": whole, "kept": kept}]
     assert response.headers["x-truncated-inputs"] == f"1; 0:{whole}>{kept}"
-
-
-async def test_a_document_over_the_models_length_is_cut_and_reported(http: httpx.AsyncClient) -> None:
-    response = await http.post("/v2/rerank", json=rerank("one", "dog " * 100))
-    assert response.json()["meta"]["truncated"] == [{"index": 1, "tokens": len(ids("where is the cat", "dog " * 100)), "kept": 64}]
 
 
 async def test_a_hundred_documents_are_one_search_unit(http: httpx.AsyncClient) -> None:
@@ -304,32 +290,6 @@ async def test_priority_0_passes_a_higher_number(http: httpx.AsyncClient, app: F
 
 
 # The real client -------------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_cohere_client_embeds_and_reranks(tmp_path: Path) -> None:
-    app = fake_app(fake_bundle(tmp_path / "enc"), fake_bundle(tmp_path / "ranker", "reranker"))
-    with serve_in_thread(app) as url, cohere.ClientV2(base_url=url, api_key="unused") as co:
-        embedded = co.embed(
-            model="enc",
-            texts=["the cat", "dog " * 100],
-            input_type="search_query",
-            embedding_types=["float", "int8", "ubinary", "base64"],
-            output_dimension=8,
-        )
-        assert embedded.texts == ["the cat", "dog " * 100]
-        head = vector("query: the cat")[:8]
-        assert embedded.embeddings.float_[0] == pytest.approx((head / np.linalg.norm(head)).tolist(), abs=FLOAT32)
-        assert [len(row) for row in embedded.embeddings.int8] == [8, 8]
-        assert embedded.embeddings.binary is None
-        assert embedded.response_type == "embeddings_by_type"
-        assert embedded.meta.billed_units.input_tokens == len(ids("query: the cat")) + 64
-        assert embedded.meta.warnings == ["1 of the inputs were cut: meta.truncated has their tokens before and after"]
-
-        ranked = co.rerank(model="ranker", query="where is the cat", documents=DOCUMENTS, top_n=3)
-        logits = [logit("where is the cat", document) for document in DOCUMENTS]
-        assert [result.index for result in ranked.results] == sorted(range(4), key=lambda index: -logits[index])[:3]
-        assert ranked.results[0].relevance_score == pytest.approx(sigma(max(logits)), abs=1e-15)
-        assert ranked.meta.billed_units.search_units == 1
 
 
 def test_the_cohere_client_raises_its_own_errors(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`/v1/completions`, whole and streamed: by hand, and by OpenAI's own client."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -14,14 +13,13 @@ from numpy.typing import NDArray
 
 from service.dialects.generation import seed_of
 from service.dialects.openai import completions
-from service.dialects.openai.completion_logprobs import Logprobs
 from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.resuming import AnswerStart
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
 from service.generation.request import Delta, Grammar, TokenLogprob
 from service.runtime.lanes import Lane
 from tests.service.dialects.asking import N_SAID, Route, expect_refusals, route
-from tests.service.fakes import PATIENCE_S, case, until
+from tests.service.fakes import case, until
 from tests.service.generation_fakes import BOS, EOS, SAID, FakeGenerator
 from tests.service.http.test_edge import Caller
 
@@ -114,24 +112,6 @@ async def test_every_field_reaches_the_engine(service: Route) -> None:
     assert (request.top_logprobs, request.prompt_logprobs, request.lane, request.grammar) == (2, None, Lane.INTERACTIVE, None)
 
 
-async def test_nulls_are_defaults(service: Route) -> None:
-    fields = ("temperature", "top_p", "top_k", "n", "best_of", "echo", "logprobs", "seed", "stop", "stream", "stream_options", "suffix")
-    given, bare = await service.request(seed=1), await service.request(**dict.fromkeys(fields))
-    assert bare.sampling.temperature == 1.0
-    assert (bare.stop, bare.max_tokens, bare.top_logprobs) == (given.stop, given.max_tokens, None)
-    assert (await service.request(top_k=-1)).sampling.top_k == 0
-
-
-@pytest.mark.pool
-async def test_deadline_and_lane_come_from_the_headers(service: Route) -> None:
-    body = {"prompt": PROMPT}
-    await service.http.post("/v1/completions", json=body, headers={"x-request-timeout-ms": "60000", "x-lane": "bulk"})
-    await service.post()
-    bulk, interactive = service.engine.requests
-    assert (bulk.lane, interactive.lane) == (Lane.BULK, Lane.INTERACTIVE)
-    assert bulk.deadline < interactive.deadline
-
-
 async def test_constraints_become_one_grammar(service: Route) -> None:
     constraints: list[tuple[dict[str, Any], Grammar]] = [
         ({"guided_json": {"type": "integer"}}, Grammar(kind="json_schema", source='{"type": "integer"}')),
@@ -171,19 +151,6 @@ async def test_a_seed_decides_and_without_one_every_request_is_its_own(service: 
     assert len({(await service.request()).sampling.seed for _ in range(4)}) == 4
     for seed in (-(2**63), -1, 0, 2**63 - 1):
         assert 0 <= (await service.request(seed=seed)).sampling.seed < 2**63
-
-
-async def test_without_a_seed_every_prompt_draws_its_own(service: Route) -> None:
-    await service.whole(prompt=["x", "x"], n=2)
-    assert len({request.sampling.seed for request in service.engine.requests}) == 4
-
-
-@pytest.mark.pool
-async def test_cached_tokens_are_told() -> None:
-    fields: dict[str, Any] = {"prompt": ["a" * 40, "b" * 50], "n": 2}
-    async with route("/v1/completions", {}, FakeGenerator("wordy", prefix_cache_bytes=2**20)) as service:
-        first, again = [(await service.whole(**fields))["usage"]["prompt_tokens_details"] for _ in range(2)]
-    assert (first, again) == ({"cached_tokens": 0}, {"cached_tokens": 92})
 
 
 # Echo and log-probabilities --------------------------------------------------------------------------------------------------------------
@@ -316,24 +283,6 @@ async def test_a_stream_has_the_same_in_pieces(service: Route, more: dict[str, A
             assert [value for piece in pieces for value in piece["logprobs"][name]] == values
 
 
-@pytest.mark.pool
-async def test_an_echoed_prompt_is_asked_for_and_rendered_once_for_all_its_choices(service: Route, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered: list[int] = []
-    render = Logprobs.prompt
-
-    def counted(self: Logprobs, columns: Any, ids: Any, logprobs: Any) -> Any:
-        rendered.append(len(ids))
-        return render(self, columns, ids, logprobs)
-
-    monkeypatch.setattr(Logprobs, "prompt", counted)
-    fields: dict[str, Any] = {"prompt": ["né", "b"], "echo": True, "logprobs": 2, "n": 3}
-    for streamed in (False, True):
-        rendered.clear()
-        await (service.streamed(**fields) if streamed else service.whole(**fields))
-        assert len(rendered) == 2
-        assert [request.prompt_logprobs for request in service.engine.requests[-6:]] == [2, None, None] * 2
-
-
 def test_choices_that_begin_before_the_log_probabilities_of_their_prompt_wait_for_them() -> None:
     model = FakeGenerator("x")
     first, second = (SimpleNamespace(prompt_logprobs=[]) for _ in range(2))
@@ -354,14 +303,6 @@ async def test_without_include_usage_no_chunk_speaks_of_it(service: Route) -> No
         *chunks, done = await service.streamed(**options)
         assert done == "[DONE]"
         assert all("usage" not in chunk and chunk["choices"] for chunk in chunks), options
-
-
-async def test_no_character_is_split(service: Route) -> None:
-    service.engine.script = "é日👋" * 5
-    *chunks, _ = await service.streamed()
-    texts = [chunk["choices"][0]["text"] for chunk in chunks]
-    assert "".join(texts) == "é日👋" * 5
-    assert not any("\ufffd" in text for text in texts)
 
 
 # Errors ----------------------------------------------------------------------------------------------------------------------------------
@@ -479,12 +420,6 @@ async def test_a_grammar_that_cannot_be_compiled_is_called_as_it_was_sent(servic
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_a_body_that_is_none(service: Route) -> None:
-    for body, message in ((b"{", "not JSON"), (b"[]", "object"), (b"", "not JSON"), (b'{"prompt": "\\ud800"}', "")):
-        answer = await service.http.post("/v1/completions", content=body)
-        assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True), body
-
-
 # Clients that leave ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -507,30 +442,6 @@ async def test_work_ends_with_the_client_that_asked_for_it(service: Route, said:
 # OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_openais_client(official: openai.OpenAI) -> None:
-    answer = official.completions.create(model="wordy", prompt=PROMPT, max_tokens=100, n=2, logprobs=2, echo=True)
-    assert [choice.text for choice in answer.choices] == [PROMPT + SAID] * 2
-    assert answer.choices[0].logprobs is not None
-    assert len(answer.choices[0].logprobs.tokens or []) == N_PROMPT + N_SAID
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (N_PROMPT, 2 * N_SAID)
-    assert [model.id for model in official.models.list()] == ["wordy"]
-
-
-def test_openais_async_client_reads_many_streams_at_once(served: tuple[str, FakeGenerator]) -> None:
-    served[1].engine.forget()
-
-    async def one(client: openai.AsyncOpenAI, number: int) -> str:
-        stream = await client.completions.create(model="wordy", prompt=str(number), max_tokens=number, stream=True)
-        return "".join([chunk.choices[0].text async for chunk in stream])
-
-    async def many() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
-            return await asyncio.gather(*(one(client, number) for number in range(1, 17)))
-
-    assert asyncio.run(many()) == [SAID[:number] for number in range(1, 17)]
-
-
 @pytest.mark.pool
 def test_openais_client_raises_what_ended_a_stream(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
     served[1].engine.failures[0] = (4, RuntimeFailed("the runtime failed"))
@@ -541,12 +452,3 @@ def test_openais_client_raises_what_ended_a_stream(official: openai.OpenAI, serv
     with pytest.raises(openai.APIError, match="the runtime failed"):
         next(stream)
     assert text == SAID[:4]
-
-
-def test_openais_client_raises_the_class_of_each_status(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        official.completions.create(model="wordy", prompt=PROMPT, temperature=3)
-    assert refused.value.param == "temperature"
-    served[1].engine.refusal = Overloaded("full", retry_after_s=1)
-    with pytest.raises(openai.RateLimitError):
-        official.completions.create(model="wordy", prompt=PROMPT, stream=True)

@@ -1,12 +1,11 @@
 """`/v1/images/generations`, whole and streamed: by hand, and by OpenAI's own client."""
 
 from base64 import b64decode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 import pytest_asyncio
 from PIL import Image
@@ -16,7 +15,7 @@ from service.dialects.generation import seed_of
 from service.errors import NotReady, Overloaded, RuntimeFailed
 from service.generation.request import GenerationRequest
 from tests.service.dialects.asking import Route, expect_refusals
-from tests.service.fakes import client, serve_in_thread
+from tests.service.fakes import client
 from tests.service.generation_fakes import BOS, FakeGenerator, generator_app
 
 DRAWN = "abcdabcddcba"  # 4 x 3 pixels
@@ -174,28 +173,3 @@ async def test_where_nothing_draws_the_text_model_says_so() -> None:
         answer = await http.post("/v1/images/generations", json={"prompt": "7"})
     assert answer.status_code == 400
     assert "model wordy writes text" in answer.json()["error"]["message"]
-
-
-# OpenAI's client -------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def official(where: str) -> Iterator[openai.OpenAI]:
-    with serve_in_thread(generator_app(painter())) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as openais:
-        yield openais
-
-
-def test_openais_client_gets_its_pictures(official: openai.OpenAI) -> None:
-    answer = official.images.generate(model="painter", prompt="7", n=2, size="40x30")
-    assert answer.data is not None
-    assert [len(pixels(picture.b64_json or "")) for picture in answer.data] == [30, 30]
-    assert answer.usage is not None
-    assert answer.usage.output_tokens == 24
-
-
-def test_openais_client_reads_the_stream(official: openai.OpenAI) -> None:
-    *partial, completed = official.images.generate(model="painter", prompt="7", stream=True, partial_images=3)
-    assert [event.partial_image_index for event in partial if event.type == "image_generation.partial_image"] == [0, 1, 2]
-    assert completed.type == "image_generation.completed"
-    assert pixels(completed.b64_json) == GREYS
-    assert completed.usage.total_tokens == 14

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -67,30 +66,10 @@ async def test_top_n_keeps_the_best(http: httpx.AsyncClient) -> None:
         assert [result["index"] for result in results] == ORDER[:count], top_n
 
 
-async def test_documents_may_be_objects(http: httpx.AsyncClient) -> None:
-    body = (await http.post("/v1/rerank", json=rerank("a dog", {"text": "the cat"}))).json()
-    assert {result["index"]: result["document"]["text"] for result in body["results"]} == {0: "a dog", 1: "the cat"}
-
-
-async def test_raw_scores_are_logits(http: httpx.AsyncClient) -> None:
-    results = (await http.post("/v1/rerank", json=rerank(*DOCUMENTS, raw_scores=True))).json()["results"]
-    assert [result["relevance_score"] for result in results] == [LOGITS[index] for index in ORDER]
-
-
 async def test_equal_documents_keep_their_order(http: httpx.AsyncClient) -> None:
     for model in ("ranker", "enc"):
         results = (await http.post("/v1/rerank", json=rerank(*["a dog"] * 20, model=model))).json()["results"]
         assert [result["index"] for result in results] == list(range(20))
-
-
-async def test_an_encoder_stands_in_and_says_so(tmp_path: Path) -> None:
-    async with client(fake_app(fake_bundle(tmp_path / "enc"))) as http:
-        body = (await http.post("/v1/rerank", json=rerank(*DOCUMENTS, model=None))).json()
-    assert body["model"] == "enc"
-    assert "encoder, not a reranker" in body["warnings"][0]
-    scores = [result["relevance_score"] for result in body["results"]]
-    assert scores == sorted(scores, reverse=True)
-    assert all(0 <= score <= 1 for score in scores)
 
 
 async def test_rerank_refuses(http: httpx.AsyncClient) -> None:
@@ -108,13 +87,3 @@ async def test_rerank_refuses(http: httpx.AsyncClient) -> None:
         response = await http.post("/v1/rerank", json=rerank("a", **change))
         assert (response.status_code, list(response.json())) == (status, ["detail", "message"]), change
         assert said in response.json()["detail"], change
-
-
-async def test_what_never_fits_is_a_413_and_a_failed_run_a_500(tmp_path: Path) -> None:
-    app = fake_app(fake_bundle(tmp_path / "ranker", "reranker"), max_queue_tokens=64)
-    async with client(app) as http:
-        never = await http.post("/v1/rerank", json=rerank(*["a dog and a cat " * 3 + str(n) for n in range(9)]))
-        app.state.catalog.session("ranker").broken = True
-        failed = await http.post("/v1/rerank", json=rerank("a dog"))
-    assert (never.status_code, failed.status_code) == (413, 500)
-    assert list(never.json()) == list(failed.json()) == ["detail", "message"]

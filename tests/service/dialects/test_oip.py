@@ -117,15 +117,6 @@ async def test_a_model_whose_runs_fail_is_not_ready_and_recovers(http: httpx.Asy
     assert (await http.get("/v2/models/enc/ready")).status_code == 200
 
 
-async def test_before_it_is_warm_a_model_answers_503_in_this_form(tmp_path: Path) -> None:
-    (broken := fake_bundle(tmp_path / "enc")).joinpath(contract.GOLDEN).write_text("{}")
-    async with client(fake_app(broken)) as http:
-        for path in ("/v2/models/enc", "/v2/models/enc/ready"):
-            response = await http.get(path)
-            assert (response.status_code, list(response.json())) == (503, ["error"])
-        assert (await http.get("/v2/health/ready")).json() == {"ready": False}
-
-
 TEXT = {"name": "text", "datatype": "BYTES", "shape": [-1]}
 PAIR = {"name": "text_pair", "datatype": "BYTES", "shape": [-1]}
 IDS = [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ("input_ids", "attention_mask")]
@@ -250,13 +241,6 @@ async def test_text_may_be_a_column(http: httpx.AsyncClient) -> None:
     assert column == flat
 
 
-async def test_outputs_are_those_that_were_asked_for_in_their_order(http: httpx.AsyncClient) -> None:
-    body = (await infer(http, texts("the cat"), outputs=[{"name": "pooled"}, {"name": "sentence_embedding"}])).json()
-    assert "id" not in body
-    assert [output["name"] for output in body["outputs"]] == ["pooled", "sentence_embedding"]
-    assert array(body["outputs"][0]).tolist() == [row("pooled", ids("the cat"))]
-
-
 async def test_token_vectors_are_padded_with_zeros_to_the_longest_row(http: httpx.AsyncClient) -> None:
     short, long = ids("the cat"), ids("one two three four")
     body = (await infer(http, texts("the cat", "one two three four"), outputs=[{"name": "token_embeddings"}])).json()
@@ -265,14 +249,6 @@ async def test_token_vectors_are_padded_with_zeros_to_the_longest_row(http: http
     assert vectors[0, : len(short)].tolist() == row("token_embeddings", short)
     assert not vectors[0, len(short) :].any()
     assert vectors[1].tolist() == row("token_embeddings", long)
-
-
-async def test_a_token_classifier_gives_logits_of_each_token(http: httpx.AsyncClient) -> None:
-    body = (await infer(http, texts("the cat", "one two three four"), model="tags")).json()
-    logits = array(body["outputs"][0])
-    assert logits.shape == (2, 6, 3)
-    assert logits[0, :4].tolist() == row("logits", ids("the cat"), n_labels=3, per_token=True)
-    assert not logits[0, 4:].any()
 
 
 async def test_pairs_reach_a_reranker(http: httpx.AsyncClient) -> None:

@@ -1,9 +1,7 @@
 """OpenAI's API: by hand, and by its own client."""
 
-import asyncio
 import base64
 import json
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from pydantic import ValidationError
 from service.dialects.openai.embeddings import EmbeddingRequest
 from service.encoding import vectors
 from service.runtime.onnx import Array
-from tests.service.fakes import PATIENCE_S, WIDTH, FakeCatalog, case, client, fake_app, fake_bundle, serve_in_thread, until
+from tests.service.fakes import PATIENCE_S, FakeCatalog, case, client, fake_app, fake_bundle, serve_in_thread, until
 from tests.service.http.test_edge import Caller
 
 
@@ -145,15 +143,6 @@ async def test_the_side_of_a_cut_can_be_chosen(service: Service) -> None:
         with case(truncate, kept):
             text = "dog " * 62 + "cat " * 62
             assert np.allclose(await service.vectors(text, truncate=truncate), service.row(f"{kept} " * 62), atol=1e-7)
-
-
-async def test_2048_inputs_come_back_in_order_from_two_threads_while_others_are_served(service: Service) -> None:
-    texts = [f"{number} " * (number % 13 + 1) for number in range(2048)]
-    bulk = asyncio.create_task(service.vectors(texts, encoding_format="base64"))
-    small = await asyncio.gather(*(service.vectors(f"cat {number}") for number in range(20)))
-    got = [np.frombuffer(base64.b64decode(row), "<f4") for row in await bulk]
-    assert all(np.array_equal(row, service.row(text)) for row, text in zip(got, texts, strict=True))
-    assert all(np.allclose(rows, service.row(f"cat {number}"), atol=1e-7) for number, rows in enumerate(small))
 
 
 async def test_models_are_listed_with_their_aliases(service: Service) -> None:
@@ -307,31 +296,6 @@ async def test_what_fails_after_the_first_line_is_the_last_one_and_there_are_no_
     service.session.open()
 
 
-@pytest.mark.pool
-@pytest.mark.parametrize("when", ["before the first line", "between two lines"])
-async def test_work_ends_with_the_client_that_asked_for_it(service: Service, when: str) -> None:
-    await service.vectors("cat")
-    service.session.forget()
-    service.session.hold()
-    first = "cat" if when == "between two lines" else "bird"
-    caller = Caller(service.app, headers=NDJSON)
-    caller.body(json.dumps({"input": [first, *(f"{'dog ' * (length * 20)}" for length in (1, 2, 3))]}).encode())
-    await service.session.entered(2)
-    if when == "between two lines":
-        await until(lambda: len(caller.sent) >= 2)
-        caller.hang_up()
-        await caller.done()
-    else:
-        caller.task.cancel()
-        await asyncio.gather(caller.task, return_exceptions=True)
-    engine = service.catalog.computing("mini")
-    waiting = [turn[-1] for lane in engine._queue.lanes for bucket in lane._by_length.values() for turn in bucket]
-    assert waiting
-    await until(lambda: not any(item.needed(time.monotonic()) for item in waiting))
-    service.session.open()
-    assert service.catalog.active == 0
-
-
 # OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -347,17 +311,6 @@ def served(tmp_path_factory: pytest.TempPathFactory, where: str) -> Iterator[tup
 def official(served: tuple[str, FakeCatalog]) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=served[0], api_key="sk-0123456789", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
-
-
-def test_openais_client_gets_the_same_floats_by_base64_and_as_numbers(official: openai.OpenAI, served: tuple[str, FakeCatalog]) -> None:
-    catalog = served[1]
-    wanted = catalog.session("mini").row("sentence_embedding", catalog.get("mini").texts.tokenizer.encode("cat").ids)
-    by_base64 = official.embeddings.create(model="mini", input=["cat", "dog"])
-    by_number = official.embeddings.create(model="mini", input="cat", encoding_format="float", dimensions=WIDTH)
-    assert by_base64.data[0].embedding == pytest.approx(wanted.tolist())
-    assert by_number.data[0].embedding == pytest.approx(wanted.tolist(), abs=1e-7)
-    assert by_base64.usage.total_tokens == 6
-    assert [model.id for model in official.models.list()] == ["mini"]
 
 
 def test_openais_client_raises_the_class_of_each_status(official: openai.OpenAI, served: tuple[str, FakeCatalog]) -> None:

@@ -7,7 +7,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from service.errors import InvalidRequest, NotReady, Overloaded, RuntimeFailed
+from service.errors import InvalidRequest, Overloaded, RuntimeFailed
 from service.generation.request import Grammar
 from tests.service.dialects.asking import HI_PROMPT, N_HI_PROMPT, N_SAID, Route, expect_refusals, route
 from tests.service.generation_fakes import SAID, FakeGenerator
@@ -165,13 +165,6 @@ async def test_a_stream_that_breaks_ends_with_failed_and_what_was_said(service: 
     assert not {"response.completed", "response.output_text.done"} & {event["type"] for event in told}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_fails_before_the_first_token_has_its_status(service: Route, stream: bool) -> None:
-    service.engine.failures[0] = (0, NotReady("x"))
-    answer = await service.post(stream=stream)
-    assert (answer.status_code, set(answer.json())) == (503, {"error"})
-
-
 # Errors ----------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -207,10 +200,6 @@ async def test_what_is_wrong_is_a_400_that_names_it(service: Route) -> None:
     await expect_refusals(service, rows)
 
 
-async def test_empty_fields_change_nothing(service: Route) -> None:
-    assert (await service.whole(previous_response_id="", text={"format": {}}))["status"] == "completed"
-
-
 async def test_an_answer_that_is_not_stored_is_not_found_again(service: Route) -> None:
     made = await service.whole(store=False)
     assert (made["store"], "state" in made) == (False, False)
@@ -224,36 +213,10 @@ async def test_an_answer_that_is_not_stored_is_not_found_again(service: Route) -
 # OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_openais_client(official: openai.OpenAI) -> None:
-    answer = official.responses.create(model="wordy", input="Hi", instructions="Be brief")
-    assert answer.output_text == SAID
-    assert (answer.status, answer.usage.output_tokens) == ("completed", N_SAID)
-    assert official.responses.retrieve(answer.id) == answer
-    with pytest.raises(openai.BadRequestError) as refused:
-        official.responses.create(model="wordy", input="Hi", store=False, background=True)
-    assert refused.value.param == "background"
-
-
 def test_openais_client_continues_by_sending_its_answer_back(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
     said = official.responses.create(model="wordy", input="Hi").output
     official.responses.create(model="wordy", input=[*said, {"role": "user", "content": "More"}])
     assert served[1].decode(served[1].engine.requests[-1].prompt) == f"<s><assistant>{SAID}\n<user>More\n<assistant>"
-
-
-def test_openais_client_assembles_a_stream(official: openai.OpenAI) -> None:
-    """Its own helper checks the order of events and puts them together again."""
-    with official.responses.stream(model="wordy", input="Hi") as stream:
-        kinds = [event.type for event in stream]
-        whole = stream.get_final_response()
-    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
-    assert (whole.output_text, whole.usage.output_tokens) == (SAID, N_SAID)
-
-
-def test_openais_client_hears_of_a_failure(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
-    served[1].engine.failures[0] = (2, RuntimeFailed("the runtime failed"))
-    *_, last = official.responses.create(model="wordy", input="Hi", stream=True)
-    assert last.type == "response.failed"
-    assert last.response.error.message == "the runtime failed"
 
 
 ADD = {"type": "function", "name": "add", "description": "adds", "parameters": {"type": "object"}}

@@ -1,10 +1,9 @@
 """The text-embeddings-inference dialect: field by field, error by error, and through huggingface_hub's own client."""
 
-import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from export import contract
-from service.app import Application
+from service.dialects.tei.routes import render
 from service.encoding.request import EncodeTask
-from service.errors import RouteNotFound, RuntimeFailed, ServiceError
+from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, RouteNotFound, RuntimeFailed, ServiceError
 from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
-from tests.service.generation_fakes import FakeGenerator, generator_app
 
 # A score is computed in float64 from the same float32 logit on both sides, so only the last bits may differ.
 SCORE_TOLERANCE = 1e-12
@@ -89,11 +87,6 @@ async def test_embed_takes_texts_and_ids_and_answers_a_list_of_vectors(http: htt
         assert response.status_code == 200
         wanted = [row(http, contract.EMBEDDING, each) for each in expected]
         np.testing.assert_array_equal(np.array(response.json(), np.float32), wanted)
-
-
-async def test_embed_without_normalisation_sends_the_vector_as_it_was_pooled(http: httpx.AsyncClient) -> None:
-    response = await http.post("/embed", json={"inputs": "the cat", "normalize": False})
-    np.testing.assert_array_equal(np.array(response.json()[0], np.float32), row(http, contract.POOLED, ids("the cat")))
 
 
 async def test_dimensions_are_cut_and_then_normalised_unless_normalisation_is_off(http: httpx.AsyncClient) -> None:
@@ -279,13 +272,6 @@ async def test_rerank_orders_by_logit_and_scores_by_its_sigmoid(http: httpx.Asyn
     assert raw.json() == [{"index": index, "score": expected[index], "text": TEXTS[index]} for index in order]
 
 
-async def test_texts_whose_scores_round_to_one_keep_the_order_of_their_logits_and_then_of_their_places(http: httpx.AsyncClient) -> None:
-    fake = session(http, "reranker")
-    fake.bad_rows |= {tuple(ids("the", "one")): 50.0, tuple(ids("the", "two")): 60.0, tuple(ids("the", "three")): 50.0}
-    response = await http.post("/rerank", json={"query": "the", "texts": ["one", "two", "three"]})
-    assert [(rank["index"], rank["score"]) for rank in response.json()] == [(1, 1.0), (0, 1.0), (2, 1.0)]
-
-
 async def test_rerank_on_an_encoder_goes_by_the_cosine_and_says_so(http: httpx.AsyncClient) -> None:
     body = {"query": "the cat", "texts": ["a dog", "the cat", "a fish"], "model": "encoder", "return_text": True}
     answer = await http.post("/rerank", json=body)
@@ -364,14 +350,6 @@ async def test_rerank_needs_texts_and_a_model_that_ranks_and_every_one_of_its_sc
     assert_error(await http.post("/rerank", json={"texts": ["b"]}), 422, "Validation", "query")
     both_empty = {"query": "", "texts": ["b", ""]}
     assert_error(await http.post("/rerank", json=both_empty, headers={"x-item-errors": "true"}), 400, "Empty")
-
-
-async def test_a_reranker_alone_is_the_wrong_model_for_embed(tmp_path: Path) -> None:
-    async with client(fake_app(fake_bundle(tmp_path / "reranker", "reranker"))) as http:
-        for path in ("/embed", "/embed_all"):
-            assert_error(await http.post(path, json={"inputs": "a"}), 424, "Backend", "reranker")
-        sentences = {"source_sentence": "a", "sentences": ["b"]}
-        assert_error(await http.post("/similarity", json={"inputs": sentences}), 424, "Backend")
 
 
 # /predict --------------------------------------------------------------------------------------------------------------------------------
@@ -515,24 +493,6 @@ async def test_info_of_another_model_says_its_labels(http: httpx.AsyncClient) ->
     assert_error(await http.get("/info", params={"model": "nobody"}), 404, "Validation", "nobody")
 
 
-async def test_info_of_a_decoder_names_what_it_can_describe(tmp_path: Path) -> None:
-    app = fake_app(*bundles(tmp_path))
-    async with client(app) as http:
-        app.state.catalog.models["wordy"] = FakeGenerator("wordy")
-        refused = await http.get("/info", params={"model": "wordy"})
-        assert_error(refused, 424, "Backend", f"Served of these: {', '.join([*MODELS, 'tags'])}")
-        del app.state.catalog.models["wordy"]
-    async with client(generator_app(FakeGenerator("wordy"))) as http:
-        assert_error(await http.get("/info"), 424, "Backend", "Served of these: none")
-
-
-async def test_probes_answer_head_as_they_answer_get(http: httpx.AsyncClient, app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
-    for draining, status in ((False, 200), (True, 503)):
-        monkeypatch.setattr(app.state.catalog, "draining", draining)
-        for path in ("/health", "/ping", "/"):
-            assert (await http.head(path)).status_code == status, path
-
-
 @pytest.mark.pool
 async def test_health_is_200_with_nothing_in_it_and_503_while_the_runtime_fails(http: httpx.AsyncClient) -> None:
     for path in ("/health", "/ping"):
@@ -600,12 +560,6 @@ async def test_what_is_no_json_is_400_and_what_is_no_request_422(http: httpx.Asy
         assert_error(await http.post(path, json={**body, "model": "nobody\x00"}), 404, "Validation", "nobody")
 
 
-async def test_unknown_fields_are_ignored_and_nul_is_a_character_like_others(http: httpx.AsyncClient) -> None:
-    response = await http.post("/embed", json={"inputs": "the\x00cat", "encoding_format": "float", "nobody": [1]})
-    assert response.status_code == 200
-    assert (await http.post("/tokenize", json={"inputs": "\x00"})).status_code == 200
-
-
 async def test_too_many_inputs_are_a_validation_error_with_the_text_clients_look_for(tmp_path: Path) -> None:
     models = [fake_bundle(tmp_path / kind, kind) for kind in ("encoder", "reranker", "classifier")]
     bodies: dict[str, dict[str, Any]] = {
@@ -622,141 +576,29 @@ async def test_too_many_inputs_are_a_validation_error_with_the_text_clients_look
             assert_error(await http.post(path, json=body), 422, "Validation", "batch size 4 > maximum allowed batch size 3")
 
 
-@pytest.mark.pool
-async def test_a_full_queue_is_429_and_a_request_that_never_fits_413(tmp_path: Path) -> None:
-    app = fake_app(fake_bundle(tmp_path / "encoder"), threads=1, max_queue_tokens=8, cache_bytes=0)
-    async with client(app) as http:
-        fake = session(http, "encoder")
-        assert_error(await http.post("/embed", json={"inputs": " ".join(["the"] * 9)}), 413, "Validation", "send it in parts")
-        fake.hold()
-        running = asyncio.create_task(http.post("/embed", json={"inputs": "the cat"}))
-        await fake.entered(1)
-        # The queue has room for one of these two; which one is theirs to settle.
-        rivals = {
-            asyncio.create_task(http.post("/embed", json={"inputs": text})) for text in ("a dog and one fish", "paris in france and berlin")
-        }
-        done, waiting = await asyncio.wait(rivals, return_when=asyncio.FIRST_COMPLETED)
-        (refused,) = [task.result() for task in done]
-        assert_error(refused, 429, "Overloaded", "Model is overloaded")
-        assert int(refused.headers["retry-after"]) >= 1
-        fake.open()
-        assert [answer.status_code for answer in await asyncio.gather(running, *waiting)] == [200, 200]
+def test_every_error_has_the_status_and_type_of_this_dialect() -> None:
+    for error, status, kind in (
+        (ServiceError("x"), 500, "Backend"),
+        (RuntimeFailed("x"), 424, "Backend"),
+        (RouteNotFound("x"), 404, "Validation"),
+        (NeverFits("x"), 413, "Validation"),
+        (Overloaded("x", retry_after_s=1), 429, "Overloaded"),
+        (DeadlineExceeded("x"), 504, "Overloaded"),
+        (NotReady("x"), 503, "Unhealthy"),
+    ):
+        assert render(error) == (status, {"error": "x", "error_type": kind})
 
 
-@pytest.mark.pool
-async def test_a_deadline_that_passes_is_504(http: httpx.AsyncClient) -> None:
-    fake = session(http, "encoder")
-    fake.hold()
-    response = await http.post("/embed", json={"inputs": "the cat"}, headers={"x-request-timeout-ms": "200"})
-    fake.open()
-    assert_error(response, 504, "Overloaded", "deadline")
-
-
-@pytest.mark.pool
-async def test_a_vector_or_score_that_must_not_leave_is_a_backend_error(http: httpx.AsyncClient) -> None:
-    for value in (math.nan, math.inf, 0.0):
-        session(http, "encoder").bad_rows[tuple(ids("the cat"))] = value
-        assert_error(await http.post("/embed", json={"inputs": ["a dog", "the cat"]}), 424, "Backend", "withheld")
-        response = await http.post("/embed", json={"inputs": ["a dog", "the cat"]}, headers={"x-item-errors": "true"})
-        assert response.headers["x-item-errors"] == "1; 1:Backend"
-        if not math.isfinite(value):
-            session(http, "reranker").bad_rows[tuple(ids("the", "cat"))] = value
-            assert_error(await http.post("/rerank", json={"query": "the", "texts": ["cat"]}), 424, "Backend")
-
-
-async def test_before_the_models_are_there_it_is_unhealthy(tmp_path: Path) -> None:
-    bundle = fake_bundle(tmp_path / "encoder")
-    (bundle / contract.GRAPH).write_bytes(b"another graph")
-    app = fake_app(bundle)
-    async with client(app) as http:
-        refused = await http.post("/embed", json={"inputs": "a"})
-        assert_error(refused, 503, "Unhealthy", "cannot start")
-        assert refused.headers["retry-after"] == "1"
-        for path in ("/health", "/ping", "/"):
-            assert_error(await http.get(path), 503, "Unhealthy", "cannot start")
-
-
-def test_an_error_that_is_nobody_elses_is_ours() -> None:
-    from service.dialects.tei.routes import render
-
-    assert render(ServiceError("x")) == (500, {"error": "x", "error_type": "Backend"})
-    assert render(RuntimeFailed("x")) == (424, {"error": "x", "error_type": "Backend"})
-    assert render(RouteNotFound("x")) == (404, {"error": "x", "error_type": "Validation"})
-
-
-# huggingface_hub -------------------------------------------------------------------------------------------------------------------------
-
-
-class Recorder:
-    """ASGI around an application: keeps what was posted: (path, body)."""
-
-    posted: list[tuple[str, Any]]
-
-    def __init__(self, app: Any, posted: list[tuple[str, Any]]) -> None:
-        self.app, self.posted = app, posted
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        body = b""
-
-        async def watched() -> Any:
-            nonlocal body
-            message = await receive()
-            if message["type"] == "http.request":
-                body += message["body"]
-                if not message["more_body"]:
-                    self.posted.append((scope["path"], json.loads(body)))
-            return message
-
-        await self.app(scope, watched if scope["type"] == "http" and scope["method"] == "POST" else receive, send)
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[tuple[str, list[tuple[str, Any]], FakeSession]]:
-    """A real server, what its clients posted, and the encoder's session."""
-    posted: list[tuple[str, Any]] = []
-    app = fake_app(*bundles(tmp_path))
-    app.edge = Recorder(app.edge, posted)
-    with serve_in_thread(app) as url:
-        yield url, posted, app.state.catalog.session("encoder")
-
-
-@pytest.mark.parametrize("path", ["", "/embed"])
-def test_the_hubs_client_extracts_features(hub: tuple[str, list[tuple[str, Any]], FakeSession], path: str) -> None:
-    url, posted, fake = hub
-    with InferenceClient(model=url + path) as inference:
-        vectors = inference.feature_extraction(["the cat", "a dog"])
-        np.testing.assert_array_equal(vectors, [fake.row(contract.EMBEDDING, ids(text)) for text in ("the cat", "a dog")])
-        short = inference.feature_extraction(LONG, truncate=True, truncation_direction="left", prompt_name="query", normalize=False)
-        assert short.shape == (1, WIDTH)
-        assert inference.feature_extraction("the cat", dimensions=4).shape == (1, 4)
-    assert posted[0] == (path or "/", {"inputs": ["the cat", "a dog"]})
-    assert posted[1][1].keys() == {"inputs", "truncate", "truncation_direction", "prompt_name", "normalize"}
-
-
-@pytest.mark.parametrize("path", ["/similarity"])
-def test_the_hubs_client_compares_sentences(hub: tuple[str, list[tuple[str, Any]], FakeSession], path: str) -> None:
-    url, posted, fake = hub
-    with InferenceClient(model=url + path) as inference:
-        cosines = inference.sentence_similarity("the cat", ["a dog", "the cat"])
-    cat, dog = (fake.row(contract.EMBEDDING, ids(text)) for text in ("the cat", "a dog"))
-    np.testing.assert_allclose(cosines, [cat @ dog, 1], atol=FLOAT32_TOLERANCE)
-    assert posted == [(path, {"inputs": {"source_sentence": "the cat", "sentences": ["a dog", "the cat"]}, "parameters": {}})]
-
-
-def test_the_hubs_client_classifies_texts(hub: tuple[str, list[tuple[str, Any]], FakeSession]) -> None:
-    url, posted, _ = hub
-    with InferenceClient(model=url + "/predict") as inference:
-        all_labels = inference.text_classification("the cat")
-        best = inference.text_classification("the cat", top_k=1, function_to_apply="sigmoid")
-    assert [each.label for each in all_labels] == sorted(LABELS, key=lambda label: -{e.label: e.score for e in all_labels}[label])
-    assert sum(each.score for each in all_labels) == pytest.approx(1)
-    assert [each.label for each in best] == [all_labels[0].label]
-    assert posted[0] == ("/predict", {"inputs": "the cat", "parameters": {}})
-
-
-def test_the_hubs_client_shows_our_sentence_when_it_is_refused(hub: tuple[str, list[tuple[str, Any]], FakeSession]) -> None:
-    url, _, _ = hub
-    with InferenceClient(model=url + "/embed") as inference, pytest.raises(HfHubHTTPError) as refused:
-        inference.feature_extraction(LONG, truncate=False)
-    assert refused.value.response.status_code == 422
-    assert "must have less than" in str(refused.value)
+def test_the_hubs_client_sends_its_options_and_shows_our_refusals(tmp_path: Path) -> None:
+    with serve_in_thread(fake_app(*bundles(tmp_path))) as url:
+        for path in ("", "/embed"):
+            with InferenceClient(model=url + path) as inference:
+                short = inference.feature_extraction(LONG, truncate=True, truncation_direction="left", prompt_name="query", normalize=False)
+                pooled = FakeSession().row(contract.POOLED, ids(" ".join([*["the"] * 13, "dog"])))
+                np.testing.assert_array_equal(short, [pooled])
+                assert inference.feature_extraction("the cat", dimensions=4).shape == (1, 4)
+        with InferenceClient(model=url + "/predict") as inference:
+            best = inference.text_classification("the cat", top_k=1, function_to_apply="sigmoid")
+            assert [each.label for each in best] == [inference.text_classification("the cat")[0].label]
+        with InferenceClient(model=url + "/embed") as inference, pytest.raises(HfHubHTTPError, match="must have less than"):
+            inference.feature_extraction(LONG, truncate=False)

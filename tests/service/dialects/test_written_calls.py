@@ -80,11 +80,6 @@ def test_content_is_sent_before_the_answer_ends() -> None:
     assert [reader.push(text) for text in ("I add <", "b and c", " <tool_call>")] == [["I add "], ["<b and c"], [" "]]
 
 
-def test_a_name_that_does_not_end_is_not_held_back_for_ever() -> None:
-    text = '{"name": "' + "a" * 1100
-    assert written(BARE).push(text) == [text]
-
-
 def test_only_the_first_call_counts_without_parallel_calls() -> None:
     assert read(written(MARKED, several=False), qwen(ADD, OTHER)) == ("", [("add", '{"a": 1}')])
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 import pytest
 
 from service.dialects.openai.responses import stored
@@ -97,50 +96,6 @@ async def test_cancelling_ends_a_background_response_once(responses: Responses) 
     done = await responses.make(background=True)
     completed = await responses.ended(done["id"])
     assert (await responses.ask("POST", f"/{done['id']}/cancel")).json() == completed
-
-
-@pytest.mark.parametrize("why", ["cancelled", "released"])
-async def test_a_response_whose_end_is_being_written_stays_as_it_ended(responses: Responses, why: Any) -> None:
-    """It is stopped between the write and the news of it: clients may have read the end already."""
-    made = await begun(responses)
-    live = live_of(responses, made["id"])
-    write = live._write
-
-    async def stopped_meanwhile(row: stored.Row) -> int:
-        if row.ended:
-            live.stop(why)
-        return await write(row)
-
-    live._write = stopped_meanwhile  # type: ignore[method-assign]
-    responses.engine.release()
-    completed = await responses.ended(made["id"])
-    await so(lambda: live.ended)
-    assert (completed["status"], text_of(completed)) == ("completed", SAID)
-    assert (await responses.ask("POST", f"/{made['id']}/cancel")).json() == completed == await responses.read(made["id"])
-    assert (live.answer.status, live.answer.head["usage"]) == ("completed", completed["usage"])
-
-
-async def test_a_response_is_cancelled_once_by_several_clients(responses: Responses) -> None:
-    made = await begun(responses)
-    answers = await asyncio.gather(*(responses.ask("POST", f"/{made['id']}/cancel") for _ in range(8)))
-    (cancelled,) = {answer.text for answer in answers}
-    assert orjson.loads(cancelled)["status"] == "cancelled"
-
-
-async def test_a_response_that_another_process_goes_on_with_is_cancelled_at_once(responses: Responses, quick_polls: None) -> None:
-    """The process that is asked has lost the response and does not know it yet."""
-    made = await begun(responses)
-    zombie = live_of(responses, made["id"])
-    await paused(responses, zombie)
-    await responses.running.sweep()
-    owner = live_of(responses, made["id"])
-    responses.running._lives["", made["id"]] = zombie
-    async with asyncio.timeout(PATIENCE_S):
-        cancelled = (await responses.ask("POST", f"/{made['id']}/cancel")).json()
-    assert cancelled["status"] == "cancelled"
-    await so(lambda: zombie.lost)
-    responses.engine.release()  # the owner notices at its next token, and the service waits for it when it stops
-    await so(lambda: owner.ended and owner.lost)
 
 
 async def test_a_deleted_response_is_not_generated_on(responses: Responses) -> None:
@@ -273,18 +228,6 @@ async def test_a_restarted_service_finishes_a_response_with_the_same_tokens(
         assert await responses.words(whole["state"]["id"]) == await responses.words(plain["state"]["id"])
         told = await responses.streamed(made["id"])
         assert texts(told) == text_of(plain)
-
-
-async def test_a_response_that_continues_another_one_is_taken_over_too(tmp_path: Path, quick_polls: None) -> None:
-    async with service(states=str(tmp_path)) as responses:
-        first = await responses.make()
-        plain = await responses.make(input="More", previous_response_id=first["id"])
-        made = await begun(responses, input="More", previous_response_id=first["id"])
-    async with service(states=str(tmp_path)) as responses:
-        await responses.running.sweep()
-        whole = await responses.ended(made["id"])
-        assert (whole["usage"], whole["previous_response_id"]) == (plain["usage"], first["id"])
-        assert await responses.words(whole["state"]["id"]) == await responses.words(plain["state"]["id"])
 
 
 async def test_a_paused_owner_writes_and_sends_nothing(responses: Responses, quick_polls: None) -> None:

@@ -65,14 +65,6 @@ def test_a_conversation_with_the_official_client(official: openai.OpenAI, served
             gone()
 
 
-def test_a_streamed_response_is_part_of_its_conversation(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
-    made = official.conversations.create()
-    with official.responses.create(model="wordy", input="Hi", conversation=made.id, stream=True) as stream:
-        *_, last = stream
-    assert last.type == "response.completed"
-    assert next(iter(official.conversations.items.list(made.id))).id == last.response.output[0].id
-
-
 # What a response reads -------------------------------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,7 @@ import pytest
 from service.states.blob import Blob, pack
 from service.states.record import new_state_id
 from tests.service.dialects.states.conftest import States
-from tests.service.fakes import client
-from tests.service.generation_fakes import FakeGenerator, generator_app
+from tests.service.generation_fakes import FakeGenerator
 from tests.service.scripted_engine import MOST_SEEN, STATES
 
 pytestmark = pytest.mark.asyncio
@@ -156,31 +155,9 @@ async def test_what_is_no_state_of_a_model_here_is_refused_and_nothing_written(s
     assert (await states.done("GET"))["data"] == []
 
 
-async def test_a_blob_over_the_limit_is_refused_unread() -> None:
-    model = FakeGenerator("wordy")
-    async with client(generator_app(model, max_body_bytes=2048)) as http:
-        states = States(http, model)
-        answer = await put(states, bytes(2049))
-        assert answer.status_code == 413
-        assert "have the limit raised" in answer.json()["error"]["message"]  # a blob cannot be made smaller
-        assert (await states.done("GET"))["data"] == []
-
-
 async def test_an_upload_is_the_tenants_own(keyed: tuple[States, States]) -> None:
     mine, other = keyed
     made = (await put(mine, blob_of(mine.model), "?name=doc")).json()
     await other.refused(404, "GET", f"/{made['id']}/blob")
     same = (await put(other, blob_of(other.model))).json()
     assert same["bytes"] == made["bytes"]  # nothing tells that another tenant has the same bytes
-
-
-async def test_a_damaged_blob_is_gone(states: States) -> None:
-    made, other = await states.make("Hello"), await states.make("another")
-    store: Any = states.engine.states
-    size = made["bytes"]["logical"]
-    await store.call(lambda engine: engine._db.execute("UPDATE blobs SET content = x'00' WHERE size = ?", (size,)))
-    for _ in range(2):
-        error = await states.refused(410, "GET", f"/{made['id']}/blob")
-        assert "damaged" in error["message"]
-    await states.refused(410, "GET", f"/{made['id']}")
-    assert (await states.done("GET"))["first_id"] == other["id"]

@@ -13,16 +13,6 @@ pytestmark = pytest.mark.asyncio
 SAYS = {"role": "user", "content": "Hi"}
 
 
-@pytest.mark.pool
-async def test_a_prompt_is_fed_and_nothing_is_drawn(states: States) -> None:
-    made = await states.make("Hello")
-    (request,) = states.engine.requests
-    assert (states.model.decode(request.prompt), request.max_tokens, request.start) == ("<s>Hello", 0, None)
-    assert request.keep is not None
-    assert request.keep.record.id == made["id"]
-    assert (request.keep.quota.states, request.keep.quota.size) == (10_000, 4 * 1024**3)
-
-
 @pytest.mark.parametrize(
     ("body", "text", "turn"),
     [
@@ -53,13 +43,6 @@ async def test_a_parent_is_continued_without_special_tokens(states: States) -> N
     assert states.engine.requests[-1].start == ("", child["id"], False, child["position"])
     more = await states.done("POST", "", {"parent": child["id"], "token_ids": [10]})
     assert more["position"] == 13
-
-
-async def test_messages_continue_a_conversation(states: States) -> None:
-    await states.done("POST", "", {"messages": [{"role": "system", "content": "Be brief."}], "name": "chat"})
-    made = await states.done("POST", "", {"messages": [SAYS], "parent": "chat"})
-    assert made["turn"] == "user"
-    assert await states.text(made["id"]) == "<s><system>Be brief.\n<user>Hi\n"
 
 
 @pytest.mark.parametrize(
@@ -122,17 +105,6 @@ async def test_a_repeated_request_gets_the_same_state(states: States) -> None:
     await states.refused(409, "POST", f"/{first.json()['id']}/fork", {}, headers={"idempotency-key": "k"})
     for bad in ("", "a b", "x" * 256, "\t"):
         await states.refused(400, "POST", "", {"prompt": "a"}, headers={"idempotency-key": bad})
-
-
-async def test_of_equal_requests_at_the_same_time_one_makes_the_state(states: States) -> None:
-    states.engine.hold()
-    asked = [asyncio.create_task(states.ask("POST", "", {"prompt": "a"}, headers={"idempotency-key": "k"})) for _ in range(3)]
-    await asyncio.to_thread(states.engine.wait, lambda: len(states.engine.runs) == 3)
-    states.engine.release()
-    answers = await asyncio.gather(*asked)
-    assert len({answer.json()["id"] for answer in answers}) == 1
-    assert sorted(answer.headers.get("idempotent-replayed", "false") for answer in answers) == ["false", "true", "true"]
-    assert len((await states.done("GET"))["data"]) == 1
 
 
 async def test_forks_and_rewinds_are_repeated_without_making_more(states: States) -> None:

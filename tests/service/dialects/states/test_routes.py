@@ -1,6 +1,5 @@
 """Listing, reading, changing, deleting and forking states."""
 
-import asyncio
 import logging
 import time
 from pathlib import Path
@@ -172,15 +171,6 @@ async def test_a_name_that_moves_after_it_was_looked_up_fails_the_change(
     assert {each["id"] for each in (await states.done("GET"))["data"]} == {first["id"], other["id"]}
 
 
-async def test_of_racing_moves_one_wins(states: States) -> None:
-    await states.make(name="head")
-    others = [(await states.make(str(number)))["id"] for number in range(5)]
-    moves = [states.ask("PATCH", f"/{other}", {"name": "head"}, headers={"if-match": '"v1"'}) for other in others]
-    statuses = [answer.status_code for answer in await asyncio.gather(*moves)]
-    assert sorted(statuses) == [200, 412, 412, 412, 412]
-    assert (await states.done("GET", "/head"))["id"] == others[statuses.index(200)]
-
-
 async def test_bad_names_are_refused(states: States) -> None:
     cases: list[Any] = ["state_1", "a/b", "", "x" * 129, ".hidden", "a b", "ä", "a\n"]
     for name in cases:
@@ -247,12 +237,6 @@ async def test_forks_share_one_blob(states: States) -> None:
     await states.refused(400, "POST", "/copy/fork", {"n": 2, "name": "both"})
 
 
-async def test_forks_are_made_all_or_none(states: States) -> None:
-    parent = await states.make(name="head")
-    await states.refused(412, "POST", "/head/fork", {"n": 1, "name": "head"}, headers={"if-none-match": "*"})
-    assert [each["id"] for each in (await states.done("GET"))["data"]] == [parent["id"]]
-
-
 async def test_a_lineage_is_read_in_pages(states: States) -> None:
     first = await states.make("a")
     second = await states.make("bc", parent=first["id"])
@@ -282,15 +266,6 @@ async def test_a_quota_is_per_tenant() -> None:
         error = await states.refused(403, "POST", "", {"prompt": "x"})
         assert error["code"] == "state_quota_exceeded"
         await states.refused(403, "POST", f"/{made[1]}/fork", {"n": 3})
-
-
-async def test_a_state_does_not_give_way_to_its_own_forks() -> None:
-    model = FakeGenerator("wordy")
-    async with client(generator_app(model, max_states=3)) as http:
-        states = States(http, model)
-        made = [(await states.make(str(number)))["id"] for number in range(3)]
-        forks = [each["id"] for each in (await states.done("POST", f"/{made[0]}/fork", {"n": 2}))["data"]]
-        assert [each["id"] for each in (await states.done("GET"))["data"]] == [*forks[::-1], made[0]]
 
 
 async def test_a_metric_has_no_id(states: States) -> None:

@@ -140,13 +140,6 @@ async def test_an_end_of_turn_that_the_state_has_seen_is_not_fed_again(states: S
         assert states.model.decode(states.engine.requests[-1].prompt) == "<user>Hi\n<assistant>"
 
 
-async def test_after_a_prompt_the_new_messages_follow_at_once(states: States) -> None:
-    await states.done("POST", "", {"messages": [{"role": "system", "content": "Be brief."}], "name": "doc"})
-    for path in ("/v1/chat/completions", "/v1/responses"):
-        await post(states, path, state="doc")
-        assert states.model.decode(states.engine.requests[-1].prompt) == "<user>Hi\n<assistant>"
-
-
 async def test_a_completion_can_draw_on_without_a_prompt(states: States) -> None:
     await states.make("Hello", name="doc")
     answer = await post(states, "/v1/completions", prompt="", state="doc")
