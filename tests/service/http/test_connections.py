@@ -78,12 +78,6 @@ def test_half_a_head_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatc
     assert "head did not come" in json.loads(body)["message"]
 
 
-def test_a_connection_without_a_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "head_s", SOON_S)
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
-        assert connection.recv(1) == b""
-
-
 def test_a_head_that_does_not_end_is_refused(port: int) -> None:
     status, _, _ = said(port, b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 70_000)
     assert status == 431

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from service.errors import QueueTooLong
-from service.http.direct import MOST_BYTES, Direct
+from service.http.direct import Direct
 from tests.service.fakes import PATIENCE_S, case, fake_app, fake_bundle, serve_in_thread
 
 NOT_PLAIN = {"x-other": "1"}  # a header that sends a request to `Edge`
@@ -90,12 +90,6 @@ def test_an_answer_that_may_be_compressed_is_not_plain(serve: Serve, taken: list
     for coding, count in (("gzip", 8), ("gzip", 25), ("", 25)):
         http.post("/v1/embeddings", json={"input": ["cat"] * count}, headers={"accept-encoding": coding})
     assert taken == [True, False, True]
-
-
-def test_a_long_body_is_not_held(serve: Serve, taken: list[bool]) -> None:
-    _, http = serve()
-    assert http.post("/v1/embeddings", json={"input": "cat " * MOST_BYTES}).status_code == 200
-    assert taken == []
 
 
 def test_a_body_that_is_no_json_is_refused_as_ever(serve: Serve) -> None:
@@ -201,37 +195,3 @@ def test_a_body_that_stops_is_read_within_the_limits_of_uploads(serve: Serve, ta
         connection.sendall(request("cat")[:-4])
         assert connection.recv(65_536).startswith(b"HTTP/1.1 408")
     assert taken == []
-
-
-def test_a_client_that_leaves_is_computed_for_no_longer(serve: Serve, taken: list[bool]) -> None:
-    app, http = serve(threads=1)
-    catalog = app.state.catalog
-    session = catalog.session("mini")
-    session.hold()
-    with connect(http) as first:
-        first.sendall(request("cat"))
-        while not session.active:
-            pass
-        with connect(http) as leaving:
-            leaving.sendall(request("dog"))
-            while catalog.active < 2:
-                pass
-        while catalog.active > 1:  # the connection has ended, and with it the request
-            pass
-        session.open()
-        assert ids_of(first, 1) == ["cat"]
-    http.post("/v1/embeddings", json={"input": "fish"})
-    dog = catalog.get("mini").texts.tokenizer.token_to_id("dog")
-    assert taken == [True, True, True]
-    assert not any(dog in ids for batch in session.batches for ids in batch)
-
-
-def test_a_deadline_in_the_queue_is_504(serve: Serve, taken: list[bool]) -> None:
-    app, http = serve(request_timeout_s=0.2)
-    session = app.state.catalog.session("mini")
-    session.hold()
-    try:
-        assert http.post("/v1/embeddings", json={"input": "cat"}).status_code == 504
-    finally:
-        session.open()
-    assert taken == [True]

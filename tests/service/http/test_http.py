@@ -14,9 +14,7 @@ import zstandard
 from fastapi import Query
 
 from service.dialects.routers import ROUTERS
-from service.errors import MalformedBody
 from service.http import content_encoding, edge
-from service.http.cors import EXPOSED
 from tests.service.fakes import case, client, fake_app, fake_bundle
 from tests.service.generation_fakes import FakeGenerator, generator_app
 from tests.service.http.test_edge import KEY, Caller, said
@@ -149,11 +147,6 @@ async def test_a_body_that_is_not_what_its_coding_says_is_400(bundle: Path) -> N
         for coding, content in cases:
             with case(coding, content):
                 assert said(await post(http, content, coding)) == (400, "invalid_request_error", "malformed_body")
-
-
-async def test_a_zstd_body_that_ends_before_its_size_is_refused() -> None:
-    with pytest.raises(MalformedBody, match="ends too early"):
-        [piece async for piece in content_encoding.inflate("zstd", zstandard.compress(random.Random(0).randbytes(500_000))[:-1])]
 
 
 # Compressed answers ----------------------------------------------------------------------------------------------------------------------
@@ -385,10 +378,6 @@ async def test_a_browser_may_ask_without_a_key_and_read_answers_and_errors(bundl
             assert set(answer.headers) <= exposed | ordinary
 
 
-def test_what_a_script_may_read_is_what_clients_are_told_to_read() -> None:
-    assert {"x-request-id", "x-truncated-inputs", "retry-after", "retry-after-ms", "x-compute-type", "traceresponse"} <= set(EXPOSED)
-
-
 async def test_a_browser_of_an_origin_that_is_not_named_gets_no_permission(bundle: Path) -> None:
     async with client(fake_app(bundle, cors_origins=("https://other.example",)), headers={"origin": ORIGIN}) as http:
         refused = await http.options("/embed", headers={"access-control-request-method": "POST"})
@@ -396,9 +385,3 @@ async def test_a_browser_of_an_origin_that_is_not_named_gets_no_permission(bundl
         assert ORIGIN in refused.json()["error"]
         answer = await http.post("/embed", json={"inputs": "cat"})
         assert "access-control-allow-origin" not in {**refused.headers, **answer.headers}
-
-
-async def test_without_the_setting_no_permission_is_given(bundle: Path) -> None:
-    async with client(fake_app(bundle), headers={"origin": ORIGIN}) as http:
-        answer = await http.options("/v1/embeddings", headers={"access-control-request-method": "POST"})
-        assert "access-control-allow-origin" not in answer.headers

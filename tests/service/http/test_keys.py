@@ -207,12 +207,6 @@ async def test_requests_over_the_limit_are_429_in_each_dialect_with_openais_head
         assert (other.status_code, limits(other)) == (200, {})
 
 
-async def test_a_tenants_keys_share_its_limits(bundle: Path, file: Path) -> None:
-    write(file, entry(ACME, requests_per_minute=1), entry(GLOBEX, name="second", requests_per_minute=1))
-    async with served(bundle, file=file) as (_, http):
-        assert [(await embed(http, key)).status_code for key in (ACME, GLOBEX)] == [200, 429]
-
-
 async def test_tokens_are_charged_after_the_answer_and_refused_while_there_are_none(bundle: Path, file: Path) -> None:
     async with served(bundle, file=write(file, entry(ACME, tokens_per_minute=5))) as (_, http):
         first = await embed(http, ACME, "the cat and the dog in the house")

@@ -165,16 +165,6 @@ async def test_a_slow_client_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert reader.chunks[-1] == b""
 
 
-@pytest.mark.parametrize("pieces", [[], ["a"]])
-async def test_a_stream_that_is_cancelled_closes_its_source(pieces: list[str]) -> None:
-    source = Pieces(*pieces)
-    playing = asyncio.create_task(play(source))
-    await until(lambda: source.pieces.empty() and len(source.pieces._getters) > 0)  # type: ignore[attr-defined]
-    playing.cancel()
-    await asyncio.gather(playing, return_exceptions=True)
-    assert source.closed
-
-
 # Over the application --------------------------------------------------------------------------------------------------------------------
 
 
