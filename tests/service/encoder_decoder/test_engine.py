@@ -13,12 +13,11 @@ import torch
 from models.encoder_decoder.search import attended, beam, greedy
 from service.encoder_decoder.engine import EncoderDecoderEngine
 from service.encoder_decoder.request import EncoderDecoderRequest
-from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.errors import DeadlineExceeded, NotReady, RuntimeFailed
 from service.generation.admission import QueueLimits
 from service.generation.request import Sampling
 from service.generation.run import Run, join
 from service.generation.text import Vocabulary
-from service.runtime.lanes import Lane
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.encoder_decoders import END, KINDS, random_encoder_decoder
 from tests.service.encoder_decoder.torch_session import TorchSession
@@ -139,54 +138,6 @@ async def test_who_leaves_makes_room_and_changes_nothing_for_the_others(vocabula
     assert session.sizes[-1][1] == len("seventeen"), "no wider than the longest that is left"
 
 
-async def test_the_queue_has_a_bound_and_interactive_goes_first(vocabulary: Vocabulary) -> None:
-    session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, slots=1, max_waiting=2) as engine:
-        session.hold()
-        (first,) = await engine.open([asked()])
-        assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
-        (bulk,) = await engine.open([asked(lane=Lane.BULK)])
-        (quick,) = await engine.open([asked()])
-        with pytest.raises(Overloaded, match="2 sources wait, and the most is 2") as refused:
-            await engine.open([asked()])
-        assert refused.value.retry_after_s > 0
-        assert engine.pending == 3 * engine.limits.slots
-        session.open()
-        await asyncio.gather(*map(written, (first, bulk, quick)))
-        assert quick.usage.finished <= bulk.usage.started
-
-
-async def test_a_client_with_many_sources_lets_another_one_pass(vocabulary: Vocabulary) -> None:
-    """Its request has all rows and the queue; the other's is written as soon as a row is free."""
-    session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, slots=2) as engine:
-        session.hold()
-        many = await engine.open([asked(client="many") for _ in range(20)])
-        assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
-        (one,) = await engine.open([asked(client="one")])
-        session.open()
-        await asyncio.gather(*map(written, (*many, one)))
-    assert sum(run.usage.started < one.usage.started for run in many) == 2
-    assert one.usage.finished < many[4].usage.finished
-
-
-async def test_a_request_that_got_no_row_in_its_time_is_refused(vocabulary: Vocabulary) -> None:
-    """All of it; and an idle engine refuses none, however short the time."""
-    session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, slots=1, max_wait_s=0) as engine:
-        session.hold()
-        begun = await engine.open([asked()])
-        assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
-        late = await engine.open([asked(client="other"), asked(client="other")])
-        session.open()
-        for run in late:
-            with pytest.raises(QueueTooLong, match="may wait 0 s") as refused:
-                await written(run)
-            assert refused.value.retry_after_s >= 1
-        assert all(await asyncio.gather(*map(written, begun)))
-        assert await written((await engine.open([asked()]))[0])
-
-
 async def test_a_beam_counts_with_all_its_rows(vocabulary: Vocabulary) -> None:
     """For who scales: eight rows of which two beams of four are followed are all taken."""
     session = TorchSession(random_encoder_decoder())
@@ -218,24 +169,6 @@ async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary, mo
         assert runs[0].attention.token_ids == made.token_ids
         with pytest.raises(DeadlineExceeded):
             await written(runs[1])
-
-
-@pytest.mark.parametrize(
-    ("request_", "error", "words"),
-    [
-        (asked("x" * 41), InputTooLong, "41 tokens and the maximum context length is 40"),
-        (asked(prompt=()), InvalidRequest, "no tokens"),
-        (asked(prompt=(256,)), InvalidRequest, "token id 256"),
-        (asked(n=3, beams=2), InvalidRequest, "n=3 outputs of num_beams=2"),
-        (asked(beams=33), InvalidRequest, "at most 32"),
-    ],
-)
-async def test_what_cannot_be_is_refused(
-    request_: EncoderDecoderRequest, error: type[Exception], words: str, vocabulary: Vocabulary
-) -> None:
-    async with running(TorchSession(random_encoder_decoder()), vocabulary) as engine:
-        with pytest.raises(error, match=words):
-            await engine.open([request_])
 
 
 @pytest.mark.parametrize("broken", [RuntimeError("no memory"), None])

@@ -38,20 +38,10 @@ def lengths(batch: Sequence[QueuedInput]) -> list[int]:
     return [len(each.ids) for each in batch]
 
 
-def test_an_empty_queue_gives_no_batch() -> None:
-    assert queue().take(0.0) == ([], [])
-
-
 def test_the_input_that_waited_longest_opens_the_batch() -> None:
     waiting = queue(run_cost_tokens=0)
     first, second, third = put(waiting, item(30), item(10), item(20))
     assert [waiting.take(0.0)[0] for _ in range(3)] == [[first], [second], [third]]
-
-
-def test_equal_lengths_join_in_the_order_of_their_arrival() -> None:
-    waiting = queue()
-    items = put(waiting, *(item(8) for _ in range(5)))
-    assert waiting.take(0.0) == (items, [])
 
 
 def test_inputs_of_two_graphs_never_share_a_batch() -> None:
@@ -91,18 +81,6 @@ def test_a_free_run_means_no_padding_at_all() -> None:
     assert lengths(waiting.take(0.0)[0]) == [10, 10]
 
 
-def test_padded_tokens_never_exceed_the_limit() -> None:
-    waiting = queue(max_batch_tokens=100, run_cost_tokens=1000)
-    put(waiting, item(30), item(30), item(30), item(30), item(25))
-    assert lengths(waiting.take(0.0)[0]) == [30, 30, 30]
-
-
-def test_an_input_over_the_limit_still_runs_alone() -> None:
-    waiting = queue(max_batch_tokens=16)
-    put(waiting, item(20), item(20))
-    assert lengths(waiting.take(0.0)[0]) == [20]
-
-
 def test_interactive_work_passes_bulk_work_that_came_before_it() -> None:
     waiting = queue()
     put(waiting, item(8, arrived=0.0, lane=Lane.BULK), item(8, arrived=1.0))
@@ -129,18 +107,6 @@ def test_a_long_bulk_request_has_one_batch_in_four() -> None:
     assert drawn[0] == Lane.BULK
 
 
-def test_bulk_work_uses_every_idle_moment() -> None:
-    waiting = queue(run_cost_tokens=0, max_batch_tokens=8)
-    put(waiting, *(item(8, lane=Lane.BULK) for _ in range(3)))
-    assert [len(waiting.take(0.0)[0]) for _ in range(4)] == [1, 1, 1, 0]
-
-
-def test_the_lanes_do_not_share_a_batch() -> None:
-    waiting = queue()
-    put(waiting, item(8, lane=Lane.BULK), item(8))
-    assert len(waiting.take(0.0)[0]) == 1
-
-
 def test_cancelled_and_expired_inputs_are_dropped_wherever_they_stand() -> None:
     waiting = queue()
     gone, late, live, joined_gone, joined = put(waiting, item(8), item(8, deadline=1.0), item(8), item(8), item(9))
@@ -157,13 +123,6 @@ def test_an_input_is_kept_while_one_of_its_waiters_is_there() -> None:
     shared.waiters[0][0].cancelled = True
     shared.waiters.append((pending(math.inf), 0))
     assert waiting.take(0.0) == ([shared], [])
-
-
-def test_only_dropped_inputs_leave_no_batch() -> None:
-    waiting = queue()
-    (gone,) = put(waiting, item(8, deadline=0.0))
-    assert waiting.take(0.0) == ([], [gone])
-    assert len(waiting) == waiting.tokens == 0
 
 
 def test_tokens_are_counted_by_lane() -> None:

@@ -15,7 +15,7 @@ from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
 from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeTask
-from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.errors import DeadlineExceeded, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.runtime.lanes import Lane
 from service.runtime.onnx import Array
 from service.telemetry.metrics import Metrics, ModelMetrics
@@ -83,18 +83,6 @@ async def test_rows_come_in_the_order_of_the_inputs_whatever_the_order_of_the_ru
     assert len(session.batches) > 1
 
 
-async def test_a_request_without_inputs_is_answered_at_once() -> None:
-    async with running(FakeSession()) as engine:
-        assert await engine.run(EncodeTask(inputs=[], output=VECTOR)) == []
-
-
-async def test_a_lone_request_runs_at_once_and_alone() -> None:
-    session = FakeSession()
-    async with running(session) as engine:
-        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
-    assert session.batches == [[text(1)]]
-
-
 async def test_requests_that_come_while_a_run_is_held_share_the_next_one() -> None:
     session = FakeSession()
     async with running(session) as engine:
@@ -104,17 +92,6 @@ async def test_requests_that_come_while_a_run_is_held_share_the_next_one() -> No
         rows = await asyncio.gather(held, *tasks)
     assert session.batches == [[text(number) for number in range(1, 6)]]
     assert all(same(row[0], session, text(number)) for number, row in enumerate(rows))
-
-
-async def test_every_free_thread_takes_a_batch_of_its_own() -> None:
-    session = FakeSession()
-    session.hold()
-    async with running(session, concurrent_runs=2) as engine:
-        tasks = [await queued(engine, text(1)), await queued(engine, text(2, 100))]
-        await session.entered(2)
-        assert session.most_active == 2
-        session.open()
-        await asyncio.gather(*tasks)
 
 
 async def test_a_run_is_alone_when_no_other_is_under_way_and_none_waits() -> None:
@@ -145,14 +122,6 @@ async def test_requests_with_different_outputs_share_a_run() -> None:
     assert session.outputs == [[VECTOR, TOKENS]]
     assert same(rows[1][0], session, text(1, 5))
     assert same(rows[2][0], session, text(1, 3), TOKENS), "token vectors of the input alone, without padding"
-
-
-async def test_logits_of_a_token_classifier_come_without_padding() -> None:
-    session = FakeSession(n_labels=3, per_token=True)
-    async with running(session) as engine:
-        rows = await engine.run(EncodeTask(inputs=encode(text(1, 5), text(2, 3)), output=LOGITS))
-    assert session.batches == [[text(1, 5), text(2, 3)]]
-    assert [np.shape(row) for row in rows] == [(5, 3), (3, 3)]
 
 
 async def test_token_types_reach_the_session() -> None:
@@ -204,16 +173,6 @@ async def test_the_queued_inputs_of_a_cancelled_request_never_run() -> None:
         assert engine.queued_tokens == 0
 
 
-async def test_cancelling_while_the_run_is_under_way_disturbs_nobody() -> None:
-    session = FakeSession()
-    async with running(session) as engine:
-        held = await busy(engine, session)
-        held.cancel()
-        session.open()
-        assert same((await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR)))[0], session, text(1))
-        assert not engine._in_flight
-
-
 async def test_a_request_out_of_time_is_told_so_and_its_inputs_never_run() -> None:
     session = FakeSession()
     async with running(session) as engine:
@@ -226,22 +185,7 @@ async def test_a_request_out_of_time_is_told_so_and_its_inputs_never_run() -> No
     assert session.batches == [[text(2)]]
 
 
-async def test_a_request_that_comes_after_its_deadline_is_not_queued() -> None:
-    session = FakeSession()
-    async with running(session) as engine:
-        with pytest.raises(DeadlineExceeded):
-            await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, deadline=time.monotonic() - 1))
-    assert session.batches == []
-
-
 # Admission -------------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_a_request_larger_than_the_queue_never_fits() -> None:
-    async with running(FakeSession(), max_queue_tokens=100) as engine:
-        with pytest.raises(NeverFits, match="101 tokens and the queue holds 100"):
-            await engine.run(EncodeTask(inputs=encode(text(1, 101)), output=VECTOR))
-        assert engine.queued_tokens == 0
 
 
 async def test_over_the_queue_a_request_is_refused_with_the_time_until_there_is_room() -> None:
@@ -268,19 +212,6 @@ async def test_a_request_whose_deadline_is_shorter_than_the_queue_is_refused_at_
         assert -1e-6 < late_s <= time.monotonic() - began
         session.open()
         await held
-
-
-async def test_bulk_work_in_the_queue_does_not_count_against_an_interactive_deadline() -> None:
-    session = FakeSession()
-    async with running(session, tokens_per_s=100 / PATIENCE_S) as engine:
-        held = await busy(engine, session)
-        bulk = await queued(engine, text(1, 100), lane=Lane.BULK)
-        deadline = time.monotonic() + PATIENCE_S / 2
-        interactive = await queued(engine, text(2), deadline=deadline)
-        with pytest.raises(Overloaded):
-            await engine.run(EncodeTask(inputs=encode(text(3)), output=VECTOR, lane=Lane.BULK, deadline=deadline))
-        session.open()
-        await asyncio.gather(held, interactive, bulk)
 
 
 async def test_when_the_queue_must_be_short_what_has_waited_too_long_is_refused_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,31 +242,6 @@ async def test_a_run_that_fails_at_once_does_not_count_as_a_fast_one() -> None:
 # Lanes -----------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_interactive_requests_pass_a_bulk_request_that_is_under_way() -> None:
-    session = FakeSession()
-    async with running(session, max_batch_tokens=8, bulk_delay_s=3600) as engine:
-        held = await busy(engine, session)
-        bulk = await queued(engine, *(text(number) for number in range(1, 9)), lane=Lane.BULK)
-        session.release(2)
-        await held
-        await session.entered(2)
-        interactive = await queued(engine, text(99))
-        session.open()
-        await asyncio.gather(bulk, interactive)
-    assert [batch[0][0] for batch in session.batches] == [1, 3, 99, 5, 7]
-
-
-async def test_bulk_work_is_not_passed_for_longer_than_its_delay() -> None:
-    session = FakeSession()
-    async with running(session, max_batch_tokens=4, bulk_delay_s=0) as engine:
-        held = await busy(engine, session)
-        tasks = [await queued(engine, text(1), lane=Lane.BULK)]
-        tasks += [await queued(engine, text(number)) for number in (2, 3)]
-        session.open()
-        await asyncio.gather(held, *tasks)
-    assert session.batches == [[text(1)], [text(2)], [text(3)]]
-
-
 async def test_an_interactive_request_does_not_wait_for_an_equal_input_in_the_bulk_lane() -> None:
     session = FakeSession()
     async with running(session, max_batch_tokens=4, bulk_delay_s=3600) as engine:
@@ -363,16 +269,6 @@ async def test_equal_inputs_in_flight_run_once_and_answer_all() -> None:
         rows = [row for task in tasks for row in await task]
     assert session.batches == [[text(1)]], "and 0, which is running, is joined too"
     assert [same(row, session, ids) for row, ids in zip(rows, [text(1)] * 3 + [text(0)], strict=True)] == [True] * 4
-
-
-async def test_the_same_ids_for_another_output_are_another_input() -> None:
-    session = FakeSession()
-    async with running(session) as engine:
-        held = await busy(engine, session)
-        tasks = [await queued(engine, text(1)), await queued(engine, text(1), output=contract.POOLED)]
-        session.open()
-        _, vector, pooled = await asyncio.gather(held, *tasks)
-    assert np.array_equal(vector[0] * 3, pooled[0])
 
 
 async def test_equal_inputs_of_two_tenants_are_two_inputs() -> None:
@@ -460,14 +356,6 @@ async def test_a_run_can_be_asked_for_whatever_the_cache_knows() -> None:
         for _ in range(2):
             await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, use_cache=False))
     assert len(session.batches) == 2
-
-
-async def test_errors_are_not_cached() -> None:
-    session = FakeSession()
-    session.failures[0] = RuntimeError("once")
-    async with running(session, cache_bytes=10_000) as engine:
-        assert isinstance((await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR)))[0], RuntimeFailed)
-        assert same((await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR)))[0], session, text(1))
 
 
 # Failures --------------------------------------------------------------------------------------------------------------------------------
@@ -602,11 +490,6 @@ async def test_a_failed_run_turns_health_off_and_the_next_good_one_turns_it_on()
 # Start and stop --------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_before_start_requests_are_told_that_it_is_not_ready() -> None:
-    with pytest.raises(NotReady):
-        await make(FakeSession()).run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
-
-
 async def test_stop_finishes_what_runs_fails_what_waits_and_ends_the_threads() -> None:
     session = FakeSession()
     engine = make(session, concurrent_runs=1)
@@ -623,13 +506,6 @@ async def test_stop_finishes_what_runs_fails_what_waits_and_ends_the_threads() -
     assert not engine.healthy
     with pytest.raises(NotReady):
         await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
-
-
-async def test_stopping_twice_is_no_error() -> None:
-    engine = make(FakeSession())
-    engine.start()
-    await engine.stop()
-    await engine.stop()
 
 
 def test_a_run_that_outlives_its_event_loop_ends_quietly() -> None:

@@ -13,7 +13,6 @@ from export import contract
 from models.checkpoints.published import load_checkpoint
 from models.maps.model import attention_maps
 from service.catalog import Catalog
-from service.dialects import attention
 from service.encoding.maps import _MOST_WAITING, AttentionMaps
 from service.errors import DeadlineExceeded, Overloaded, RuntimeFailed
 from service.pools.catalog import GatewayCatalog
@@ -124,17 +123,6 @@ async def refusals(catalog: Catalog) -> None:
         half = await http.post("/v1/attention", content=b'{"input": "\\ud83d"}')
         assert half.status_code == 400, half.text
         assert (await http.post("/v1/attention", json={"input": TEXT, "model": "none"})).status_code == 404
-
-
-async def test_an_answer_has_a_largest_size(encoder_with_maps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "MOST_NUMBERS", 100)
-    catalog = Catalog(Settings(bundles=(encoder_with_maps,), threads=1))
-    await asyncio.to_thread(catalog.load)
-    async with asked(catalog) as http:
-        answer = await http.post("/v1/attention", json={"input": TEXT})
-        assert answer.json()["error"]["message"].startswith("the answer would have 192 numbers for 4 tokens, and the most is 100: ask for")
-        assert (await http.post("/v1/attention", json={"input": TEXT, "average_heads": True})).status_code == 200
-    await catalog.stop()
 
 
 async def test_a_bundle_without_the_graph_says_how_to_add_it(tmp_path: Path) -> None:

@@ -31,13 +31,3 @@ async def test_each_ends_at_its_deadline_and_others_wait_on() -> None:
     assert len(deadlines) == 1
     late.cancel()
     assert len(deadlines) == 0
-
-
-async def test_a_request_with_an_earlier_deadline_is_not_held_up_by_those_before_it() -> None:
-    deadlines, ended = Deadlines(), []
-    for number in range(100):  # each earlier than the one before
-        deadlines.add(pending(600 - number, "late", ended))
-    deadlines.add(pending(0.01, "soon", ended))
-    await until(lambda: ended)
-    assert [name for name, _ in ended] == ["soon"]
-    assert len(deadlines) == 100

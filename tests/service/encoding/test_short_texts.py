@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from onnx import helper, numpy_helper
 from export import contract
 from service.call import Call
 from service.catalog import Catalog
-from service.encoding.model import Model
 from service.encoding.request import EncodeRequest
 from service.runtime.onnx import Array, OnnxSession
 from service.settings import Settings
@@ -72,25 +71,6 @@ def test_a_text_in_a_mixed_batch_gets_what_it_gets_alone(session: OnnxSession, l
         assert not together[contract.TOKEN_EMBEDDINGS][at, length:].any(), "padding is 0"
 
 
-@pytest.fixture
-async def served(hybrid_bundle: Path) -> AsyncIterator[Model]:
-    catalog = Catalog(Settings(bundles=(hybrid_bundle,), threads=2, cache_bytes=0))
-    await asyncio.to_thread(catalog.load)
-    catalog.start()
-    yield catalog.get(None)
-    await catalog.stop()
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-async def test_a_request_with_texts_of_both_kinds_has_each_vector_in_its_place(hybrid_bundle: Path, served: Model, output: str) -> None:
-    assert served.engine.limits.short_tokens == SHORT
-    answer = await served.answer(EncodeRequest(inputs=[text(n) for n in LENGTHS], output=output), Call("id", time.monotonic()))
-    for row, length in zip(answer.rows, LENGTHS, strict=True):
-        wanted = graph(hybrid_bundle, "short.onnx" if length <= SHORT else "model.onnx", text(length))[output]
-        assert np.array(row).shape == wanted.shape
-        assert abs(np.array(row) - wanted).max() <= 1e-5
-
-
 async def test_a_bundle_without_such_a_graph_computes_all_texts_by_its_first(hybrid_bundle: Path, tmp_path: Path) -> None:
     """As bundles did that were written before: the same files without the graph, whose golden vectors are of the first graph."""
     bundle = copied(hybrid_bundle, tmp_path)
@@ -143,17 +123,6 @@ def test_a_graph_that_computes_something_else_is_named(hybrid_bundle: Path, tmp_
     model.graph.node.append(helper.make_node("Gather", [f"{contract.EMBEDDING}_in_place", "places"], [contract.EMBEDDING], axis=1))
     onnx.save(model, bundle / name)
     assert f"{name}: self-test failed, lowest cosine to the golden vectors" in refusal(rewritten(bundle, nothing))
-
-
-def test_a_changed_byte_and_no_graph_at_all_are_refused(hybrid_bundle: Path, tmp_path: Path) -> None:
-    bundle = copied(hybrid_bundle, tmp_path / "byte")
-    content = (bundle / contract.SHORT_GRAPH).read_bytes()
-    (bundle / contract.SHORT_GRAPH).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert "short.onnx was changed after export" in refusal(bundle)
-    (bundle / contract.SHORT_GRAPH).write_bytes(b"no graph")
-    assert "short.onnx cannot be opened by ONNX Runtime" in refusal(rewritten(bundle, nothing))
-    (bundle / contract.SHORT_GRAPH).unlink()
-    assert "short.onnx is missing" in refusal(bundle)
 
 
 def test_a_graph_that_reads_fewer_tokens_than_the_manifest_says_is_refused(hybrid_bundle: Path, tmp_path: Path) -> None:

@@ -24,11 +24,6 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def test_float_is_the_row_itself() -> None:
-    (row,) = units(1)
-    assert FORMS["float"](row) is row
-
-
 def test_base64_is_little_endian_float32_without_a_header() -> None:
     (row,) = units(1)
     assert np.array_equal(np.frombuffer(base64.b64decode(FORMS["base64"](row)), "<f4"), row)
@@ -53,11 +48,6 @@ def test_int8_fills_its_range_and_keeps_every_cosine() -> None:
         assert cosine(small[a], small[a + 1]) == pytest.approx(cosine(rows[a], rows[a + 1]), abs=INT8_COSINE_ERROR)
 
 
-def test_uint8_is_int8_moved_up_by_128() -> None:
-    for row in units(5):
-        assert np.array_equal(FORMS["uint8"](row).astype(int), FORMS["int8"](row).astype(int) + 128)
-
-
 @pytest.mark.parametrize("form", ["int8", "uint8"])
 def test_a_row_of_zeros_has_a_small_form_too(form: str) -> None:
     FORMS[form](np.zeros(8, np.float32))  # type: ignore[index]
@@ -69,11 +59,6 @@ def test_dimensions_are_cut_first_and_the_rest_is_brought_back_to_length_1() -> 
         assert part.dtype == np.float32
         assert np.linalg.norm(part) == pytest.approx(1, abs=1e-6)
         assert np.allclose(part, row[:64] / np.linalg.norm(row[:64]), atol=1e-7)
-
-
-def test_without_normalisation_a_cut_is_only_a_cut() -> None:
-    (row,) = units(1)
-    assert np.array_equal(cut(row, 64, normalize=False), row[:64])
 
 
 @pytest.mark.parametrize("dimensions", [None, 384])
@@ -100,11 +85,6 @@ def test_a_part_without_length_is_withheld(normalize: bool) -> None:
 @pytest.mark.parametrize("dimensions", [0, -1, 385])
 def test_dimensions_outside_the_width_are_refused(dimensions: int) -> None:
     with pytest.raises(InvalidRequest, match=f"between 1 and 384, the width of this model. Given: {dimensions}"):
-        check_dimensions(dimensions, 384)
-
-
-def test_dimensions_within_the_width_are_fine() -> None:
-    for dimensions in (None, 1, 384):
         check_dimensions(dimensions, 384)
 
 

@@ -30,12 +30,6 @@ def test_a_host_holds_half_at_most_and_the_next_one_half_of_the_rest() -> None:
     assert held(shares, "c", 10) == 1
 
 
-def test_large_requests_of_a_host_leave_room_for_its_small_ones() -> None:
-    shares = ByteShares("bodies", lambda: 256)
-    assert held(shares, "a", 30, 20) < 8
-    assert held(shares, "a", 10) == 1
-
-
 def test_a_request_that_is_alone_may_have_everything() -> None:
     shares = ByteShares("bodies", lambda: 100)
     assert held(shares, "a", 100) == 1

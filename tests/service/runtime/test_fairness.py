@@ -3,20 +3,6 @@
 from service.runtime.fairness import FairOrder
 
 
-def order(*work: tuple[str, float]) -> list[str]:
-    """Clients in their turns, of work that came at once."""
-    fair = FairOrder()
-    return [client for _, _, client in sorted((fair.tag(client, size), at, client) for at, (client, size) in enumerate(work))]
-
-
-def test_clients_take_turns_however_much_one_has_sent() -> None:
-    assert order(*[("a", 1)] * 4, *[("b", 1)] * 2) == ["a", "b", "a", "b", "a", "a"]
-
-
-def test_small_work_passes_large_work() -> None:
-    assert order(("a", 100), ("b", 1), ("b", 1)) == ["b", "b", "a"]
-
-
 def test_large_work_is_not_passed_for_good() -> None:
     fair = FairOrder()
     large = fair.tag("a", 100)

@@ -21,7 +21,3 @@ def test_many_large_requests_give_memory_back_once(monkeypatch: pytest.MonkeyPat
     assert trimmed.wait(PATIENCE_S)
     assert len(count) == 1
     assert count[0] is not threading.main_thread()
-
-
-def test_the_allocator_has_such_a_call_or_none_is_made() -> None:
-    Release()._trim()

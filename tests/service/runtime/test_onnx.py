@@ -60,22 +60,10 @@ def session(folder: Path, *, typed: bool = False, provider: str = "cpu") -> Onnx
 # Padding ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_inputs_of_one_length_are_not_padded() -> None:
-    ids, mask, types = pad([[1, 2], [3, 4]], [[0, 0], [0, 1]], 9)
-    assert types is not None
-    assert (ids.tolist(), mask.tolist(), types.tolist()) == ([[1, 2], [3, 4]], [[1, 1], [1, 1]], [[0, 0], [0, 1]])
-    assert ids.dtype == mask.dtype == types.dtype == np.int64
-
-
 def test_shorter_inputs_are_padded_on_the_right_and_masked() -> None:
     ids, mask, types = pad([[1, 2, 3], [4]], [[0, 1, 1], [1]], 9)
     assert types is not None
     assert (ids.tolist(), mask.tolist(), types.tolist()) == ([[1, 2, 3], [4, 9, 9]], [[1, 1, 1], [1, 0, 0]], [[0, 1, 1], [1, 0, 0]])
-
-
-@pytest.mark.parametrize("ids", [[[1], [2]], [[1, 2], [3]]])
-def test_without_types_there_are_none(ids: list[list[int]]) -> None:
-    assert pad(ids, None, 0)[2] is None
 
 
 # A session -------------------------------------------------------------------------------------------------------------------------------
@@ -226,15 +214,6 @@ def test_one_thread_has_one_session(products: tuple[Path, contract.Graph], monke
     monkeypatch.delattr(runtime, "_with_packed_weights")
     one, same = runtime.open_twice(products[0], threads=1, promised=products[1])
     assert one is same
-
-
-def test_a_folder_in_memory_is_no_disk() -> None:
-    assert runtime._in_memory(Path("/dev/shm"))
-    assert not runtime._in_memory(Path(__file__).parent)
-
-
-def test_a_session_says_where_it_runs(tmp_path: Path) -> None:
-    assert session(tmp_path).provider == CPU
 
 
 # Providers -------------------------------------------------------------------------------------------------------------------------------

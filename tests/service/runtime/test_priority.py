@@ -48,12 +48,6 @@ def test_where_the_system_forbids_it_the_thread_computes_all_the_same(monkeypatc
     assert sorted(made) == [1, 2]
 
 
-def test_calls_beside_that_of_the_caller_give_way() -> None:
-    found: list[int] = []
-    SideBySide(2)([lambda: None, lambda: found.append(niceness())])
-    assert found == [min(19, niceness() + NICER)]
-
-
 async def test_the_threads_of_an_encoder_give_way() -> None:
     found: list[int] = []
 

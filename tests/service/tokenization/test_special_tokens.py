@@ -170,11 +170,6 @@ async def test_nor_can_tools(file: Path) -> None:
     assert (text.count("<|im_end|>"), n_special) == (3, 0)
 
 
-async def test_what_a_template_looks_for_is_still_there(file: Path) -> None:
-    source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
-    assert read(file, await ids_of(prompts(file, source), "<think>hm</think>yes"))[0] == "yes<|im_end|>"
-
-
 async def test_where_they_are_allowed_they_are_special(file: Path) -> None:
     allowing = open_tokenizer(file, allow_special_tokens=True)
     assert read(file, await ids_of(ChatPrompts(template(CHATML), allowing, allowing), "<|im_end|>"))[1] == 4

@@ -57,27 +57,6 @@ def refused(texts: TextEncoder, item: Input, kind: type[ServiceError], prompt: s
 # Texts -----------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_short_text_keeps_every_token(texts: TextEncoder) -> None:
-    encoded = one(texts, "cat dog")
-    assert (encoded.ids, encoded.n_tokens, encoded.truncated) == ([CLS, CAT, DOG, SEP], 4, False)
-
-
-def test_a_text_of_exactly_the_limit_is_not_cut(texts: TextEncoder) -> None:
-    assert not one(texts, "cat " * 6).truncated
-    assert one(texts, "cat " * 7).truncated
-
-
-def test_the_right_end_is_cut_between_the_special_tokens(texts: TextEncoder) -> None:
-    encoded = one(texts, "dog dog dog dog dog dog cat cat cat")
-    assert (encoded.ids, encoded.n_tokens, encoded.truncated) == ([CLS, *[DOG] * 6, SEP], 11, True)
-    assert len(encoded.type_ids or []) == len(encoded.ids)
-
-
-def test_the_left_end_is_cut_when_asked(texts: TextEncoder) -> None:
-    encoded = one(texts, "dog dog dog cat cat cat cat cat cat", side="left")
-    assert (encoded.ids, encoded.n_tokens) == ([CLS, *[CAT] * 6, SEP], 11)
-
-
 def test_a_text_that_must_not_be_cut_is_refused_with_both_lengths(texts: TextEncoder) -> None:
     error = refused(texts, "cat " * 9, InputTooLong, side="none")
     assert "must have less than 9 tokens. Given: 11" in error.message
@@ -86,15 +65,6 @@ def test_a_text_that_must_not_be_cut_is_refused_with_both_lengths(texts: TextEnc
 def test_a_request_may_ask_for_less_than_the_model_takes_but_not_for_more(texts: TextEncoder) -> None:
     assert len(one(texts, "cat " * 9, max_tokens=5).ids) == 5
     assert len(one(texts, "cat " * 9, max_tokens=500).ids) == 8
-
-
-def test_special_tokens_are_never_cut_off(texts: TextEncoder) -> None:
-    assert one(texts, "cat dog", max_tokens=1).ids == [CLS, SEP]
-    assert one(texts, ("cat", "dog"), max_tokens=1).ids == [CLS, SEP, SEP]
-
-
-def test_an_empty_text_is_refused(texts: TextEncoder) -> None:
-    refused(texts, "", EmptyInput)
 
 
 def test_white_space_is_a_text_where_special_tokens_are_added(texts: TextEncoder) -> None:
@@ -135,12 +105,6 @@ def test_a_prompt_stands_before_the_text_and_counts(texts: TextEncoder) -> None:
     assert encoded.ids == texts.tokenizer.encode("query: cat").ids
 
 
-def test_a_prompt_survives_a_cut_on_the_right(texts: TextEncoder) -> None:
-    (encoded,) = texts.encode(["cat " * 20], cut=Cut(), prompt="dog ")
-    assert isinstance(encoded, Encoded)
-    assert encoded.ids == [CLS, DOG, *[CAT] * 5, SEP]
-
-
 def test_an_unknown_prompt_name_is_refused_with_the_known_ones(texts: TextEncoder) -> None:
     with pytest.raises(InvalidRequest, match="'title' is not known to this model; it has: document, query"):
         texts.prompt("title")
@@ -179,17 +143,7 @@ def test_ids_are_cut_at_either_end(texts: TextEncoder) -> None:
     refused(texts, ids, InputTooLong, side="none")
 
 
-def test_no_ids_are_refused(texts: TextEncoder) -> None:
-    refused(texts, [], EmptyInput)
-
-
 # Pairs -----------------------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_pair_carries_token_types(texts: TextEncoder) -> None:
-    encoded = one(texts, ("cat", "dog dog"))
-    assert encoded.ids == [CLS, CAT, SEP, DOG, DOG, SEP]
-    assert encoded.type_ids == [0, 0, 0, 1, 1, 1]
 
 
 def test_one_empty_side_of_a_pair_is_fair_and_two_are_not(texts: TextEncoder) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
+from service.tokenization.threads import Tokenizers
 from tests.service.fakes import PATIENCE_S, until
 
 
@@ -41,21 +41,6 @@ async def all_busy(threads: Tokenizers, gate: threading.Event) -> "list[asyncio.
     held = [asyncio.create_task(threads.run(lambda: begun.append(1) or gate.wait(PATIENCE_S), size=1, client="")) for _ in range(2)]  # type: ignore[func-returns-value]
     await until(lambda: len(begun) == 2)
     return held
-
-
-async def test_clients_take_turns() -> None:
-    threads, gate, done = Tokenizers(1), threading.Event(), []
-    held = await all_busy(threads, gate)
-
-    async def one(client: str) -> None:
-        await threads.run(lambda: done.append(client), size=LONG_CHARACTERS, client=client)
-
-    rest = [asyncio.create_task(one(client)) for client in ["a"] * 10 + ["b"]]
-    await asyncio.sleep(0)
-    gate.set()
-    await asyncio.gather(*held, *rest)
-    assert done.index("b") <= 3
-    threads.close()
 
 
 async def test_an_error_is_its_callers_and_what_was_cancelled_does_not_run() -> None:

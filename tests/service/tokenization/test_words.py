@@ -73,12 +73,6 @@ def test_other_texts_are_left_to_the_tokenizer(text: str) -> None:
     assert cache(bert()).ids(text) is None
 
 
-@pytest.mark.parametrize("text", ["the cat", "  the   cat", "the<s>cat", "a"])
-def test_words_with_the_spaces_before_them_are_kept_for_sentencepiece(text: str) -> None:
-    tokenizer = sentencepiece()
-    assert cache(tokenizer).ids(text) == tokenizer.encode(text).ids
-
-
 def test_a_text_with_a_space_at_its_end_is_left_to_sentencepiece() -> None:
     assert cache(sentencepiece()).ids("the ") is None
 
