@@ -74,10 +74,6 @@ def test_the_prompt_is_that_of_transformers() -> None:
         assert made(source).render(PRECEDENT[:turns], **given) == wanted, (source, turns, tools, generation)
 
 
-def test_what_a_client_writes_is_text_and_no_template() -> None:
-    assert "{{ 7 * 7 }}" in made(CHATML).render([{"role": "user", "content": "{{ 7 * 7 }}"}])
-
-
 def test_a_developer_is_the_system_where_the_template_knows_no_developer() -> None:
     said = [{"role": "developer", "content": "be brief"}]
     assert made(CHATML).render(said).startswith("<|im_start|>system\nbe brief")

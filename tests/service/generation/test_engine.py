@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import math
-import re
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -130,12 +129,6 @@ async def test_a_run_ends_where_positions_end(tokenizer: Path, prompt: range, dr
     assert (list(answer.token_ids), answer.finish_reason) == (steps.expected(prompt, drawn), "length")
 
 
-async def test_a_prompt_longer_than_positions_is_refused(tokenizer: Path) -> None:
-    async with running(FakeSteps(n_positions=10), tokenizer) as engine:
-        with pytest.raises(InputTooLong, match="the prompt has 11 tokens, and this model's maximum context length is 10 tokens"):
-            engine.submit(ask(*[1] * 11))
-
-
 # Ends ------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -161,13 +154,6 @@ async def test_a_stop_token_and_a_stop_string_say_which_it_was(steps: FakeSteps,
     assert (by_id.finish_reason, by_id.stop_reason, list(by_id.token_ids)) == ("stop", plain[3], plain[: plain.index(plain[3]) + 1])
     assert (by_text.finish_reason, by_text.stop_reason) == ("stop", word)
     assert by_text.text == text[: text.index(word)]
-
-
-async def test_a_grammar_is_kept_to_and_ends_the_run(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer) as engine:
-        answer = await all_of(engine.submit(ask(1, grammar=Grammar(kind="regex", source="(yes|no)[0-9]{3}"), max_tokens=40)))
-    assert re.fullmatch("(yes|no)[0-9]{3}", answer.text)
-    assert answer.finish_reason == "stop"
 
 
 class SlowMasks:
@@ -285,14 +271,6 @@ async def test_log_probabilities_are_of_the_model_itself(steps: FakeSteps, token
             assert told.logprob == pytest.approx(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max(), abs=1e-5)
             assert told.top[0][0] == logits.argmax()
         S = np.float32(0.75) * S + steps._embedding[token]
-
-
-async def test_no_tokens_wanted_is_a_run_of_the_prompt_alone(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer) as engine:
-        run = engine.submit(ask(1, 2, 3, max_tokens=0, prompt_logprobs=0))
-        answer = await all_of(run)
-    assert (answer.text, answer.token_ids, answer.finish_reason) == ("", (), "length")
-    assert len(run.prompt_logprobs) == 3
 
 
 # Leaving ---------------------------------------------------------------------------------------------------------------------------------
@@ -472,18 +450,6 @@ async def test_a_request_that_would_wait_too_long_for_a_slot_is_refused(steps: F
         assert await engine.open([ask(10)]), "nobody waits any more"
 
 
-async def test_pending_are_runs_that_have_a_slot_and_that_wait_for_one(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=2) as engine:
-        assert engine.pending == 0
-        steps.hold()
-        runs = [engine.submit(ask(number)) for number in range(3)]
-        await begun(steps, 1)
-        assert engine.pending == 3
-        steps.open()
-        await asyncio.gather(*map(tokens_of, runs))
-        assert engine.pending == 0
-
-
 async def test_the_record_of_a_failing_step_names_the_traces(steps: FakeSteps, tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:
     steps.failures = {0: RuntimeError("no memory")}
     async with running(steps, tokenizer) as engine:
@@ -559,18 +525,6 @@ async def test_pieces_of_a_prompt_with_log_probabilities_are_smaller_beside_stre
     assert len(long.prompt_logprobs) == 400
 
 
-async def test_a_short_prompt_is_not_held_up_by_a_long_one_before_it(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer) as engine:
-        steps.hold()
-        long = engine.submit(ask(*[2] * 20_000, max_tokens=1))
-        await begun(steps, 1)
-        short = engine.submit(ask(3, 4, max_tokens=1))
-        steps.open()
-        await asyncio.gather(tokens_of(short), tokens_of(long))
-    assert steps.calls.index([[3, 4]]) <= 2, "in its turn"
-    assert len(steps.calls) > 10
-
-
 async def test_short_prompts_are_fed_together(steps: FakeSteps, tokenizer: Path) -> None:
     prompts = [tuple(range(at, at + 1 + at % 5)) for at in range(1, 9)]
     async with running(steps, tokenizer) as engine:
@@ -599,14 +553,3 @@ async def test_runs_with_one_prompt_share_the_reading_of_it(steps: FakeSteps, to
     assert answers[1] == answers[3]
     assert sum(len(row) for call in steps.calls for row in call if len(row) > 1) == 2 * len(prompt), "once for five runs, once for the last"
     assert late.usage.cached_tokens > 0
-
-
-async def test_interactive_runs_pass_bulk_ones_that_have_not_waited_long(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=1, bulk_delay_s=1000) as engine:
-        steps.hold()
-        runs = [engine.submit(ask(1, max_tokens=1))]
-        await begun(steps, 1)
-        runs += [engine.submit(ask(20 + at, max_tokens=1, lane=lane)) for at, lane in enumerate((Lane.BULK, Lane.INTERACTIVE))]
-        steps.open()
-        await asyncio.gather(*map(tokens_of, runs))
-    assert [call for call in steps.calls if call[0][0] in (20, 21)] == [[[21]], [[20]]]

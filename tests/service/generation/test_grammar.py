@@ -110,14 +110,6 @@ def test_a_lark_grammar_may_nest(grammars: Grammars, vocabulary: Vocabulary) -> 
     assert allowed(matcher) == {EOS}
 
 
-def test_the_end_of_text_is_allowed_where_the_language_may_end(grammars: Grammars, vocabulary: Vocabulary) -> None:
-    matcher = grammars.matcher(Grammar(kind="regex", source="ab?"))
-    assert EOS not in allowed(matcher)
-    matcher.advance(*spelled("a", vocabulary))
-    assert not matcher.finished
-    assert allowed(matcher) == {EOS, *spelled("b", vocabulary)}
-
-
 def test_white_space_between_json_tokens_comes_to_an_end(grammars: Grammars, vocabulary: Vocabulary) -> None:
     compact, padded = grammars.matcher(json_schema(PERSON)), grammars.matcher(json_schema(PERSON))
     compact.advance(*spelled('{"name":"x","age":1}', vocabulary))
@@ -268,15 +260,6 @@ def dear(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Every mask takes so much CPU time."""
     ticks = iter(at * seconds for at in range(10**6))
     monkeypatch.setattr(grammar_module.time, "thread_time", lambda: next(ticks))
-
-
-def test_a_grammar_that_is_dear_from_its_beginning_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dear(monkeypatch, 0.03)
-    grammars = Grammars(file, (EOS,))
-    for _ in range(2):  # it is remembered
-        with pytest.raises(InvalidRequest, match=r"takes 30\.0 ms a token to follow, and the most is 1 ms: simplify it") as refused:
-            grammars.matcher(Grammar(kind="regex", source="a{1,40}"))
-        assert refused.value.param == "grammar"
 
 
 def test_a_grammar_that_becomes_dear_ends_its_runs_and_is_refused_from_then_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,37 +171,6 @@ async def test_there_is_room_for_a_checkpoint_while_few_are_being_written(steps:
         assert kept.keeper.has_room
 
 
-async def test_a_prefill_only_request_gives_a_state_and_no_token(steps: FakeSteps, tokenizer: Path) -> None:
-    async with keeping(steps, tokenizer) as kept:
-        made, state = await kept.run(5, 6, 7, max_tokens=0)
-        assert (made.token_ids, made.text, made.finish_reason) == ((), "", "length")
-        assert (await kept.record(state)).position == 3
-        rest, _ = await kept.run(start=state, max_tokens=5)
-    assert list(rest.token_ids) == steps.expected((5, 6, 7), 5)
-
-
-async def test_the_lineage_has_the_tokens_of_each_turn(steps: FakeSteps, tokenizer: Path) -> None:
-    async with keeping(steps, tokenizer) as kept:
-        first, state = await kept.run(5, 6, max_tokens=3)
-        second, again = await kept.run(7, start=state, max_tokens=2)
-        line = await kept.store.call(lambda engine: engine.lineage("t", again))
-    assert [np.frombuffer(each.ids, "<i4").tolist() for each in line] == [[7, *second.token_ids], [5, 6, *first.token_ids]]
-
-
-async def test_choices_that_continue_one_state_feed_their_prompt_once(steps: FakeSteps, tokenizer: Path) -> None:
-    async with keeping(steps, tokenizer) as kept:
-        _, state = await kept.run(5, 6, max_tokens=1)
-        calls = len(steps.calls)
-        prompt = tuple(range(10, 60))
-        asked = [
-            GenerationRequest(prompt=prompt, sampling=replace(RANDOM, seed=seed), max_tokens=2, start=StateReference("t", state))
-            for seed in range(4)
-        ]
-        runs = await asyncio.gather(*map(tokens_of, await kept.engine.open(asked)))
-    assert len(set(map(tuple, runs))) > 1
-    assert sum(len(row) for call in steps.calls[calls:] for row in call if len(row) > 1) == len(prompt)
-
-
 async def test_short_prompts_that_continue_states_are_fed_together(steps: FakeSteps, tokenizer: Path) -> None:
     """Each from its own state and position, beside prompts that begin at the empty state."""
     prompts = [tuple(range(at, at + 1 + at % 5)) for at in range(1, 9)]
@@ -275,16 +244,6 @@ async def test_a_run_goes_on_after_any_of_its_tokens_in_an_engine_that_never_saw
             assert told.logprobs == whole.logprobs[n:]
             assert whole.text.endswith(told.text)
             assert (told.finish_reason, told.stop_reason) == (whole.finish_reason, whole.stop_reason)
-
-
-async def test_known_tokens_follow_a_state_and_are_in_the_state_that_is_kept(steps: FakeSteps, tokenizer: Path) -> None:
-    async with keeping(steps, tokenizer) as kept:
-        _, state = await kept.run(5, 6, max_tokens=2)
-        whole, _ = await kept.run(7, start=state, sampling=RANDOM, max_tokens=9)
-        rest, last = await kept.run(7, start=state, sampling=RANDOM, max_tokens=9, known=whole.token_ids[:4])
-        assert rest.token_ids == whole.token_ids[4:]
-        line = await kept.store.call(lambda engine: engine.lineage("t", last))
-    assert np.frombuffer(line[0].ids, "<i4").tolist() == [7, *whole.token_ids]
 
 
 @pytest.mark.parametrize(
@@ -385,16 +344,6 @@ async def test_a_run_that_ends_at_its_deadline_is_kept_after_its_last_token(
         assert made.finish_reason == "length"
         rest, _ = await kept.run(start=keep.record.id, max_tokens=8)
         assert [*made.token_ids, *rest.token_ids] == steps.expected((5, 6), len(made.token_ids) + 8)
-
-
-async def test_a_run_that_was_cancelled_gives_its_slot_back(steps: FakeSteps, tokenizer: Path) -> None:
-    async with keeping(steps, tokenizer) as kept:
-        (run,) = await kept.engine.open([ask(5, max_tokens=100_000, keep=kept.keep())])
-        async for _ in run:
-            break
-        run.cancel()
-        assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2)))
-        assert kept.engine.pending == 0
 
 
 async def test_every_kind_of_state_continues_to_the_bit_after_a_restart(constant_states_bundle: Path, tmp_path: Path) -> None:
@@ -536,32 +485,6 @@ async def test_a_store_that_fails_costs_a_run_its_checkpoints_and_nothing_else(
         kept.store.close()
         made = await tokens_of(kept.engine.submit(ask(5, 6, max_tokens=20, checkpoint=new_state_id())))
         assert made == steps.expected((5, 6), 20)
-
-
-async def test_each_of_several_lost_runs_goes_on_from_its_own_checkpoint(
-    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sequence, "CHECKPOINT_TOKENS", 10)
-    prompts = [(5, 6, 7), (8, 9), (11, 12, 13, 14)]
-    asked = [ask(*prompt, sampling=RANDOM, max_tokens=60, ignore_eos=True, tenant="t", checkpoint=new_state_id()) for prompt in prompts]
-    here = FakeSteps()
-    async with keeping(here, tokenizer) as kept:
-        whole = [await tokens_of(kept.engine.submit(replace(each, checkpoint=""))) for each in asked]
-        # After one call with the prompts and 24 steps: a checkpoint of more tokens than are known would not be used.
-        here.hold(after=25)
-        runs = await kept.engine.open(asked)
-        for run in runs:
-            async for _ in run:
-                if run.usage.completion_tokens >= 25:
-                    break
-            run.cancel()
-        here.open()
-        assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2))), "the engine has ended the runs"
-        async with keeping(steps, tokenizer, kept.store) as there:
-            known = [replace(each, known=tuple(tokens[:25]), reopened=True) for each, tokens in zip(asked, whole, strict=True)]
-            again = [await tokens_of(run) for run in await there.engine.open(known)]
-            assert again == [tokens[25:] for tokens in whole]
-            assert fed(steps) < sum(map(len, prompts)) + 3 * 59, "they did not begin again"
 
 
 async def test_a_checkpoint_whose_bytes_have_changed_is_not_used(

@@ -1,6 +1,5 @@
 """The states after earlier prompts: what is found, for whom, and that an answer is the same with it."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from service.generation.request import Sampling
-from service.generation.saved import prefix_cache, prefixes
+from service.generation.saved import prefix_cache
 from service.generation.saved.prefix_cache import LEAST_TOKENS, PrefixCache, Salt
 from service.generation.state import State
 from tests.service.generation.fake_steps import FakeSteps
@@ -68,16 +67,6 @@ def test_memory_is_bounded_and_what_was_used_stays() -> None:
     assert not cache.has(OURS, PROMPT), "it is larger than all the memory"
 
 
-def test_the_state_that_was_used_least_recently_is_evicted() -> None:
-    cache = PrefixCache(2 * SIZE)
-    first, second, third = ((at, *PROMPT) for at in range(3))
-    for tokens in (first, second, first):
-        cache.put(OURS, tokens, state(51))
-    assert [cache.has(OURS, tokens) for tokens in (first, second)] == [True, True], "the bytes of the first are counted once"
-    cache.put(OURS, third, state(51))
-    assert [cache.has(OURS, tokens) for tokens in (first, second, third)] == [True, False, True]
-
-
 def test_the_reasons_of_the_newest_evictions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "_GONE", 2)
     cache = PrefixCache(SIZE)
@@ -130,22 +119,3 @@ async def test_a_prompt_that_is_not_drawn_from_is_fed_where_its_state_is_not_nee
         await tokens_of(run)
     assert run.usage.cached_tokens == 0
     assert len(run.prompt_logprobs) == len(PROMPT)
-
-
-async def test_choices_that_begin_at_one_cached_state_feed_the_rest_once(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, prefix_cache_bytes=2**20) as engine:
-        await tokens_of(engine.submit(ask(*PROMPT, max_tokens=1)))
-        calls = len(steps.calls)
-        longer = (*PROMPT, *range(70, 100))
-        asked = [ask(*longer, max_tokens=1, sampling=replace(RANDOM, seed=seed)) for seed in range(4)]
-        await asyncio.gather(*map(tokens_of, await engine.open([replace(each, prompt=longer) for each in asked])))
-    assert fed(steps, calls) == 30
-
-
-async def test_prompts_that_are_too_long_are_not_cached(steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "_MOST_TOKENS", 30)
-    async with running(steps, tokenizer, prefix_cache_bytes=2**20) as engine:
-        for length, found in ((31, 0), (31, 0), (30, 0), (30, 30)):
-            run = engine.submit(ask(*PROMPT[:length], max_tokens=1))
-            await tokens_of(run)
-            assert run.usage.cached_tokens == found

@@ -117,18 +117,6 @@ def test_tokens_come_as_often_as_a_naive_sampler_says(sampling: Sampling) -> Non
     assert chi_squared < degrees + 5 * math.sqrt(2 * degrees) + 5
 
 
-@pytest.mark.parametrize("vocab", first(4, [2, 16, 17, 1000, 15, 4099]))
-def test_nothing_is_drawn_that_the_definitions_exclude(vocab: int) -> None:
-    for sampling in MANNERS[1:]:
-        known = dataclasses.replace(
-            sampling,
-            logit_bias={token: bias for token, bias in sampling.logit_bias.items() if token < vocab},
-            allowed_token_ids=tuple(token for token in sampling.allowed_token_ids if token < vocab),
-        )
-        logits = some_logits(1, seed=vocab, vocab=vocab, scale=1.0)[0]
-        assert set(frequencies(known, logits, 100)) <= set(naive_distribution(logits, known)), sampling
-
-
 def test_a_flat_distribution_is_cut_by_id() -> None:
     """Equal scores: the lower ids come first, in every filter, and the likeliest is the first."""
     flat = np.zeros(1000, np.float32)
@@ -176,13 +164,6 @@ def test_cold_is_greedy_and_huge_logits_do_not_overflow() -> None:
     assert set(frequencies(Sampling(seed=0, temperature=1e-30), logits, 50)) == {0}
     assert set(frequencies(Sampling(seed=0, temperature=2e-5), logits, 200)) == {0, 3}
     assert set(frequencies(Sampling(seed=0, temperature=2e-5, top_p=0.9), logits, 200)) == {0, 3}
-
-
-def test_tokens_that_the_model_excludes_never_come() -> None:
-    logits = np.full(100, -np.inf, np.float32)
-    logits[[10, 99]] = 0
-    for sampling in (Sampling(seed=0), Sampling(seed=0, top_k=5), Sampling(seed=0, top_p=0.99), Sampling(seed=0, typical_p=0.99)):
-        assert set(frequencies(sampling, logits, 300)) == {10, 99}
 
 
 def test_the_last_number_below_1_still_finds_a_token() -> None:
@@ -345,17 +326,6 @@ def test_a_row_without_finite_logits_fails_alone_when_it_was_drawn_ahead(bad: fl
     for row in range(3):
         again.put(row, Sampling(seed=row), prompt=(1,), completion=[int(first[row])])
     assert again.draw(logits).token_ids.tolist() == drawn.token_ids.tolist()
-
-
-def test_a_row_that_is_used_again_remembers_nothing() -> None:
-    sampler, fresh = Sampler(V, 1), Sampler(V, 1)
-    sampler.put(0, MANNERS[10], prompt=(1, 2))
-    for row in some_logits(5):
-        sampler.draw(row[None])
-    for each in (sampler, fresh):
-        each.put(0, MANNERS[1], prompt=(1, 2))
-    for row in some_logits(5, seed=9):
-        assert sampler.draw(row[None]).token_ids.tolist() == fresh.draw(row[None]).token_ids.tolist()
 
 
 # Masks and bans --------------------------------------------------------------------------------------------------------------------------
@@ -549,11 +519,6 @@ def test_what_no_model_can_be_asked_for_is_refused_by_name(param: str, value: An
     with pytest.raises(InvalidRequest) as refused:
         check_sampling(Sampling(**{"seed": 0, param: value}), V)
     assert refused.value.param == param
-
-
-def test_every_manner_of_these_tests_may_be_asked_for() -> None:
-    for sampling in MANNERS:
-        check_sampling(sampling, V)
 
 
 _NUMBERS = st.one_of(st.floats(), st.integers(-(2**65), 2**65), st.sampled_from([0.0, 1e-45, 5e-324, 1e-6, 1.0, 100.0, 2**31 - 1, 2**63]))

@@ -62,15 +62,6 @@ def test_with_limits_it_draws_the_same_tokens_as_often_as_the_host(vocab_size: i
         assert np.abs(np.bincount(got, minlength=vocab_size) - np.bincount(want, minlength=vocab_size)).max() <= 1
 
 
-def test_frequencies_are_the_probabilities() -> None:
-    logits = np.tile(np.array([[0.5, 2.0, -1.0, 1.0, -np.inf]], np.float32), (R, 1))
-    grid = (np.arange(R) + 0.5) / R
-    found = np.bincount(drawn(logits, np.ones(R), np.zeros(R), np.ones(R), grid), minlength=5) / R
-    p = np.exp(logits[0]) / np.exp(logits[0]).sum()
-    assert np.abs(found - p).max() <= 2 / R
-    assert np.bincount(drawn(logits, np.ones(R), np.full(R, 2), np.ones(R), grid), minlength=5)[[0, 2, 4]].sum() == 0
-
-
 def test_the_likeliest_token_is_the_first_of_equals() -> None:
     logits = some_logits(256).round()  # many equal numbers
     got = drawn(logits, np.ones(R), np.ones(R), np.ones(R), np.zeros(R))

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Sequence
@@ -86,10 +85,3 @@ def test_a_run_goes_on_with_what_was_held_back(vocabulary: Vocabulary) -> None:
         there.replay(tuple(here.completion))
         assert there.run.usage.completion_tokens == 3
         assert said(there, rest, vocabulary) == told
-
-
-def test_a_run_that_has_ended_does_not_go_on(vocabulary: Vocabulary) -> None:
-    here = begun(vocabulary, stop=("b",))
-    said(here, "ab", vocabulary)
-    with pytest.raises(InvalidRequest, match="ended"):
-        begun(vocabulary, stop=("b",)).replay(tuple(here.completion))

@@ -12,7 +12,6 @@ import pytest
 
 from export import contract
 from service.errors import RuntimeFailed
-from service.generation import step_engine
 from service.generation.places import Places
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.running import MOST_STEPS
@@ -93,18 +92,6 @@ async def test_a_run_alone_ends_at_any_step_of_a_call_and_another_begins(tokeniz
             assert ended.token_ids == wanted[0].token_ids[: wanted[0].token_ids.index(token) + 1]
         assert [await all_of(engine.submit(long))] == wanted
     assert steps.steps[MOST_STEPS] > 50
-
-
-async def test_a_call_makes_several_steps_of_many_runs_where_few_would_not_wait(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_engine, "loaded_hand_over_s", lambda wait_s, slots: PATIENCE_S if slots == 16 else 0.0)
-    steps = Counted()
-    async with running(steps, tokenizer, slots=16) as engine:
-        steps.hold()  # until all are queued: they have all slots at once
-        runs = [engine.submit(ask(prompt, max_tokens=200, sampling=WARM, ignore_eos=True)) for prompt in range(1, 17)]
-        steps.open()
-        for run in runs:
-            await all_of(run)
-    assert steps.steps[MOST_STEPS] > 0
 
 
 @pytest.mark.parametrize("at", first(3, [3, 6, 11, *range(4, 11)]))

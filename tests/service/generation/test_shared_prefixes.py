@@ -15,7 +15,7 @@ from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
-from service.generation.saved import prefixes, shared_prefixes
+from service.generation.saved import shared_prefixes
 from service.generation.saved.packing import Packing
 from service.generation.saved.prefix_cache import Salt
 from service.generation.saved.shared_prefixes import SharedPrefixes
@@ -245,14 +245,6 @@ async def test_few_states_are_written_at_once(store: Store) -> None:
     assert begun == [True] * shared_prefixes._MOST_WRITING + [False]
     assert len(await states(store)) == shared_prefixes._MOST_WRITING
     assert shared.put(SALT, (9, *PROMPT), made(51), None)
-
-
-async def test_prompts_that_are_too_long_are_not_looked_for(store: Store, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "_MOST_TOKENS", 40)
-    async with process(store, tokenizer) as here, process(store, tokenizer) as there:
-        await here.cached(asked(*PROMPT[:40], max_tokens=1))
-        assert await there.cached(asked(*PROMPT[:41], max_tokens=1)) == 0
-        assert await there.cached(asked(*PROMPT[:40], max_tokens=1)) == 40
 
 
 class Contended(SqliteEngine):

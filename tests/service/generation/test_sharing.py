@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ from service.generation.engine import GeneratorEngine
 from service.generation.intake import PromptWork
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
-from service.generation.sampling.guesses import WIDTH
 from service.generation.submission import Submission
 from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
@@ -41,10 +39,6 @@ async def held(engine: GeneratorEngine, requests: Sequence[GenerationRequest]) -
     finally:
         for run in runs:
             run.cancel()
-
-
-def holders(engine: GeneratorEngine) -> Counter[str]:
-    return Counter(sequence.request.client for sequence in [*engine._running.sequences, *engine._prefill.sequences])
 
 
 # One request and others ------------------------------------------------------------------------------------------------------------------
@@ -69,19 +63,6 @@ async def test_a_request_that_takes_all_slots_gives_one_to_the_next_client_and_g
         answers = await asyncio.gather(*map(tokens_of, runs))
     assert answers[:2] == [steps.expected(request.prompt, 250) for request in greedy]
     assert answers[2:] == alone
-
-
-async def test_two_clients_have_half_each(steps: FakeSteps, tokenizer: Path) -> None:
-    many, three = ([ask(at + 1, max_tokens=ENDLESS, client=client) for at in range(n)] for client, n in (("a", 32), ("b", 3)))
-    async with asyncio.timeout(3 * PATIENCE_S), running(steps, tokenizer, slots=8) as engine, held(engine, many):
-        await until(lambda: holders(engine) == {"a": 8})  # all are used while no other client wants one
-        async with held(engine, three):
-            await until(lambda: holders(engine) == {"a": 5, "b": 3})
-            others = [await engine.open([ask(at + 1, max_tokens=ENDLESS, client="b")]) for at in range(5)]
-            await until(lambda: holders(engine) == {"a": 4, "b": 4})
-            for (run,) in others:
-                run.cancel()
-        await until(lambda: holders(engine) == {"a": 8})
 
 
 @pytest.mark.parametrize("client", ["its own", "the same"])
@@ -115,18 +96,6 @@ async def test_long_runs_go_on_however_many_short_ones_come(steps: FakeSteps, to
         assert await ended == [steps.expected((at + 1,), 300) for at in range(3)]
         for task in coming:
             task.cancel()
-
-
-async def test_bulk_gives_way_to_interactive_work_of_the_same_client_and_still_goes_on(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=2, bulk_delay_s=0.05) as engine, asyncio.timeout(3 * PATIENCE_S):
-        bulk = await engine.open([ask(at + 1, max_tokens=ENDLESS, lane=Lane.BULK) for at in range(2)])
-        await until(lambda: all(run.usage.completion_tokens > 20 for run in bulk))
-        interactive = await engine.open([ask(at + 1, max_tokens=ENDLESS) for at in range(2)])
-        await until(lambda: all(run.usage.completion_tokens for run in interactive))
-        before = [run.usage.completion_tokens for run in bulk]
-        await until(lambda: all(run.usage.completion_tokens > count for run, count in zip(bulk, before, strict=True)))
-        for run in (*bulk, *interactive):
-            run.cancel()
 
 
 async def test_any_mix_of_clients_draws_what_each_draws_alone(steps: FakeSteps, tokenizer: Path) -> None:
@@ -207,20 +176,6 @@ async def test_a_prompt_that_is_half_read_is_set_aside_and_read_on(steps: FakeSt
     assert sum(len(row) for call in steps.calls for row in call if len(row) > 1) == len(long), "no token twice"
 
 
-async def test_runs_of_one_prompt_that_have_no_slot_get_its_state_when_it_is_read(steps: FakeSteps, tokenizer: Path) -> None:
-    prompt = list(range(1, 280)) * 8
-    async with running(steps, tokenizer, slots=4) as engine, asyncio.timeout(3 * PATIENCE_S):
-        steps.hold()
-        many = await engine.open([ask(*prompt, max_tokens=4, client="a") for _ in range(6)])
-        await begun(steps, 1)
-        others = [engine.submit(ask(at, max_tokens=40, client="b")) for at in (1, 2)]
-        steps.open()
-        assert await asyncio.gather(*map(tokens_of, many)) == [steps.expected(prompt, 4)] * 6
-        assert await asyncio.gather(*map(tokens_of, others)) == [steps.expected((at,), 40) for at in (1, 2)]
-    read = sum(len(row) for call in steps.calls for row in call if len(row) > WIDTH)  # steps with guesses have at most WIDTH
-    assert read <= 2 * len(prompt), "once for those that had a slot meanwhile, once for those that came later"
-
-
 async def test_choices_share_the_prompt_whose_log_probabilities_the_first_of_them_is_told(steps: FakeSteps, tokenizer: Path) -> None:
     prompt = list(range(1, 200)) * 2
     first, *others = [ask(*prompt, max_tokens=3, prompt_logprobs=None if at else 1) for at in range(3)]
@@ -248,23 +203,6 @@ async def test_a_prompt_is_never_shared_across_clients(steps: FakeSteps, tokeniz
         await asyncio.gather(*map(tokens_of, (first, same, other)))
     assert same.usage.cached_tokens > 0
     assert other.usage.cached_tokens == 0
-
-
-async def test_a_clients_prompt_is_not_held_up_by_many_long_ones_of_another(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=8) as engine, asyncio.timeout(3 * PATIENCE_S):
-        steps.hold()
-        many = await engine.open([ask(*[at + 1] * 4000, max_tokens=1, client="a") for at in range(6)])
-        await begun(steps, 1)
-        one = engine.submit(ask(*[99] * 4100, max_tokens=1, client="b"))
-        steps.open()
-        assert await tokens_of(one) == steps.expected([99] * 4100, 1)
-        # The engine goes on while this coroutine waits for its turn, so later ends do not count.
-        ended = one.usage.finished
-        assert ended is not None
-        before = [run for run in many if run.usage.finished is not None and run.usage.finished < ended]
-        assert len(before) <= 3, "half of the pieces, and those that are nearest their end"
-        for run in many:
-            run.cancel()
 
 
 async def test_a_short_request_waits_for_few_tokens_of_another_clients_long_prompt(steps: FakeSteps, tokenizer: Path) -> None:
@@ -340,13 +278,6 @@ async def test_an_engine_with_free_slots_refuses_nobody(steps: FakeSteps, tokeni
         for run in runs:
             run.cancel()
         steps.open()
-
-
-async def test_an_idle_engine_takes_any_request(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=2, max_waiting=8, max_waiting_tokens=100) as engine, asyncio.timeout(3 * PATIENCE_S):
-        prompt = [5] * 90
-        runs = await engine.open([ask(*prompt, max_tokens=1) for _ in range(40)])
-        assert await asyncio.gather(*map(tokens_of, runs)) == [steps.expected(prompt, 1)] * 40
 
 
 async def test_a_full_queue_makes_room_for_a_client_with_fewer_requests(steps: FakeSteps, tokenizer: Path) -> None:

@@ -79,14 +79,6 @@ def test_the_last_row_takes_the_place_of_one_that_leaves(memory: Memory) -> None
     assert slots.remove(1) is None
 
 
-def test_a_row_goes_on_from_a_given_state(memory: Memory) -> None:
-    slots: Slots[str] = Slots(memory, 2)
-    slots.add("a", [np.full((3, 2), 7, np.float32).T, np.array([7])], 7)
-    stepped(slots)
-    slots.check(["a"], [8])
-    assert slots.state(0)[0].tolist() == np.full((2, 3), 8).tolist()
-
-
 def test_a_row_goes_on_from_one_of_other_slots_which_stays_as_it_is(memory: Memory) -> None:
     ours: Slots[str] = Slots(memory, 3)
     theirs: Slots[str] = Slots(memory, 2)

@@ -93,15 +93,6 @@ def test_any_tokens_decode_as_their_bytes_do_at_once(token_ids: list[int], vocab
     assert "".join(told(stream(vocabulary, skip_special_tokens=False), token_ids)) == data.decode(errors="replace")
 
 
-@MANY
-@given(data=st.binary(max_size=30))
-@example(data="é👩".encode()[:-1])
-@example(data=b"\xe0\x80\xf0\x9f\x91\xc3")
-def test_bytes_that_are_no_text_are_replaced_as_the_tokenizer_does(data: bytes, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    token_ids = ids_of(data, vocabulary)
-    assert "".join(told(stream(vocabulary), token_ids)) == tokenizer.decode(token_ids) == data.decode(errors="replace")
-
-
 def test_a_character_leaves_when_it_is_whole(vocabulary: Vocabulary) -> None:
     parts = told(stream(vocabulary), ids_of("aé👩".encode(), vocabulary))
     assert parts == ["a", "", "é", "", "", "", "👩", ""]
@@ -121,12 +112,6 @@ def test_nothing_leaves_that_may_become_a_stop_string(vocabulary: Vocabulary) ->
     run = stream(vocabulary, "END", "é!")
     assert told(run, ids_of("aENxEé!b".encode(), vocabulary)) == ["a", "", "", "ENx", "", "", "E", "", "", ""]
     assert run.stopped == "é!"
-
-
-def test_what_was_held_back_comes_at_the_end(vocabulary: Vocabulary) -> None:
-    run = stream(vocabulary, "END")
-    assert told(run, ids_of(b"aEN", vocabulary)) == ["a", "", "", "EN"]
-    assert run.stopped is None
 
 
 ALPHABET = "abé👩"
