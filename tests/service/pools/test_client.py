@@ -174,14 +174,6 @@ async def test_parts_of_a_request_that_was_begun_are_asked_for_again_when_they_a
     await stop(gateway, pool)
 
 
-async def test_a_request_of_which_every_part_is_refused_is_refused(tmp_path: Path) -> None:
-    gateway, pool = await refusing(tmp_path, *[True] * 6)
-    with pytest.raises(QueueTooLong, match="full"):
-        await gateway.get("mini").answer(EncodeRequest(inputs=[f"cat {n}" for n in range(150)]), Call("a", 0.0))
-    assert pool.asked.count("refused") == 6
-    await stop(gateway, pool)
-
-
 async def test_what_one_replica_refuses_another_one_does(tmp_path: Path) -> None:
     """And the next request is asked for too: one full replica is not a full pool."""
     gateway, pool = await refusing(tmp_path, True, False, True, False)

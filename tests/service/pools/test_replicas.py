@@ -184,21 +184,6 @@ async def test_a_request_waits_for_the_replica_that_replaces_the_last_one(tmp_pa
         assert pool.asked["new", "encode"] == 1
 
 
-async def test_streams_of_a_silent_generator_end_with_an_error_and_others_go_on() -> None:
-    async with generating() as (engine, pool, model, replicas):
-        model.engine.hold(after=1)
-        sessions = {replicas.owner(f"session {number}", engine._key).name: f"session {number}" for number in range(50)}
-        runs = {name: (await engine.open([REQUEST], sessions[name]))[0] for name in pool.names}
-        pool.freeze("one")
-        with pytest.raises(ReplicaLost, match="silent"):
-            await asyncio.wait_for(read(runs["one"]), PATIENCE_S)
-        model.engine.release()
-        async with asyncio.timeout(PATIENCE_S):
-            assert await read(runs["other"]) == "Once "
-            (again,) = await engine.open([REQUEST], sessions["one"])
-            assert await read(again) == "Once "
-
-
 async def test_what_a_silent_generator_had_not_accepted_is_asked_of_another() -> None:
     async with generating() as (engine, pool, _, replicas):
         pool.freeze(replicas.owner("session", engine._key).name)

@@ -97,17 +97,6 @@ async def test_values_arrive_as_they_were_sent(folder: Path | None) -> None:
         connection.close()
 
 
-async def test_a_stream_arrives_in_order_while_other_calls_run(folder: Path | None) -> None:
-    async with listening(folder) as (host, _, address):
-        connection = await Connection.open(address)
-        waiting = asyncio.create_task(connection.call("wait"))
-        streams = [[number async for number, _ in connection.stream("count", 50, 1000)] for _ in range(2)]
-        assert streams == [list(range(50))] * 2
-        host.go.set()
-        assert await waiting == "done"
-        connection.close()
-
-
 async def test_a_cancelled_call_is_cancelled_on_the_replica(tmp_path: Path) -> None:
     async with listening(tmp_path) as (host, listener, address):
         connection = await Connection.open(address)

@@ -18,7 +18,6 @@ from service.pools.replicas import ReplicaLost
 from service.pools.transport import pack
 from service.runtime.lanes import Lane
 from service.telemetry.usage import Usage
-from service.tokenization.texts import Encoded
 from tests.service.pool_fakes import crossed
 
 
@@ -66,11 +65,6 @@ def test_a_deadline_arrives_as_the_time_that_is_left() -> None:
     (arrived,) = wire.unpack_requests(wire.pack_requests([request]))
     assert arrived.deadline == pytest.approx(deadline, abs=1)
     assert wire.deadline_in(wire.seconds_left(math.inf)) == math.inf
-
-
-def test_inputs_arrive_as_they_were() -> None:
-    inputs = [Encoded([1, 200_000], None, 2), Encoded([5, 6, 7], [0, 1, 1], 3)]
-    assert wire.unpack_inputs(crossed(wire.pack_inputs(inputs))) == inputs
 
 
 def test_deltas_arrive_in_the_run_that_waits_for_them() -> None:

@@ -37,14 +37,6 @@ def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) 
     assert engine.blob("acme", new.id) == b"tensors"
 
 
-def test_putting_a_state_again_changes_nothing(engine: GroupingEngine, clock: Clock) -> None:
-    new = record(clock)
-    kept = engine.put(new, b"tensors", quota=AMPLE, name=NameChange("doc", 0))
-    assert engine.put(new, b"tensors", quota=AMPLE, name=NameChange("doc", 0)) == kept
-    assert engine.usage("acme").states == 1
-    assert engine.name("acme", "doc").version == 1
-
-
 def test_a_group_inside_a_group_is_undone_together(engine: GroupingEngine, clock: Clock) -> None:
     """Redis keeps the calls before the one that fails."""
     kept, undone = record(clock), record(clock)
@@ -231,15 +223,6 @@ def test_forks_of_one_call_are_all_made_or_none(engine: GroupingEngine, clock: C
         engine.get("acme", other.id)
 
 
-def test_a_deleted_state_has_no_name(engine: GroupingEngine, clock: Clock) -> None:
-    state = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc"))
-    engine.delete("acme", state.id)
-    with pytest.raises(StateNotFound):
-        engine.name("acme", "doc")
-    with pytest.raises(StateNotFound):
-        engine.get("acme", state.id)
-
-
 def test_a_repeated_request_makes_one_state(engine: GroupingEngine, clock: Clock) -> None:
     first = engine.put(record(clock), b"1", quota=AMPLE, key=IdempotencyKey("k", "digest"))
     again = engine.put(record(clock), b"1", quota=AMPLE, key=IdempotencyKey("k", "digest"))
@@ -386,20 +369,6 @@ def test_the_state_that_was_used_least_recently_makes_room(engine: GroupingEngin
     assert {each.id for each in engine.page("acme", Filter())} == {states[0], states[2], newest.id}
 
 
-def test_a_state_that_was_used_without_its_bytes_is_evicted_later(engine: GroupingEngine, clock: Clock) -> None:
-    quota, states = Quota(states=2, size=10**6), []
-    for at in range(2):
-        clock.now += 1
-        states.append(engine.put(record(clock), b"%d" % at, quota=quota).id)
-    clock.now += 1
-    assert engine.use("acme", states[0]).id == states[0]
-    clock.now += 1
-    engine.put(record(clock), b"new", quota=quota)
-    assert engine.get("acme", states[0]).id == states[0]
-    with pytest.raises(StateGone, match="evicted"):
-        engine.use("acme", states[1])
-
-
 def test_evicting_a_state_frees_no_bytes_that_the_new_state_shares(engine: GroupingEngine, clock: Clock) -> None:
     for size in (600, 300):
         clock.now += 1
@@ -430,29 +399,6 @@ def test_the_quota_of_one_tenant_evicts_nothing_of_another(engine: GroupingEngin
         engine.put(record(clock), np.random.default_rng(int(clock.now)).bytes(900), quota=Quota(states=10, size=1000))
     assert engine.get("other", other.id).status == "ready"
     assert engine.usage("acme").states == 1
-
-
-def test_a_group_is_kept_as_a_whole_or_not_at_all(engine: GroupingEngine, clock: Clock) -> None:
-    if engine.group_size == 1:
-        pytest.skip("this engine keeps its calls one by one")
-
-    class Stop(Exception):
-        pass
-
-    first = record(clock)
-
-    def group() -> None:
-        with engine.group():
-            engine.put(first, b"1", quota=AMPLE, name=NameChange("doc"))
-            raise Stop
-
-    with pytest.raises(Stop):
-        group()
-    with pytest.raises(StateNotFound):
-        engine.get("acme", first.id)
-    with pytest.raises(StateNotFound):
-        engine.name("acme", "doc")
-    assert engine.usage("acme") == Usage()
 
 
 class TestDocuments:

@@ -181,17 +181,6 @@ class TestFiles:
         engine.close()
 
 
-def test_damaged_rows_are_never_given(tmp_path: Path) -> None:
-    engine = SqliteEngine(tmp_path)
-    state = TestFiles().put(engine, b"small")
-    db = apsw.Connection(str(tmp_path / "states.sqlite3"))
-    db.execute("UPDATE blobs SET content = ?", (b"smell",))
-    db.close()
-    with pytest.raises(ServiceError, match="damaged"):
-        engine.blob("acme", state)
-    engine.close()
-
-
 def test_waiting_for_another_process_stops_no_thread(tmp_path: Path) -> None:
     engine, other = SqliteEngine(tmp_path), apsw.Connection(str(tmp_path / "states.sqlite3"))
     other.execute("BEGIN IMMEDIATE")

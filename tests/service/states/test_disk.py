@@ -125,15 +125,6 @@ def test_states_that_fit_the_log_and_not_the_database_are_refused(opened: Opened
         opened.delete(state)
 
 
-def test_a_state_that_fits_nowhere_takes_no_other_with_it(opened: Opened) -> None:
-    made = opened.put(100)
-    with pytest.raises(StoreFull):
-        opened.put(20 * 2**20)
-    assert opened.put(100)
-    assert opened.troubles() == set()
-    assert opened.call(lambda engine: engine.get("acme", made)).id == made
-
-
 def test_a_service_starts_on_a_full_disk_and_deletes(opened: Opened, small_disk: Path) -> None:
     made = opened.fill(100_000)
     stuff(small_disk)

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from service.states.redis import RedisEngine
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
 from tests.service.states.conftest import PASSWORD, RedisServer, redis_server_in
-from tests.service.states.crashing_vfs import RecordingVfs, after_crash
 
 AMPLE = Quota(states=10**6, size=10**12)
 _ENDLESS = "from tests.service.states.test_durability import endless; endless({!r})"
@@ -79,33 +77,6 @@ def test_kill_9_of_the_service_takes_nothing_that_was_acknowledged(location: str
     assert set(said) <= kept(engine)
     put(engine)  # it goes on
     engine.close()
-
-
-@pytest.mark.parametrize("large", [False, True], ids=["rows", "files"])
-def test_power_loss_takes_nothing_that_was_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
-    if large:
-        monkeypatch.setattr("service.states.sqlite.INLINE_BYTES", 8)
-    vfs = RecordingVfs(f"power-{large}")
-    engine = SqliteEngine(tmp_path / "first", vfs=vfs.name)
-    said = set()
-    for at in range(12):
-        said.add(put(engine))
-        for seed in range(5):
-            folder = tmp_path / f"{at} {seed}"
-            after_crash(vfs.events, folder, seed=seed)
-            if large:
-                shutil.copytree(tmp_path / "first" / "blobs", folder / "blobs")
-            again = SqliteEngine(folder)
-            assert kept(again) == said
-            again.close()
-    engine.close()
-    vfs.unregister()
-
-
-def test_a_store_in_memory_is_lost_with_its_process() -> None:
-    engine = SqliteEngine(None)
-    put(engine)
-    assert kept(SqliteEngine(None)) == set()
 
 
 @pytest.mark.parametrize("appendfsync", ["always", "everysec", None])

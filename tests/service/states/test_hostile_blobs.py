@@ -226,27 +226,6 @@ def test_any_value_in_any_place_of_the_header_is_refused_or_read(place: tuple[An
     refused_or_read(put(*place, value))
 
 
-@STEADY
-@given(header=JSON, data=st.binary(max_size=64))
-def test_any_header_is_refused(header: Any, data: bytes) -> None:
-    with pytest.raises(InvalidRequest):
-        opened(with_header(header, data))
-
-
-@STEADY
-@given(data=st.binary(max_size=200))
-def test_any_bytes_are_refused(data: bytes) -> None:
-    for each in (data, with_header(data), with_header(b"{" + data + b"}")):
-        with pytest.raises(InvalidRequest):
-            opened(each)
-
-
-@STEADY
-@given(data=st.binary(min_size=len(PACKED) - END, max_size=len(PACKED) - END))
-def test_any_numbers_are_refused_or_read(data: bytes) -> None:
-    refused_or_read(PACKED[:END] + data)
-
-
 LIES = {
     "a huge header": b"\xff" * 8 + PACKED[8:],
     "huge axes": put("state_0_S", "shape", [2**30] * 16),

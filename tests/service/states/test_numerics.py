@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from export import contract
-from service.catalog import Catalog
 from service.generation.selftest import check_golden
 from service.generation.session import OnnxStepSession
-from service.pools.host import Host
-from service.settings import Settings
 from service.states.numerics import numerics_fingerprint
 from tests.imports import ROOT
 from tests.service.fakes import PATIENCE_S
@@ -67,15 +64,3 @@ def test_one_bit_of_any_logits_changes_the_checksum(bundle: Path, call: int, mon
     monkeypatch.setattr(OnnxStepSession, "run", off_by_a_bit)
     assert checksum(bundle, 1) != before
     assert len(calls) == n_calls
-
-
-async def test_a_gateway_learns_it_from_the_replica(bundle: Path) -> None:
-    host = Host(Catalog(Settings(bundles=(bundle,), states="memory", threads=1)))
-    await host.start()
-    try:
-        ((*_, numerics),) = await host.heartbeat()
-        (model,) = host.catalog.generators.values()
-        assert numerics == model.engine.numerics
-        assert len(numerics) == 16
-    finally:
-        await host.catalog.stop()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +11,7 @@ from hypothesis import strategies as st
 
 from export import contract
 from service.generation.session import OnnxStepSession, Tensor, beginning
-from service.states.blob import Blob, pack, unpack
-from service.states.record import new_state_id
-from tests.service.states.test_blob import same
 
-IDS = st.lists(st.integers(0, 255), min_size=1, max_size=40)
 BIG = float(np.finfo(np.float32).max)
 FEW = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -42,24 +37,6 @@ def fed(session: OnnxStepSession, rows: Sequence[Sequence[Tensor]], ids: Sequenc
     return [(out.read(row, position + len(ids)), logits[row, 0]) for row in range(B)]
 
 
-def blob_of(session: OnnxStepSession, ids: Sequence[int], tensors: Sequence[Tensor], logits: Any) -> Blob:
-    bits = np.zeros(session.vocab_size, bool)
-    bits[list(ids)] = True
-    return Blob(
-        tensors=tuple(tensor + 0.0 for tensor in tensors),
-        logits=logits + np.float32(0),
-        seen=np.packbits(bits, bitorder="little"),
-        recent=tuple(ids[-64:]),
-        position=len(ids),
-        model="every-layer",
-        fingerprint=session.fingerprint,
-        numerics="0",
-        id=new_state_id(),
-        parent=None,
-        created=1.5,
-    )
-
-
 def test_the_manifest_names_the_numbers_that_are_divisors_or_counts(bundle: Path) -> None:
     holds = {spec.name: spec.holds for spec in opened(bundle).decoder.states if spec.holds is not None}
     column = "sums_in_last_column"
@@ -67,20 +44,6 @@ def test_the_manifest_names_the_numbers_that_are_divisors_or_counts(bundle: Path
         **{"state_0_S": column, "state_1_n": "count", "state_2_S": column, "state_3_z": "sums", "state_4_S": column, "state_5_S": column},
         **{"state_11_n": "count", "state_12_n": "count"},
     }
-
-
-@FEW
-@given(ids=IDS, following=IDS)
-def test_a_state_of_every_layer_continues_to_the_bit(bundle: Path, ids: list[int], following: list[int]) -> None:
-    session = opened(bundle)
-    ((tensors, logits),) = fed(session, [beginning(session.decoder)], ids, 0)
-    blob = blob_of(session, ids, tensors, logits)
-    names = [spec.name for spec in session.decoder.states]
-    read = unpack(pack(blob, names), session.decoder, session.vocab_size, session.fingerprint)
-    assert same(read, blob)
-    one, other = fed(session, [tensors, read.tensors], following, len(ids))
-    assert np.array_equal(one[1], other[1])
-    assert all(np.array_equal(*each) for each in zip(one[0], other[0], strict=True))
 
 
 @FEW

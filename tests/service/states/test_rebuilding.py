@@ -1,8 +1,7 @@
 """`attnserve states rebuild` makes an index of the readable rows of a damaged database."""
 
 import random
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -69,23 +68,6 @@ def test_an_undamaged_index_is_made_again_as_it_was(folder: Path) -> None:
     assert sorted(each.name for each in folder.iterdir() if each.is_dir()) == ["blobs", "damaged"]
 
 
-def test_the_row_of_a_deleted_state_whose_child_is_lost_does_not_stay_forever(folder: Path) -> None:
-    engine = SqliteEngine(folder)
-    parent = engine.put(record(1), b"1", quota=AMPLE)
-    child = engine.put(replace(record(2), parent=parent.id), b"2", quota=AMPLE)
-    engine.delete("acme", parent.id)
-    engine.sweep()  # the parent's row stays for its child
-    engine.close()
-    with closing(apsw.Connection(str(folder / "states.sqlite3"))) as db:
-        db.execute("DELETE FROM states WHERE id = ?", (child.id,))
-        db.execute("DELETE FROM blobs")
-    rebuild(folder)
-    engine = SqliteEngine(folder)
-    engine.sweep()
-    assert engine._db.execute("SELECT count(*) FROM states").get == 0
-    engine.close()
-
-
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_a_damaged_index_gives_what_can_be_read_of_it(folder: Path, seed: int) -> None:
     """Some pages, but not the first one, are overwritten."""
@@ -131,20 +113,6 @@ def test_a_state_keeps_its_file_if_the_row_of_the_blob_is_lost(folder: Path) -> 
     db.close()
     assert rebuild(folder).damaged == 0
     assert contents(folder) == before
-
-
-def test_states_without_bytes_are_gone(folder: Path) -> None:
-    engine = SqliteEngine(folder)
-    states = [engine.put(record(at), bytes([at]) * 100, quota=AMPLE) for at in range(3)]
-    engine.close()
-    with closing(apsw.Connection(str(folder / "states.sqlite3"))) as db:
-        db.execute("DELETE FROM blobs WHERE id = 2")
-    assert rebuild(folder) == Rebuilt(states=2, damaged=1, names=0, documents=0)
-    engine = SqliteEngine(folder)
-    with pytest.raises(StateGone, match="damaged"):
-        engine.get("acme", states[1].id)
-    assert engine.usage("acme").size == 200
-    engine.close()
 
 
 def test_a_store_in_use_is_left_as_it_is(folder: Path) -> None:

@@ -9,15 +9,13 @@ from contextlib import contextmanager
 import pytest
 
 from service.errors import InvalidRequest, Overloaded, QuotaExceeded, StateGone, StoreFailed
-from service.settings import STATES_PASSWORD
-from service.states.opening import open_engine
 from service.states.record import Document, Quota, StateRecord, Usage, new_state_id
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.telemetry.metrics import Metrics
 from service.telemetry.state_store_metrics import StateStoreMetrics
 from tests.service.fakes import PATIENCE_S
-from tests.service.states.conftest import IN_REDIS, PASSWORD, Clock, RedisServer
+from tests.service.states.conftest import IN_REDIS, Clock
 
 QUOTA = Quota(states=10, size=10**6)
 
@@ -166,15 +164,6 @@ def test_engines_count_what_ended(opened: Callable[[], GroupingEngine], clock: C
     engine.sweep()
     assert dict(engine.ended) == {"evicted": 2, "deleted": 1, "expired": 1}
     assert engine.totals() == Usage(1, 5, 0)
-
-
-def test_the_store_of_a_url_is_redis(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StoreFailed, match="Authentication required"):
-        open_engine(redis_server.url)
-    monkeypatch.setenv(STATES_PASSWORD, PASSWORD)
-    engine = open_engine(redis_server.url)
-    assert type(engine).__name__ == "RedisEngine"
-    engine.close()
 
 
 async def test_a_call_that_fails_after_its_caller_has_left_is_not_logged(store: Store) -> None:

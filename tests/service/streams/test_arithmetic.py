@@ -120,14 +120,3 @@ async def test_a_stream_goes_on_where_its_tokens_can_be_drawn_again(tokenizer: P
                 assert 0 < len(rest["text"]) < len(whole["text"])
                 (asked,) = catalog.pool.opened
                 assert asked in names
-
-
-async def test_without_its_own_arithmetic_a_stream_is_drawn_again_by_another_one(tokenizer: Path, store: Store) -> None:
-    async with two_kinds(tokenizer, store) as (http, catalog):
-        run, events = await begun(http, catalog, *OURS)
-        catalog.pool.names = ("theirs",)
-        await catalog.replicas.ask()
-        refused = (await http.get(f"/v1/stream/{run}?from=5")).json()
-        assert refused["error"]["code"] == "diverged", "nothing proves that the tokens are equal"
-        answer = await http.post(PATH, json=BODY, headers={"last-event-id": events[1].id or ""})
-        assert texts(Answer.of([*events[:2], *parsed(answer.text)])) == texts(Answer.of(events))

@@ -143,12 +143,6 @@ async def test_tokens_that_are_known_are_charged_as_a_prompt_and_not_as_an_answe
     assert twice["prompt_tokens"] == 2 * once["prompt_tokens"] + 4
 
 
-async def test_more_tokens_than_there_are_have_diverged(http: httpx.AsyncClient) -> None:
-    run, _ = await begin(http, *BODIES["plain"])
-    *_, refused = parsed((await http.get(f"/v1/stream/{run}?from=10")).text)
-    assert refused.data["error"]["code"] == "diverged"
-
-
 async def test_other_arithmetic_must_prove_what_the_client_has(http: httpx.AsyncClient, store: Store, tokenizer: Path) -> None:
     path, body = BODIES["two"]
     run, events = await begin(http, path, body)

@@ -11,7 +11,7 @@ import pytest
 from service.states.sqlite import SqliteEngine
 from service.states.store import Store
 from service.streams.lease import LEASE_S, Lease
-from service.streams.record import REQUEST_KIND, RUN_KIND, owner_of, unpack
+from service.streams.record import REQUEST_KIND, owner_of, unpack
 from tests.service.stream_fakes import Answer, gateway
 from tests.service.streams.open_streams import BODY, PATH, document, held, leases_of, model_of, rest_of, texts, whole_of, written
 
@@ -116,16 +116,6 @@ async def test_a_stream_goes_on_after_the_whole_service_was_started_again(tokeni
         calls = model_of(http).steps.calls
         assert len(calls) <= 12 - 2 + 2, "tokens that were stored are fed with the prompt"
     store.close()
-
-
-async def test_the_document_is_written_with_the_first_token_and_has_a_lease(http: httpx.AsyncClient, store: Store) -> None:
-    async with held(http) as stream:
-        kept = await document(store, stream.run)
-        found = await store.call(lambda engine: engine.due(RUN_KIND, 1e12, 10))
-        assert [each.id for each in found] == [stream.run]
-        assert kept.due is not None
-        assert kept.expires is not None
-        assert kept.due < kept.expires
 
 
 async def test_progress_is_stored_now_and_then(http: httpx.AsyncClient, store: Store) -> None:
