@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from service.errors import (
 from service.generation.model import DecoderModel
 from service.runtime.lanes import Lane
 from service.settings import Settings, SettingsError
-from service.tokenization.texts import Cut, Cutting
 from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_app, fake_bundle, fake_catalog
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
 
@@ -49,15 +47,6 @@ def call(**fields: Any) -> Call:
 
 
 # Loading ---------------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["encoder", "reranker", "classifier", "token_classifier"])
-def test_a_bundle_of_each_kind_loads_and_passes_its_self_test(tmp_path: Path, kind: Any) -> None:
-    catalog = fake_catalog(fake_bundle(tmp_path / kind, kind))
-    catalog.load()
-    selftest = catalog.models[kind].selftest
-    assert selftest.n_texts == 3
-    assert selftest.min_cosine == pytest.approx(1) if kind == "encoder" else selftest.max_abs_error == pytest.approx(0)
 
 
 @pytest.mark.parametrize("file", [contract.GRAPH, contract.TOKENIZER, contract.GOLDEN])
@@ -87,11 +76,6 @@ def test_golden_vectors_that_do_not_come_out_stop_the_start(tmp_path: Path) -> N
 def test_two_bundles_of_one_name_stop_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="both called mini"):
         fake_catalog(fake_bundle(tmp_path / "a", name="mini"), fake_bundle(tmp_path / "b", name="mini")).load()
-
-
-def test_an_alias_of_nothing_stops_the_start(bundle: Path) -> None:
-    with pytest.raises(SettingsError, match=r"alias ada names model huge, which is not served. Served: mini"):
-        fake_catalog(bundle, aliases={"ada": "huge"}).load()
 
 
 def test_no_bundle_at_all_stops_the_start() -> None:
@@ -124,13 +108,6 @@ def test_before_the_load_there_is_no_model_and_afterwards_the_reason_why(bundle:
         catalog.get("mini")
 
 
-async def test_a_request_between_load_and_start_is_told_that_it_is_too_early(bundle: Path) -> None:
-    catalog = fake_catalog(bundle)
-    catalog.load()
-    with pytest.raises(NotReady):
-        await catalog.get("mini").answer(EncodeRequest(inputs=["cat"]), call())
-
-
 # Being ready -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -156,18 +133,6 @@ async def test_a_sick_model_is_asked_again_and_recovers_without_traffic(bundle: 
         assert not await catalog.ready()
         session.broken = False
         assert await catalog.ready()
-    await catalog.stop()
-
-
-async def test_a_model_that_probes_badly_stays_unready(bundle: Path) -> None:
-    catalog = await started(fake_catalog(bundle))
-    session = catalog.session("mini")
-    session.broken = True
-    with pytest.raises(RuntimeFailed):
-        await catalog.get("mini").answer(EncodeRequest(inputs=["cat"]), call())
-    session.broken = False
-    session.bad_rows[tuple(catalog.get("mini").texts.tokenizer.encode("ready?").ids)] = math.nan
-    assert not await catalog.ready()
     await catalog.stop()
 
 
@@ -199,28 +164,6 @@ async def test_the_number_of_inputs_is_bounded(bundle: Path) -> None:
     await catalog.stop()
 
 
-async def test_without_errors_by_item_the_first_bad_input_fails_the_request_and_nothing_runs(bundle: Path) -> None:
-    catalog = await started(fake_catalog(bundle))
-    with pytest.raises(EmptyInput):
-        await catalog.get("mini").answer(EncodeRequest(inputs=["cat", "", [10_000]]), call())
-    assert catalog.session("mini").batches == []
-    await catalog.stop()
-
-
-async def test_with_errors_by_item_a_bad_input_harms_no_other(bundle: Path) -> None:
-    catalog = await started(fake_catalog(bundle))
-    seen: dict[int, object] = {}
-    asked = call(item_errors=True)
-    answer = await catalog.get("mini").answer(EncodeRequest(inputs=["cat", "", [10_000], "dog"]), asked, seen.__setitem__)
-    assert [isinstance(row, ServiceError) for row in answer.rows] == [False, True, True, False]
-    assert all(seen[index] is row for index, row in enumerate(answer.rows))
-    assert asked.tokens == answer.n_tokens == 6
-    assert (await catalog.get("mini").answer(EncodeRequest(inputs=[""]), call(item_errors=True))).n_tokens == 0, (
-        "all of them bad is no error either"
-    )
-    await catalog.stop()
-
-
 async def test_many_inputs_wait_in_the_bulk_lane_unless_the_call_says_otherwise(bundle: Path) -> None:
     catalog = await started(fake_catalog(bundle, bulk_inputs=2, threads=1))
     model, session = catalog.get("mini"), catalog.session("mini")
@@ -234,15 +177,6 @@ async def test_many_inputs_wait_in_the_bulk_lane_unless_the_call_says_otherwise(
     assert [lane.size for lane in model.engine._queue.lanes] == [5, 3]
     session.open()
     await asyncio.gather(*tasks)
-    await catalog.stop()
-
-
-async def test_a_long_request_is_tokenised_off_the_loop_and_answers_the_same(bundle: Path) -> None:
-    catalog = await started(fake_catalog(bundle, cache_bytes=0))
-    model = catalog.get("mini")
-    many = await model.answer(EncodeRequest(inputs=["cat " * 20] * 100), call())
-    one = await model.answer(EncodeRequest(inputs=["cat " * 20]), call())
-    assert all((row == one.rows[0]).all() for row in many.rows)
     await catalog.stop()
 
 
@@ -261,17 +195,6 @@ async def test_an_input_of_too_many_characters_is_refused_before_it_is_tokenised
     catalog = await started(fake_catalog(bundle, max_input_characters=5000))
     with pytest.raises(InputTooLong, match="input 1 has 5001 characters and the most is 5000"):
         await catalog.get("mini").answer(EncodeRequest(inputs=["cat", "x" * 5001]), call())
-    await catalog.stop()
-
-
-async def test_what_was_cut_is_reported(bundle: Path) -> None:
-    catalog = await started(fake_catalog(bundle))
-    asked = call()
-    answer = await catalog.get("mini").answer(EncodeRequest(inputs=["cat", "dog " * 100]), asked)
-    assert answer.truncated == [Cutting(1, 102, 64)]
-    assert asked.headers["x-truncated-inputs"] == "1; 1:102>64"
-    with pytest.raises(ServiceError, match=r"less than 65 tokens. Given: 102"):
-        await catalog.get("mini").answer(EncodeRequest(inputs=["dog " * 100], cut=Cut(side="none")), call())
     await catalog.stop()
 
 

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -46,21 +45,10 @@ def test_a_command_shows_its_options_without_torch(command: str) -> None:
     assert f" {command} [OPTIONS]" in done.stdout
 
 
-def test_the_version_is_shown() -> None:
-    done = CliRunner().invoke(cli.app, ["--version"])
-    assert (done.exit_code, done.output) == (0, f"attnserve {version('attnserve')}\n")
-
-
 def test_the_help_of_serve_names_the_default_limits() -> None:
     help_text = CliRunner().invoke(cli.app, ["serve", "--help"]).output
     limits = [name for name, field in Settings.model_fields.items() if name.startswith("max_") and field.default is not None]
     assert [name for name in limits if f"{name}={default_of(name)}" not in re.sub(r"\s+", "", help_text)] == []
-
-
-def test_an_unknown_command_is_refused() -> None:
-    done = CliRunner().invoke(cli.app, ["exprot"])
-    assert done.exit_code == 2
-    assert "No such command 'exprot'" in done.output
 
 
 @pytest.mark.parametrize("command", ["serve", "config"])
@@ -93,15 +81,6 @@ def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         cli.main()
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"error: {error}\n"
-
-
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def app() -> None:
-        raise ValueError("not a sentence for users")
-
-    monkeypatch.setattr(cli, "app", app)
-    with pytest.raises(ValueError, match="not a sentence for users"):
-        cli.main()
 
 
 def test_every_error_of_ours_has_the_one_base_class() -> None:

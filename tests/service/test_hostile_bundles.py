@@ -133,12 +133,6 @@ def test_what_is_no_file_of_the_bundle_is_neither_read_nor_waited_for(tmp_path: 
         assert put is not outside or "is a link to a place outside the bundle" in message
 
 
-def test_a_link_within_the_bundle_is_fine_and_so_is_one_to_it(tmp_path: Path) -> None:
-    bundle = fake_bundle(tmp_path / "bundle")
-    (tmp_path / "current").symlink_to(bundle)
-    fake_catalog(tmp_path / "current").load()
-
-
 def test_a_path_that_no_folder_can_have_is_no_bundle() -> None:
     with pytest.raises(contract.BundleError, match="is not a bundle"):
         contract.verify(Path("/" + "x" * 5_000))
@@ -253,12 +247,6 @@ def test_a_normalizer_that_multiplies_a_text_is_refused(tmp_path: Path) -> None:
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
     with pytest.raises(contract.BundleError, match="can make 10000 characters of one"):
         open_tokenizer(tokenizer_file(tmp_path, normalizer={"type": "Sequence", "normalizers": [step, step]}), 2)
-
-
-def test_a_decoder_that_multiplies_a_text_is_refused(tmp_path: Path) -> None:
-    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
-    with pytest.raises(contract.BundleError, match="its decoder can make 10000 characters of one"):
-        open_tokenizer(tokenizer_file(tmp_path, decoder={"type": "Sequence", "decoders": [step, step]}), 2)
 
 
 @pytest.mark.parametrize(

@@ -52,19 +52,6 @@ def test_a_file_of_keys_is_read_by_gateways_alone(encoder_bundle: Path, tmp_path
     assert (call.client, call.key) == ("tenant:acme", "ci")
 
 
-def test_both_kinds_of_keys_reach_a_gateway(encoder_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTNSERVE_API_KEYS_FILE", str(tmp_path / "keys.json"))
-    monkeypatch.setenv("ATTNSERVE_API_KEYS", KEY)
-    stored = arguments(encoder_bundle)
-    assert KEY not in str(stored)
-    frozen = json.loads(with_keys(stored["gateway"][0]))
-    assert (frozen["api_keys"], frozen["api_keys_file"]) == ([KEY], str(tmp_path / "keys.json"))
-
-
-def test_without_keys_a_gateway_reads_none(encoder_bundle: Path) -> None:
-    assert arguments(encoder_bundle)["gateway"][2] is False
-
-
 def test_a_gateway_takes_the_keys_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNSERVE_API_KEYS", KEY)
     assert json.loads(with_keys(freeze(Settings())))["api_keys"] == [KEY]

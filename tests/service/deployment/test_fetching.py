@@ -186,37 +186,12 @@ def test_a_command_that_was_killed_goes_on(server: Server, decoder_bundle: Path,
     assert left(tmp_path / "models") == {"tiny"}
 
 
-def test_a_half_file_of_something_else_is_fetched_anew(server: Server, decoder_bundle: Path, tmp_path: Path) -> None:
-    """And a file that does not belong there does not come along."""
-    partial = tmp_path / "models" / ".tiny.partial"
-    partial.mkdir(parents=True)
-    shutil.copy(decoder_bundle / contract.MANIFEST, partial)
-    (partial / LARGEST).write_bytes(b"another one")
-    (partial / "stray").write_bytes(b"")
-    made = fetched(f"{server.url}/tiny", tmp_path / "models")
-    assert fingerprint(made.folder) == fingerprint(decoder_bundle)
-
-
-def test_a_server_that_says_nothing_more_is_left(server: Server, decoder_bundle: Path, tmp_path: Path) -> None:
-    server.cut, server.times, server.stall = 1000, 1, True
-    began = time.monotonic()
-    made = fetched(f"{server.url}/tiny", tmp_path / "models", timeout_s=1.0)
-    assert fingerprint(made.folder) == fingerprint(decoder_bundle)
-    assert time.monotonic() - began < PATIENCE_S, "only the server ended the transfer"
-
-
 @pytest.mark.parametrize("name", [LARGEST, "manifest.json"])
 def test_a_server_that_never_ends_is_left(server: Server, tmp_path: Path, name: str) -> None:
     """It is never silent for long."""
     server.drips = name
     with pytest.raises(FetchError, match=rf"{name} arrives too slowly: \d+ bytes in \d+ s; the least is 1024 bytes/s"):
         fetched(f"{server.url}/tiny", tmp_path / "models", timeout_s=1.0)
-
-
-def test_a_server_that_sends_little_each_time_is_left(server: Server, tmp_path: Path) -> None:
-    server.cut, server.times = 10, 10**6
-    with pytest.raises(FetchError, match="5 times"):
-        fetched(f"{server.url}/tiny", tmp_path / "models")
 
 
 def test_a_bundle_takes_the_place_of_an_older_one(server: Server, decoder_bundle: Path, tmp_path: Path) -> None:
@@ -340,11 +315,6 @@ def test_a_redirect_to_another_server_is_followed_only_if_the_command_allows_tha
     allowed = command(f"{server.url}/tiny", "--to", str(tmp_path / "models"), "--redirect-to", other)
     assert allowed.exit_code == 0, allowed.output
     assert fingerprint(tmp_path / "models" / "tiny") == fingerprint(decoder_bundle)
-
-
-def test_a_redirect_to_the_same_server_is_followed(server: Server, decoder_bundle: Path, tmp_path: Path) -> None:
-    server.redirects = {f"old/{file.name}": f"/tiny/{file.name}" for file in decoder_bundle.iterdir()}
-    assert fingerprint(fetched(f"{server.url}/old", tmp_path / "models").folder) == fingerprint(decoder_bundle)
 
 
 def test_two_bundles_of_one_name_are_refused(tmp_path: Path) -> None:

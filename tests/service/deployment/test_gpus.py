@@ -10,8 +10,6 @@ from export import contract
 from service.catalog import Catalog
 from service.deployment.scaling import check_gpus
 from service.errors import StartFailed
-from service.generation.session import OnnxStepSession
-from service.runtime.onnx import CPU
 from service.settings import Settings
 from tests.service.fakes import FakeSession, fake_bundle, open_fake
 
@@ -42,17 +40,6 @@ def test_gpus_are_counted_as_encoders_fit_them(encoder: Path, settings: dict[str
 @pytest.mark.parametrize("settings", [{}, {"provider": "cuda", "replica_gpus": 0}])
 def test_who_asks_for_no_gpu_needs_none(encoder: Path, settings: dict[str, Any]) -> None:
     check_gpus(Settings(bundles=(encoder,), **settings), 0)
-
-
-def test_generators_need_gpus_as_encoders_do(encoder: Path, decoder_bundle: Path) -> None:
-    alone = Settings(bundles=(decoder_bundle,), provider="cuda", generators=2)
-    check_gpus(alone, 2)
-    with pytest.raises(StartFailed, match="generators=2 and replica_gpus=1 need 2 GPUs, but this machine has 1"):
-        check_gpus(alone, 1)
-    beside = Settings(bundles=(encoder, decoder_bundle), replica_gpus=0.5, generators=2, max_generators=4)
-    check_gpus(beside, 3)
-    with pytest.raises(StartFailed, match=r"encoders=1, generators=4 and replica_gpus=0.5 need 3 GPUs, but this machine has 2"):
-        check_gpus(beside, 2)
 
 
 def test_encoder_decoders_need_no_gpu(encoder: Path, decoder_bundle: Path, encoder_decoder_bundle: Path) -> None:
@@ -88,16 +75,3 @@ def test_an_encoder_is_told_how_much_of_a_gpu_it_may_take(encoder: Path) -> None
 
     Catalog(Settings(bundles=(encoder,), provider="cuda", gpu_memory_gib=1.5), open_session=open_session).load()
     assert told == [("cuda", 1.5)]
-
-
-def test_a_decoder_is_told_how_much_of_a_gpu_it_may_take_with_all_its_slots(decoder_bundle: Path) -> None:
-    told: list[Any] = []
-
-    def steps(bundle: Path, manifest: contract.Manifest, **named: Any) -> OnnxStepSession:
-        told.append((named["provider"], named["gpu_memory_gib"], named["slots"]))
-        return OnnxStepSession(bundle, manifest, threads=1)
-
-    catalog = Catalog(Settings(bundles=(decoder_bundle,), provider="cuda", gpu_memory_gib=1.5, slots=3), open_steps=steps)
-    catalog.load()
-    assert told == [("cuda", 1.5, 3)]
-    assert catalog.generator(None).provider == CPU

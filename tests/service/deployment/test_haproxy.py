@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -120,18 +119,6 @@ def proxied(tmp_path: Path, ports: list[int], files: int | None = None) -> Itera
             process.kill()
 
 
-def test_what_a_gateway_did_not_answer_another_is_asked(client: httpx.Client, ports: list[int]) -> None:
-    """Head and body may come apart; with both HAProxy can ask again, until its retries are used up."""
-    served: list[bytes] = []
-    with closing_gateway(ports[1], served), socket.create_connection(("127.0.0.1", ports[0]), timeout=PATIENCE_S) as slow:
-        slow.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n1234")
-        slow.sendall(b"5678")
-        answer = slow.recv(65536)
-    assert len(served) > 1
-    assert all(request.endswith(b"12345678") and b"x-connection" in request for request in served)
-    assert answer.startswith(b"HTTP/1.1 503 ")
-
-
 KEY = {"idempotency-key": "mine"}
 
 
@@ -176,17 +163,6 @@ def test_errors_say_what_to_do(client: httpx.Client, ports: list[int]) -> None:
     assert "no other could be asked" in lost.json()["error"]["message"]
     for answer in (nobody, lost):  # where Cohere's clients look
         assert answer.json()["message"] == answer.json()["error"]["message"]
-
-
-def test_one_that_knows_no_gateway_yet_says_so(client: httpx.Client) -> None:
-    """Ray's says 404 then: for a client that is an answer, and it would not ask again."""
-    answer = client.get("/anything")
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert "send it again" in answer.json()["error"]["message"]
-
-
-def test_the_socket_that_commands_it_is_its_owners(client: httpx.Client, tmp_path: Path) -> None:
-    assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
 
 
 def test_rays_template_has_every_line_that_is_edited() -> None:
@@ -398,16 +374,6 @@ def test_a_gateway_that_dies_over_a_connection_in_use_costs_no_silent_end(public
     assert gateway.died.wait(PATIENCE_S)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert public.get("/health/live").status_code == 503
-
-
-def test_a_gateway_that_dies_with_a_request_too_long_to_be_kept_is_503_too(public: httpx.Client, places: list[Path]) -> None:
-    """HAProxy cannot send it to another gateway, and its own status for that is 502."""
-    gateway = Gateway(places[0], answered=0)
-    until(public, 200)
-    answer = public.post("/v1/embeddings", content=b"x" * 100_000)
-    assert gateway.died.wait(PATIENCE_S)
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert "no other could be asked" in answer.json()["error"]["message"]
 
 
 def test_a_request_goes_to_the_gateway_that_is_left(public: httpx.Client, places: list[Path]) -> None:

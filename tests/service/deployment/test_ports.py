@@ -1,4 +1,3 @@
-import random
 import socket
 from pathlib import Path
 
@@ -23,11 +22,3 @@ def test_a_port_that_is_held_is_not_offered() -> None:
         server.bind(("127.0.0.1", free_port()))
         server.listen()
         assert server.getsockname()[1] not in free_ports(1_000)
-
-
-def test_processes_with_the_same_seed_get_different_ones() -> None:
-    offered = []
-    for _ in range(2):
-        random.seed(0)
-        offered.append(free_ports(20))
-    assert set(offered[0]) != set(offered[1])

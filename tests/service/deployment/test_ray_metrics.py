@@ -63,17 +63,6 @@ def test_every_sample_is_copied_as_metrics_says_it() -> None:
     assert rays.samples["vllm_inter_token_latency_seconds_bucket", frozenset({("model_name", "wordy"), ("le", "+Inf")})] == 3
 
 
-def test_a_second_copy_renews_and_makes_nothing_new() -> None:
-    registry, rays = CollectorRegistry(), Rays()
-    counter = Counter("cats", "Seen", registry=registry)
-    copier = RayMetrics(registry, rays.gauge)
-    copier.copy()
-    counter.inc(3)
-    copier.copy()
-    assert rays.samples["cats_total", frozenset()] == 3
-    assert len(rays.made) == len(set(rays.made))
-
-
 def test_a_copy_that_fails_is_not_the_last() -> None:
     registry, rays, calls = CollectorRegistry(), Rays(), []
     Counter("cats", "Seen", registry=registry)

@@ -77,11 +77,6 @@ def test_calls_between_replicas_are_taken_on_loopback_alone(monkeypatch: pytest.
     assert asked == ["127.0.0.1:0"]
 
 
-def test_serve_still_writes_the_address_that_is_replaced() -> None:
-    calls = [line.strip() for line in inspect.getsource(of_serve()).splitlines() if "add_port_to_grpc_server(" in line]
-    assert calls == ['self._internal_grpc_port = add_port_to_grpc_server(self._server, "[::]:0")']
-
-
 def test_the_raylet_gets_no_agents() -> None:
     agents = ["--dashboard_agent_command=python agent.py --head", "--runtime_env_agent_command=python main.py"]
     command = ray_private.without_agents(["raylet", *agents, "--head"])

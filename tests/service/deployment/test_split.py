@@ -106,62 +106,6 @@ def test_what_a_replica_refuses_comes_as_it_was_said(client: openai.OpenAI) -> N
     assert (long.value.status_code, long.value.code) == (400, "context_length_exceeded")
 
 
-@pytest.mark.parametrize("endless", ENDLESS, ids=lambda endless: str(endless["model"]))
-def test_a_text_that_is_late_is_as_long_as_it_is(client: openai.OpenAI, endless: dict[str, Any]) -> None:
-    late = client.completions.create(**endless, prompt="a", max_tokens=1_000_000, extra_headers={"x-request-timeout-ms": "2000"})
-    assert late.choices[0].finish_reason == "length"
-    assert late.usage is not None
-    assert 0 < late.usage.completion_tokens < 1_000_000
-
-
-@pytest.mark.parametrize("endless", ENDLESS, ids=lambda endless: str(endless["model"]))
-def test_a_client_that_leaves_frees_its_slot(client: openai.OpenAI, endless: dict[str, Any]) -> None:
-    """More streams than there are slots, one after the other, none read to its end."""
-    for number in range(80):
-        stream = client.completions.create(**endless, prompt="a", max_tokens=100_000, stream=True, seed=number)
-        assert next(iter(stream))
-        stream.close()
-    last = client.completions.create(**endless, prompt="a", max_tokens=3)
-    assert last.usage is not None
-    assert last.usage.completion_tokens == 3
-
-
-def test_an_encoder_killed_under_load_costs_no_request(split: LiveService, client: openai.OpenAI) -> None:
-    """What it had accepted is asked for once more: an embedding is the same the second time."""
-    outcomes: Counter[int] = Counter()
-    answered, enough = threading.Semaphore(0), threading.Event()
-
-    def ask(number: int) -> None:
-        for round_ in range(100_000):
-            if enough.is_set():
-                return
-            body = json.dumps({"model": "tiny-encoder", "input": [f"bird {number} {round_} {at}" for at in range(8)]}).encode()
-            request = urllib.request.Request(f"{split.url}/v1/embeddings", body, {"content-type": "application/json"})
-            try:
-                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-                    outcomes[answer.status] += 1
-            except urllib.error.HTTPError as error:
-                outcomes[error.code] += 1
-                error.close()
-            answered.release()
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(40):
-            assert answered.acquire(timeout=PATIENCE_S)
-        replicas(split, "encoder")[0].kill()
-        for _ in range(200):
-            assert answered.acquire(timeout=PATIENCE_S)
-    finally:
-        enough.set()
-        for thread in threads:
-            thread.join(PATIENCE_S)
-    assert set(outcomes) == {200}, outcomes
-    until_there_are(split, "encoder", 2)
-
-
 def streams_of_both(client: openai.OpenAI) -> list[openai.Stream[Any]]:
     """Of a decoder and of an encoder-decoder in turn, for sessions enough that both generators have some; all have begun."""
     streams = [

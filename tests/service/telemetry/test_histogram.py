@@ -1,7 +1,6 @@
 """The histogram of one value many times is prometheus_client's histogram."""
 
 import prometheus_client
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from service.telemetry.histogram import Histogram
@@ -18,10 +17,3 @@ def test_it_is_exposed_as_the_one_it_stands_for() -> None:
         for _ in range(times):
             reference.labels("a").observe(value)
     assert generate_latest(ours) == generate_latest(theirs)
-
-
-def test_a_name_is_taken_once() -> None:
-    registry = CollectorRegistry()
-    Histogram("gap_seconds", "Between two", ["model"], buckets=(1,), registry=registry)
-    with pytest.raises(ValueError, match="gap_seconds"):
-        prometheus_client.Histogram("gap_seconds", "Between two", ["model"], buckets=(1,), registry=registry)

@@ -136,13 +136,6 @@ async def test_requests_that_share_a_batch_have_it_each_in_their_own_trace(tmp_p
     assert len({trace_of(span) for span in spans.named("batch")}) == 3
 
 
-async def test_a_request_of_many_batches_has_one_queue(tmp_path: Path) -> None:
-    async with traced(tmp_path, threads=1, max_batch_tokens=64) as (http, session, spans):
-        await embed(http, *(f"{word} " * 40 for word in ("cat", "dog", "bird", "fish")))
-    assert len(session.batches) > 1
-    assert spans.names == ["POST /v1/embeddings", *["batch"] * len(session.batches), "queue", *["run"] * len(session.batches)]
-
-
 async def test_a_run_that_fails_is_an_error_of_run_and_request(tmp_path: Path) -> None:
     async with traced(tmp_path) as (http, session, spans):
         session.broken = True
@@ -292,28 +285,6 @@ async def test_a_decoders_run_is_queue_prefill_and_decode_with_the_first_token_b
     assert said["gen_ai.usage.input_tokens"] == len(ASKED["prompt"])  # type: ignore[arg-type]  # of bytes
     assert (said["gen_ai.usage.output_tokens"], said["gen_ai.response.finish_reasons"]) == (6, ("length",))
     assert len(spans.all) == 5, "none a token"
-
-
-async def test_an_encoder_decoders_run_has_the_same_spans(encoder_decoder_bundle: Path) -> None:
-    async with traced_decoder(Settings(bundles=(encoder_decoder_bundle,), threads=1)) as (http, spans):
-        answer = await http.post("/v1/completions", json={"model": "tiny-writer", "prompt": "one"}, headers={"traceparent": SAMPLED})
-        assert answer.status_code == 200, answer.text
-        await until(lambda: spans.named("generate"))
-    generate = spans.one("generate")
-    assert trace_of(generate) == TRACE
-    assert parent_of(generate) == id_of(spans.one("POST /v1/completions"))
-    assert [parent_of(spans.one(name)) for name in ("queue", "prefill", "decode")] == [id_of(generate)] * 3
-    assert (generate.attributes or {})["gen_ai.usage.output_tokens"] == answer.json()["usage"]["completion_tokens"]
-
-
-async def test_a_run_that_is_late_has_a_span_with_its_tokens_so_far(decoder_settings: Settings) -> None:
-    async with traced_decoder(decoder_settings) as (http, spans):
-        asked = {**ASKED, "max_tokens": 100_000}
-        answer = await http.post("/v1/completions", json=asked, headers={"x-request-timeout-ms": "1000"})
-        assert answer.json()["choices"][0]["finish_reason"] == "length"
-        await until(lambda: spans.named("generate"))
-    generate = spans.one("generate")
-    assert (generate.attributes or {})["gen_ai.response.finish_reasons"] == ("length",)
 
 
 # On and off ------------------------------------------------------------------------------------------------------------------------------
