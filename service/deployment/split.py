@@ -169,7 +169,9 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
     """
     path = log_file and str(log_file)
     kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
-    computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": (), "api_keys_file": None})
+    # Only gateways look models up by their other names, which may be names of the other pool's models.
+    without: dict[str, Any] = {"aliases": {}, "default_model": (), "api_keys": (), "api_keys_file": None}
+    computing = settings.model_copy(update={"threads": threads(settings), **without})
     targets: dict[contract.Pool, float] = {"encoder": ENCODER_TARGET, "generator": GENERATOR_TARGET}
     pools: dict[contract.Pool, Any] = dict.fromkeys(targets)
     for pool, target in targets.items():

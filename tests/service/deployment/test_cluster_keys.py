@@ -4,13 +4,15 @@ import json
 import warnings
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from export import contract
 from service import app
 from service.call import Call
 from service.pools.catalog import GatewayCatalog
-from service.settings import Settings, SettingsError, freeze
+from service.settings import Settings, SettingsError, check_names, freeze
 
 with warnings.catch_warnings():  # Ray's own, at import
     warnings.simplefilter("ignore")
@@ -21,9 +23,9 @@ with warnings.catch_warnings():  # Ray's own, at import
 KEY = "do-not-tell-anybody"
 
 
-def arguments(encoder_bundle: Path) -> dict[str, tuple]:
+def arguments(*bundles: Path, **settings: Any) -> dict[str, tuple]:
     """Of each deployment's constructor."""
-    built = build_app(application({"bundles": [str(encoder_bundle)]}), name="attnserve")
+    built = build_app(application({"bundles": [str(bundle) for bundle in bundles], **settings}), name="attnserve")
     return {deployment.name: deployment.init_args for deployment in built.deployments}
 
 
@@ -60,3 +62,11 @@ def test_a_gateway_takes_the_keys_of_its_node(monkeypatch: pytest.MonkeyPatch) -
 def test_a_gateway_without_the_keys_of_its_head_does_not_start() -> None:
     with pytest.raises(SettingsError, match="set it on every node"):
         with_keys(freeze(Settings()))
+
+
+def test_only_gateways_get_the_names_that_may_be_those_of_another_pools_model(encoder_bundle: Path, decoder_bundle: Path) -> None:
+    names = {pool: contract.read_manifest(bundle).name for pool, bundle in (("encoder", encoder_bundle), ("generator", decoder_bundle))}
+    stored = arguments(encoder_bundle, decoder_bundle, default_model=list(names.values()), aliases={"other": names["generator"]})
+    for pool, name in names.items():
+        check_names(Settings.model_validate_json(stored[pool][0]), [name])
+    check_names(Settings.model_validate_json(stored["gateway"][0]), list(names.values()))
