@@ -23,7 +23,8 @@ _NO_GATEWAY = 503
 # To a request whose head is not HTTP or too long, HAProxy 2.8 always answers 400 with its own HTML page, whatever is configured
 # (github.com/haproxy/haproxy/issues/3032). With `lean` there is no HAProxy, and these answers are JSON.
 _ERRORS = {
-    400: "the request is not valid HTTP/1.1, or its head is over 16 KB: send it with an HTTP client, and fewer or shorter headers",
+    400: "the request is not valid HTTP/1.1, or its head is over 16 KB: send it with an HTTP client, and fewer or shorter headers. Or the "
+    "client has ended its side of the connection: keep it open until the answer has come",
     408: "the request did not come whole in 10 s: send it faster, or in parts",
     500: "the proxy failed at the request: send it again",
     502: "the gateway that had the request is gone, and no other could be asked from here: send the request again, with the same "
@@ -36,7 +37,7 @@ _STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /
 _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 # A gateway that dies with a request may have carried it out. HAProxy sends such a request to another gateway only if twice is as good as
 # once: it reads, or computes and stores nothing, or has an Idempotency-Key on a route that takes one. HAProxy sees the whole of a body that
-# it could send again. A compressed one may hide `store_state`.
+# it could send again. A compressed one may hide `store_state`. A state may have the name of a route: /v1/states/rerank.
 _KINDS_OF_REQUESTS = """    acl reads method GET HEAD OPTIONS
     acl scores path_end /embed /embed_all /embed_sparse /embeddings /similarity /rerank /predict /attention
     acl scores path_end /tokenize /detokenize /decode /input_tokens
@@ -49,7 +50,7 @@ _KINDS_OF_REQUESTS = """    acl reads method GET HEAD OPTIONS
     acl takes_keys path_beg /v1/states /v1/responses
     acl keyed req.hdr(idempotency-key) -m found
     acl changes method PATCH DELETE"""
-_REPEATABLE = "reads || scores || writes !stores || takes_keys keyed !changes"
+_REPEATABLE = "reads || scores !changes || writes !stores !changes || takes_keys keyed !changes"
 # A client that only ends its side of the connection waits for its answer. HAProxy cannot tell it from one that has closed its connection:
 # only data sent to a closed connection is answered with a reset. So both get the answers that are short, or streams, which end at a reset.
 # With `abortonclose` the others end at once, because a whole text may take minutes, and many clients give up and ask again.

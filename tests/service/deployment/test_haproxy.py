@@ -137,6 +137,8 @@ KEY = {"idempotency-key": "mine"}
         (True, "PUT", "/v1/states/blob", KEY, "?"),
         (False, "PATCH", "/v1/states/mine", {**KEY, "if-match": '"1"'}, "{}"),
         (False, "DELETE", "/v1/states/mine", {}, ""),
+        (False, "DELETE", "/v1/states/rerank", {}, ""),
+        (False, "PATCH", "/v1/states/generate", {"if-match": '"1"'}, "{}"),
         (False, "POST", "/v1/responses", {}, "{}"),
         (True, "POST", "/v1/responses", KEY, "{}"),
         (False, "POST", "/v1/conversations", KEY, "{}"),
@@ -333,8 +335,9 @@ def test_a_client_that_ends_its_side_is_answered_unless_its_request_ends_when_it
                     connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
                     assert client.makefile("rb").readline() == b"HTTP/1.1 200 OK\r\n"
                 else:
-                    client.close()
+                    client.shutdown(socket.SHUT_WR)
                     assert connection.recv(1) == b""
+                    assert b"keep it open until the answer has come" in client.makefile("rb").read()
 
 
 def _with_request(listener: socket.socket) -> socket.socket:
