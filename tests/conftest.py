@@ -20,7 +20,7 @@ from service.settings import Settings
 from tests import faster_exports
 from tests.bundles import tiny_classifier_bundle, tiny_encoder_bundle, tiny_hybrid_bundle, tiny_reranker_bundle
 from tests.checkpoints import tiny_encoder
-from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder, tiny_decoder_bundle, tiny_image
+from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder_bundle, tiny_image
 from tests.encoder_decoders import tiny_encoder_decoder_bundle
 from tests.exports import exported
 from tests.service.live import LiveService, live
@@ -183,17 +183,6 @@ def gpu_bundle(once: Once) -> Path:
         exported(tiny_encoder(out.with_name("gpu-checkpoint"), pooling="cls"), out, name="tiny-gpu", precision="fp16", gpu=True)
 
     return once("tiny-gpu-encoder", made)
-
-
-@pytest.fixture(scope="session")
-def gpu_decoder(once: Once) -> Path:
-    """A gated delta decoder with a graph for GPUs."""
-
-    def made(out: Path) -> None:
-        checkpoint = tiny_decoder(out.with_name("gpu-decoder-checkpoint"), d_model=32, n_layers=2, layers="gated_delta", positions="none")
-        exported(checkpoint, out, name="tiny-gpu-decoder", gpu=True)
-
-    return once("tiny-gpu-decoder", made)
 
 
 @pytest.fixture(scope="session")

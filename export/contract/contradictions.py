@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from export.contract.interfaces import Interface, decoder_interface, encoder_interface, packed_interface, sampling_interface, step_interface
+from export.contract.interfaces import Interface, decoder_interface, encoder_interface, packed_interface, step_interface
 from export.contract.manifest import Manifest, ShortGraph
 from export.contract.names import GOLDEN, MANIFEST, TOKEN_TYPE_IDS, TOKENIZER
 from export.contract.tensors import MOST_STATE_BYTES, Tensor
@@ -22,12 +22,13 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
             yield f"the graph of this kind has the {way} {_shapes(wanted)}, and graph.{way} are {_shapes(found)}"
     if manifest.short_graph is not None:
         yield from _contradictions_of_short_texts(manifest, manifest.short_graph)
-    if manifest.gpu_graph is not None:
-        for way, wanted in _gpu_interface(manifest)._asdict().items():
+    if manifest.gpu_graph is not None and decoder is None:  # earlier releases wrote one for decoders too, which is not used
+        typed = any(tensor.name == TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
+        for way, wanted in packed_interface(manifest.kind, manifest.width, typed=typed)._asdict().items():
             if (found := getattr(manifest.gpu_graph.graph, way)) != wanted:
                 yield f"the graph for GPUs has the {way} {_shapes(wanted)}, and gpu_graph.graph.{way} are {_shapes(found)}"
-        if (manifest.gpu_graph.pooling is None) != (decoder is not None):
-            yield f"kind is {manifest.kind} and gpu_graph.pooling is {manifest.gpu_graph.pooling}"
+        if manifest.gpu_graph.pooling is None:
+            yield f"kind is {manifest.kind} and gpu_graph.pooling is absent"
     labels = manifest.id2label
     if traits.has_labels and (len(labels) != manifest.width or set(labels) != set(range(len(labels)))):
         yield f"width is {manifest.width} and id2label names {len(labels)} labels, where each of 0 to {manifest.width - 1} needs one"
@@ -93,14 +94,6 @@ def _interface(manifest: Manifest) -> Interface:
         return step_interface(both.reader.outputs, vocab_size)
     d_model = next((tensor.shape[-1] for tensor in graph.outputs[2:] if tensor.shape), "D")
     return encoder_interface(manifest.kind, manifest.width, d_model, typed=any(tensor.name == TOKEN_TYPE_IDS for tensor in graph.inputs))
-
-
-def _gpu_interface(manifest: Manifest) -> Interface:
-    """Return the inputs and outputs that the graph for GPUs must have."""
-    if manifest.decoder is not None:
-        return sampling_interface(manifest.decoder.states, takes_positions=manifest.decoder.takes_positions)
-    typed = any(tensor.name == TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
-    return packed_interface(manifest.kind, manifest.width, typed=typed)
 
 
 def _shapes(tensors: tuple[Tensor, ...]) -> str:

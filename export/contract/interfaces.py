@@ -7,7 +7,6 @@ from export.contract.names import (
     ATTENTION,
     ATTENTION_MASK,
     CU_SEQLENS,
-    DRAWN,
     EMBEDDING,
     INPUT_IDS,
     LENGTHS,
@@ -18,16 +17,12 @@ from export.contract.names import (
     POSITIONS,
     PREVIOUS,
     STEP_LOGITS,
-    TEMPERATURE,
     TEXT_OF_TOKEN,
     TEXTS,
     TOKEN_EMBEDDINGS,
     TOKEN_OFFSET,
     TOKEN_TYPE_IDS,
     TOKENS,
-    TOP_K,
-    TOP_P,
-    UNIFORM,
     WANTED,
 )
 from export.contract.tensors import KINDS, SLOTS, Kind, StateTensor, Tensor
@@ -94,14 +89,6 @@ def _axes(states: Sequence[StateTensor]) -> list[tuple[str | int, ...]]:
     most = max((state.shape[1] for state in states if state.slots), default=0)
     slots = {state.name: SLOTS if state.shape[1] == most else f"{SLOTS}{state.shape[1]}" for state in states if state.slots}
     return [(state.shape[0], slots[state.name], state.shape[2]) if state.slots else state.shape for state in states]
-
-
-def sampling_interface(states: Sequence[StateTensor], *, takes_positions: bool) -> Interface:
-    """Return the inputs and outputs of a decoder's graph for GPUs: one token of each row, without the axis N, and how to draw the next."""
-    inputs = (int64(TOKENS, "B"), float32(TEMPERATURE, "B"), int64(TOP_K, "B"), float32(TOP_P, "B"), float32(UNIFORM, "B"))
-    step = decoder_interface(states, 1, takes_positions=takes_positions)
-    kept = tuple(tensor for tensor in step.inputs if tensor.name == POSITIONS or tensor.name.startswith("state_"))
-    return Interface((*inputs, *kept), (int64(DRAWN, "B"), *step.outputs[1:]))
 
 
 def step_interface(remembered: Sequence[Tensor], vocab_size: int) -> Interface:

@@ -37,13 +37,6 @@ TEXTS = "texts"  # (B, 1) int32, the numbers 0 .. B - 1
 TOKEN_OFFSET = "token_offset"  # (B, N) int32, the place of each packed token among B * N padded ones, then the places of padding
 CU_SEQLENS = "cu_seqlens"  # (B + 1,) int32, the number of tokens in all texts before each text, and in all texts
 
-# Tensor names of the optional graph for GPUs of a decoder: a decode step that draws the next token. It has the same states.
-DRAWN = "drawn"  # (B,) int64, the next tokens; -1 where the graph cannot draw
-TEMPERATURE = "temperature"  # (B,) float32, above 0
-TOP_K = "top_k"  # (B,) int64, 0 = no limit
-TOP_P = "top_p"  # (B,) float32, 1 = no limit
-UNIFORM = "uniform"  # (B,) float32, a random number in [0, 1); TOP_K = 1 and UNIFORM = 0 draw the likeliest token
-
 # An encoder-decoder has two graphs. The reader maps INPUT_IDS and ATTENTION_MASK (B, N) to tensors `memory_*` (B, N, ..) and `state_*`
 # (B, ..). The step graph maps PREVIOUS, ATTENTION_MASK, memory and state to logits (B, V), ATTENTION and `new_state_*`.
 READER = "reader.onnx"

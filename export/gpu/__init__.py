@@ -1,7 +1,6 @@
 """Graphs for GPUs, each beside the served graph of a bundle. No shape and no work in them depends on data.
 
 - `packed_encoder.py`: encoders, rerankers and classifiers, over packed tokens.
-- `sampling_step.py`: decoders, a step that draws the next tokens.
 - `kernels.py`: checks that the CUDA provider computes every node.
 - `cpu_twin.py`: makes a graph computable on a CPU, to check it.
 - `description.py`: the manifest's entry.

@@ -23,10 +23,6 @@ from export.checks.golden import DecoderExamples, cosines
 from export.checks.golden_texts import PASSAGES, QUESTIONS
 from export.checks.parity import Feed, answers, largest_error, open_graph, scale
 from export.errors import ExportError
-from export.gpu.description import gpu_description, largest_value
-from export.gpu.kernels import check as check_kernels
-from export.gpu.sampling_step import compare_sampling, sampling_step_graph
-from export.gpu.sampling_step import trace as trace_sampling
 from export.graphs.decoder_step import states_of, step_graph, trace
 from export.graphs.onnx_file import REWRITTEN, save
 from export.graphs.torch_graph import TorchGraph
@@ -60,7 +56,6 @@ GOLDEN_MARGIN = 2.0
 # The tolerances are those of at most this many layers, as rounding errors grow with the layers. In fp32 SmolLM2's 30 layers were 1.0e-4
 # away from the same model in fp64, and 1.2e-4 from torch, at random tokens on a CPU with AVX-512.
 LAYERS_OF_TOLERANCE = 12
-LEAST_STATE_COSINE = 0.999  # between the states of the graph for GPUs, with weights in fp16, and those of torch, after a golden prompt
 HOW: dict[contract.Precision, str] = {
     "fp32": f"{OPERATORS}; {REWRITTEN}",
     "fp16": f"{OPERATORS}; {ABOUT_FP16}",
@@ -279,17 +274,6 @@ class DecoderExporter(Exporter):
             return best
         self.how = in_blocks("int8-rough")
         return None
-
-    def gpu_graph(self, file: Path) -> contract.GpuGraph:
-        half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings).model
-        trace_sampling(half, file)
-        check_kernels(file)
-        graph = sampling_step_graph(half)
-        worst = compare_sampling(answers(open_graph(file), graph.outputs), graph.inputs, self.reference, self.examples.token_ids)
-        if not worst >= LEAST_STATE_COSINE:
-            raise ExportError(f"the lowest cosine of a state of the graph for GPUs is {worst:.6f}, and {LEAST_STATE_COSINE} is needed")
-        largest = largest_value(self.source.model, lambda: self.examples.run(self.reference))
-        return gpu_description(file, graph, min_cosine=worst, largest=largest)
 
     def golden(self) -> contract.DecoderGolden:
         return self.examples.golden(self.golden_limit)

@@ -62,11 +62,10 @@ PARTS = {
     "gpu": Part(
         "Graphs for GPUs, after their values are compared with those of the CPU.",
         "loadtest.in_process.gpu",
-        (MINILM, DECODER),
+        (MINILM,),
         {
             "provider": "cuda",
             "texts": "1x16,32x16,256x16,1024x16,1x128,32x128,256x128,1x512,16x512,64x512",
-            "rows": "1,8,64,256,1024",
             "gateways": "0",
         },
     ),

@@ -20,39 +20,28 @@ from loadtest.common.report import Bar, Row
 from loadtest.common.server import Server, Service
 from loadtest.errors import LoadtestError
 from service.encoding.gpu.session import PackedSession
-from service.generation.gpu.sampling import SamplingSession
-from service.generation.session import OnnxStepSession
 from service.runtime.assignment import assigned
 from service.runtime.onnx import CPU, CUDA, OnnxSession, check_install
 
 PROVIDERS = {"cuda": CUDA, "cpu": CPU}
 LEAST_COSINE = 0.999  # between vectors of the GPU and of the CPU, whose bundle may have weights in float32
-LARGEST_LOSS = 0.05  # by how much the logit of a drawn token may be below the CPU's largest logit, as a share of that if it is above 1
-COMPARED_TOKENS = 32
 CONNECTIONS, HTTP_TEXTS, HTTP_TOKENS = 32, 32, 128  # texts of a request, and tokens of a text
 _MOST_PER_S = 1_000  # requests that are prepared for each second over HTTP
 
 
 def benchmark(plan: Plan) -> Benchmark:
-    """Measure an encoder's bundle and a decoder's, or one of them. Raises LoadtestError for a bundle without a graph for GPUs."""
+    """Measure bundles of encoders. Raises LoadtestError for one without a graph for GPUs."""
     provider = plan.options["provider"]
     if provider not in PROVIDERS:
         raise LoadtestError(f"provider={provider}: choose from {', '.join(PROVIDERS)}")
     check_install(provider)
     sides: list[Side] = []
     rows: list[Row] = []
-    texts, steps = plan.options["texts"].split(","), plan.options["rows"].split(",")
+    texts = plan.options["texts"].split(",")
     for bundle in plan.bundles:
         manifest = contract.verify(bundle)
-        if manifest.gpu_graph is None:
+        if manifest.gpu_graph is None or manifest.kind == "decoder":
             raise LoadtestError(f"{bundle} has no graph for GPUs: export it with `attnserve export --gpu`")
-        if manifest.kind == "decoder":
-            measure = partial(of_decoder, bundle, manifest, PROVIDERS[provider], steps, plan.seconds)
-            sides.append(Side("decoder", {"decoder": measure}))
-            told = "largest distance of a drawn token's logit below the CPU's largest"
-            rows.append(Row(f"decoder: {told}", "", ("decoder", "loss"), bar=Bar(at_most=LARGEST_LOSS)))
-            rows += [Row(f"decode steps of {size} rows", "tokens/s", ("decoder", size)) for size in steps]
-            continue
         measure = partial(of_encoder, bundle, manifest, PROVIDERS[provider], texts, plan.seconds, plan.folder)
         sides.append(Side("encoder", {"encoder": measure}))
         rows.append(Row("encoder: 1 - lowest cosine to the CPU's vectors", "", ("encoder", "loss"), bar=Bar(at_most=1 - LEAST_COSINE)))
@@ -97,26 +86,6 @@ def of_encoder(
     return {**found, "best": max(rates.values())}
 
 
-def of_decoder(bundle: Path, manifest: contract.Manifest, provider: str, sizes: Sequence[str], seconds: float, _: object) -> Figures:
-    assert manifest.gpu_graph is not None
-    assert manifest.decoder is not None
-    graph = bundle / manifest.gpu_graph.graph.file
-    session = SamplingSession(graph, manifest.gpu_graph, manifest.decoder, slots=max(map(int, sizes)), provider=provider)
-    loss = largest_loss(session, OnnxStepSession(bundle, manifest, threads=1))
-    found: dict[str, float | Figure] = {"loss": Figure(loss, operators(session))}
-    for size in sizes:
-        for row in range(int(size)):
-            session.put(row, seed=row, temperature=0.8, top_p=0.95 if row % 2 else 1.0)
-        tokens = np.zeros(int(size), np.int64)
-
-        def step() -> None:
-            nonlocal tokens
-            tokens = np.maximum(session.step(tokens), 0)
-
-        found[size] = int(size) * timed(step, seconds)
-    return found
-
-
 def over_http(manifest: contract.Manifest, seconds: float, server: Server) -> Figures:
     """Send token ids, no two texts equal, and get base64. Return the tokens per second; refused requests are not counted."""
     length, random = min(HTTP_TOKENS, manifest.limits.max_tokens), np.random.default_rng(0)
@@ -134,21 +103,7 @@ def lowest_cosine(got: Any, want: Any) -> float:
     return float(((got * want).sum(axis=1) / lengths).min())
 
 
-def largest_loss(session: SamplingSession, served: OnnxStepSession) -> float:
-    """Return by how much the logit of a greedily drawn token is below the CPU's largest logit. Both are fed the CPU's tokens."""
-    session.put(0, seed=0, temperature=0)
-    before, after, token, worst = served.states(1), served.states(1), np.zeros(1, np.int64), 0.0
-    for position in range(COMPARED_TOKENS):
-        logits = served.run(token[:, None], np.ones(1, np.int64), np.array([position]), np.zeros((1, 1), np.int64), before, after)[0, 0]
-        drawn = int(session.step(token)[0])
-        largest = float(logits.max())
-        worst = max(worst, (largest - float(logits[drawn]) if drawn >= 0 else np.inf) / max(1.0, largest))
-        token = np.array([logits.argmax()])
-        before, after = after, before
-    return worst
-
-
-def operators(session: PackedSession | SamplingSession) -> str:
+def operators(session: PackedSession) -> str:
     """Return the number of nodes of each operator. All are on the session's provider, or it would not have been opened."""
     return ", ".join(f"{n} {operator}" for (_, operator), n in sorted(assigned(session.session).items()))
 

@@ -28,13 +28,6 @@ class Field(NamedTuple):
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 
-class Placed(NamedTuple):
-    """An input or output in device memory that the caller owns."""
-
-    field: Field
-    address: int
-
-
 class BoundGraph:
     """A session's graph with fixed memory. The inputs of the host are in one block, so that one copy takes them to the device.
 
@@ -48,13 +41,9 @@ class BoundGraph:
         *,
         inputs: Mapping[str, Field],
         outputs: Mapping[str, Field],
-        kept_inputs: Mapping[str, Placed] | None = None,
-        kept_outputs: Mapping[str, Placed] | None = None,
         graph_id: int,
     ) -> None:
-        """`kept_inputs` and `kept_outputs` stay on the device, in memory that must outlive this object. `graph_id` names the CUDA graph; it
-        must differ from those of the session's other bound graphs.
-        """
+        """`graph_id` names the CUDA graph; it must differ from those of the session's other bound graphs."""
         import onnxruntime as ort
 
         self._session, self._device = session, device
@@ -73,14 +62,12 @@ class BoundGraph:
             for name, field in outputs.items()
         }
         block = self._on_device.data_ptr()
-        ins = {name: Placed(field, block + places[name]) for name, field in inputs.items()} | dict(kept_inputs or {})
-        outs = {name: Placed(field, self._outputs[name].data_ptr()) for name, field in outputs.items()} | dict(kept_outputs or {})
+        self.addresses = {name: block + places[name] for name in inputs} | {name: self._outputs[name].data_ptr() for name in outputs}
         self._binding = session.io_binding()
-        for name, (field, address) in ins.items():
-            self._binding.bind_input(name, device, 0, np.dtype(field.dtype).type, field.shape, address)
-        for name, (field, address) in outs.items():
-            self._binding.bind_output(name, device, 0, np.dtype(field.dtype).type, field.shape, address)
-        self.addresses = {name: placed.address for name, placed in (ins | outs).items()}
+        for name, field in inputs.items():
+            self._binding.bind_input(name, device, 0, np.dtype(field.dtype).type, field.shape, self.addresses[name])
+        for name, field in outputs.items():
+            self._binding.bind_output(name, device, 0, np.dtype(field.dtype).type, field.shape, self.addresses[name])
         self._options = ort.RunOptions()
         if device != "cpu":
             self._options.add_run_config_entry(GRAPH_ID, str(graph_id))

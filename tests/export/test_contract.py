@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from export import contract
+from export.contract.contradictions import contradictions
 
 
 @pytest.fixture
@@ -127,6 +128,12 @@ def test_an_unknown_key_is_refused(bundle: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), "colour": "red"}))
     with pytest.raises(contract.BundleError, match="colour"):
         contract.verify(bundle)
+
+
+def test_a_decoder_may_still_have_the_graph_for_gpus_of_an_earlier_release(decoder_bundle: Path) -> None:
+    manifest = contract.read_manifest(decoder_bundle)
+    gpu = contract.GpuGraph(graph=manifest.graph.model_copy(update={"inputs": manifest.graph.inputs[:1]}), min_cosine=1, largest=1)
+    assert list(contradictions(manifest.model_copy(update={"gpu_graph": gpu}))) == []
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".hidden", "a\\b", "", "a b", "x\n"])

@@ -24,9 +24,8 @@ def run(module: str, *arguments: str) -> str:
     return ended.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("bundle", ["gpu_bundle", "gpu_decoder"])
-def test_a_recorded_run_is_one_copy_each_way_and_one_launch(bundle: str, request: pytest.FixtureRequest) -> None:
-    first, second, third = json.loads(run("tests.gpu.driver.probe", str(request.getfixturevalue(bundle))))
+def test_a_recorded_run_is_one_copy_each_way_and_one_launch(gpu_bundle: Path) -> None:
+    first, second, third = json.loads(run("tests.gpu.driver.probe", str(gpu_bundle)))
     assert first["recordings"] + second["recordings"] == 1
     # A copy from the host in a recorded run would read the host's memory again in every later run, when it holds something else.
     assert first["copied_while_recording"] == second["copied_while_recording"] == 0

@@ -10,10 +10,8 @@ from onnx import TensorProto, helper
 
 from export.errors import ExportError
 from export.gpu import kernels
-from export.gpu.sampling_step import trace
 from tests.cases import in_one_test
-from tests.decoders import random_decoder
-from tests.export.gpu.variants import DECODERS, encoder_graph, random_classifier, random_encoder
+from tests.export.gpu.variants import encoder_graph, random_classifier, random_encoder
 
 
 def graph_of(file: Path, *nodes: onnx.NodeProto, dtype: int = TensorProto.FLOAT) -> Path:
@@ -36,21 +34,6 @@ def test_every_node_of_an_encoder_in_fp16_has_a_kernel(name: str, tmp_path: Path
     model = random_classifier() if name == "classifier" else random_encoder(name)
     encoder_graph(model.half()).export(tmp_path / "gpu.onnx", weights_beside=True)
     kernels.check(tmp_path / "gpu.onnx")
-
-
-@pytest.mark.parametrize("name", ["grouped", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("large-vocabulary", "delta"))])
-def test_every_node_of_a_decoder_in_fp16_has_a_kernel(name: str, tmp_path: Path) -> None:
-    trace(random_decoder(**DECODERS[name]).half(), tmp_path / "gpu.onnx")
-    kernels.check(tmp_path / "gpu.onnx")
-    states = [t for t in onnx.load(tmp_path / "gpu.onnx", load_external_data=False).graph.output if t.name.startswith("new_state_")]
-    assert {tensor.type.tensor_type.elem_type for tensor in states} == {TensorProto.FLOAT}
-
-
-def test_a_decoder_whose_shapes_the_host_computes_is_refused(tmp_path: Path) -> None:
-    """Retention expands its decays to the batch, by a shape that CUDA leaves to the CPU."""
-    trace(random_decoder(layers="retention"), tmp_path / "gpu.onnx")
-    with pytest.raises(ExportError, match=r"Concat 13: int64 int64 int64 -> int64"):
-        kernels.check(tmp_path / "gpu.onnx")
 
 
 @in_one_test("operator", sorted(kernels.DYNAMIC & {"NonZero", "CumSum", "Loop", "If", "Range"}))

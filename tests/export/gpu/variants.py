@@ -11,12 +11,10 @@ from torch import nn
 from export import contract
 from export.gpu.packed_encoder import SIZES as ENCODER_SIZES
 from export.gpu.packed_encoder import PackedModel
-from export.gpu.sampling_step import trace
 from export.graphs.torch_graph import TorchGraph
 from models.encoder.heads import Dense, SentenceEncoder, SequenceClassifier
 from models.encoder.model import Encoder, EncoderConfig
 from models.parts.feedforward import ACTIVATIONS
-from tests.decoders import random_decoder
 
 D, VOCABULARY, MAX_TOKENS = 16, 64, 24
 SMALL = {"vocab_size": VOCABULARY, "d_model": D, "n_layers": 2, "n_heads": 2, "d_feedforward": 24, "n_positions": MAX_TOKENS}
@@ -27,14 +25,6 @@ ENCODERS: dict[str, dict[str, object]] = {
     "rotary": {"positions": "rotary", "norm": "pre", "final_norm": True, "gated": True, "activation": "silu", "attention_bias": False},
     "sinusoidal": {"positions": "sinusoidal", "norm_bias": False, "feedforward_bias": False},
     **{name: {"activation": name} for name in ACTIVATIONS},
-}
-DECODERS: dict[str, dict[str, object]] = {
-    "gated-delta": {"layers": "gated_delta", "positions": "none"},
-    "grouped": {"layers": "gated_delta", "positions": "none", "n_heads": 4, "layer_options": {"gated_delta": {"n_key_heads": 2}}},
-    "linear": {"layers": "causal_linear"},
-    "gated-linear": {"layers": "gated_linear"},
-    "delta": {"layers": "delta", "positions": "learned", "n_positions": 64, "norm": "layer", "bias": True},
-    "large-vocabulary": {"vocab_size": 1500, "layers": "gated_linear", "tied": False},
 }
 
 
@@ -72,15 +62,11 @@ def write(folder: Path) -> list[Path]:
     """Write the graphs of all forms, in both precisions."""
     files = []
     for dtype in (torch.float32, torch.float16):
-        models: dict[str, nn.Module] = {name: random_encoder(name) for name in ENCODERS} | {"classifier": random_classifier()}
-        models |= {name: random_decoder(**config) for name, config in DECODERS.items()}
+        models = {**{name: random_encoder(name) for name in ENCODERS}, "classifier": random_classifier()}
         for name, model in models.items():
             files.append(file := folder / f"{name}-{str(dtype).removeprefix('torch.')}" / "gpu.onnx")
             file.parent.mkdir(parents=True)
-            if isinstance(model, SentenceEncoder | SequenceClassifier):
-                encoder_graph(model.to(dtype)).export(file, weights_beside=True)
-            else:
-                trace(model.to(dtype), file)
+            encoder_graph(model.to(dtype)).export(file, weights_beside=True)
     return files
 
 

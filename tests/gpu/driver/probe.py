@@ -3,14 +3,10 @@
 import ctypes
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 from export import contract
 from service.encoding.gpu.session import PackedSession
-from service.generation.gpu.sampling import SamplingSession
 
 COUNTS = (
     *("launches", "to_device", "to_host", "on_device", "waits", "allocations", "replays", "recordings", "recorded"),
@@ -28,18 +24,11 @@ def main(bundle: Path) -> None:
     manifest = contract.verify(bundle)
     gpu = manifest.gpu_graph
     assert gpu is not None
-    run: Callable[[], object]
-    if manifest.decoder is not None:
-        decoding = SamplingSession(bundle / gpu.graph.file, gpu, manifest.decoder, slots=4)
-        decoding.step(np.ones(4, np.int64))  # each of the two sets of states has a graph of its own
-        run = lambda: decoding.step(np.ones(4, np.int64))  # noqa: E731
-    else:
-        encoding = PackedSession(bundle / gpu.graph.file, gpu, max_tokens=manifest.limits.max_tokens)
-        run = lambda: encoding.run([manifest.traits.output], [[1, 2, 3], [4]], None)  # noqa: E731
+    session = PackedSession(bundle / gpu.graph.file, gpu, max_tokens=manifest.limits.max_tokens)
     calls = []
     for _ in range(3):
         before = counts()
-        run()
+        session.run([manifest.traits.output], [[1, 2, 3], [4]], None)
         calls.append({name: number - before[name] for name, number in counts().items()})
     print(json.dumps(calls))
 
