@@ -7,6 +7,7 @@ computation of one turn of the engine's thread.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         aside_bytes = max(limits.max_aside_bytes, limits.slots * state_bytes)
         self._max_aside = min(limits.max_aside, aside_bytes // (state_bytes + 4 * session.vocab_size))
         # Used by the engine's thread only.
-        self._places = Places(session, limits.slots, metrics)
+        self._places = Places(session, limits.slots)
         self._running, self._prefill = self._places.running, self._places.prefill
         self._masks = Masks(session.vocab_size)
         self._prefixes = Prefixes(PrefixCache(limits.prefix_cache_bytes), shared, session.fingerprint, metrics)
@@ -321,14 +322,14 @@ class GeneratorEngine(StepEngine[Sequence]):
         """
         ending: list[tuple[Sequence, Delta]] = []
         self._draw_each(None, now, ending)
-        while again := self._running.confirm([sequence for sequence, _ in ending]):
+        while again := self._running.verify([sequence for sequence, _ in ending]):
             self.metrics.right_guesses.inc(len(again))
             self._draw_each(again, now, ending)
         return ending
 
     def _draw_each(self, only: list[Sequence] | None, now: float, ending: list[tuple[Sequence, Delta]]) -> None:
         """Draw and emit the next token of every row, or of the sequences `only`. Add to `ending`, see `_draw`."""
-        sequences, n_first = list(self._running.sequences), 0
+        sequences, intervals_s = list(self._running.sequences), Counter[float]()
         drawn = self._running.draw(only)
         n_drawn = len(sequences if only is None else only) - len(drawn.failures)
         for row, (sequence, token_id) in enumerate(zip(sequences, drawn.token_ids.tolist(), strict=True)):
@@ -343,7 +344,9 @@ class GeneratorEngine(StepEngine[Sequence]):
             if usage.first_token is None:
                 usage.first_token = now
                 self.metrics.first_token_s.observe(now - usage.submitted)
-                n_first += 1
+            else:
+                intervals_s[now - sequence.drew] += 1
+            sequence.drew = now
             if made.finish_reason is None:
                 self._emit(sequence.run, made)
                 self._masks.begin(sequence)
@@ -359,7 +362,8 @@ class GeneratorEngine(StepEngine[Sequence]):
             else:
                 self._emit(sequence.run, made._replace(finish_reason=None))
                 ending.append((sequence, made.last()))
-        self._places.intervals.drawn(now, n_drawn, n_first)
+        for interval_s, count in intervals_s.items():  # one, but for runs that had no slot meanwhile
+            self.metrics.between_tokens_s.observe(interval_s, count)
         self.metrics.generation_tokens.inc(n_drawn)
 
     def _checkpoint(self, sequence: Sequence, copy: Callable[[], tuple[list[Tensor], Logits]]) -> None:

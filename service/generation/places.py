@@ -8,18 +8,16 @@ from service.generation.running import Running
 from service.generation.sequence import Sequence
 from service.generation.session import Logits, StepSession, Tensor
 from service.generation.state import State
-from service.telemetry.metrics import GeneratorMetrics
 
 
 class Places:
     """The places of an engine's runs, with the states that are kept when a run leaves the decode batch. Used on the engine's thread."""
 
-    def __init__(self, session: StepSession[Any], slots: int, metrics: GeneratorMetrics) -> None:
+    def __init__(self, session: StepSession[Any], slots: int) -> None:
         self.running = Running(session, slots)
         self.prefill = Prefill(session)
         self.late: list[Sequence] = []  # runs that skip decode steps until their grammar masks are ready
         self._session = session
-        self.intervals = TokenIntervals(metrics)
 
     def __len__(self) -> int:
         """Return the number of runs that have a slot."""
@@ -46,13 +44,11 @@ class Places:
         assert state is not None
         assert state.logits is not None
         self.running.join(sequence, state.tensors, state.logits)
-        self.intervals.returned(sequence)
 
     def hold(self, sequence: Sequence) -> None:
         """Remove a run from the decode batch and keep its state."""
         sequence.state = self.copy(sequence)
         self.running.remove(sequence)
-        self.intervals.left(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a run that has ended from prefill, decode batch or late runs, if it is in one of them."""
@@ -62,7 +58,6 @@ class Places:
             self.late.remove(sequence)
         elif sequence in self.prefill:
             self.prefill.remove(sequence)
-        self.intervals.forget(sequence)
 
     def copy(self, sequence: Sequence) -> State:
         """Return a copy of the state of a run whose prompt is done."""
@@ -74,41 +69,3 @@ class Places:
     def state(self, sequence: Sequence, tensors: Several[Tensor], logits: Logits | None = None) -> State:
         """Return a State of the run at its position, with these state tensors (each without the batch axis) and logits (V,)."""
         return State(tensors=tuple(tensors), position=sequence.position, logits=logits, fingerprint=self._session.fingerprint)
-
-
-class TokenIntervals:
-    """Measures the time between consecutive tokens of each run, even if the run had no slot for a while between them.
-
-    All runs in the decode batch draw at the same time.
-    """
-
-    def __init__(self, metrics: GeneratorMetrics) -> None:
-        self._metrics = metrics
-        self._drew = 0.0  # when the most recent step drew its tokens, in seconds
-        self._back: list[Sequence] = []  # runs that have drawn no token since they returned to the decode batch
-
-    def left(self, sequence: Sequence) -> None:
-        """Note that a run has left the decode batch and will return."""
-        if sequence in self._back:
-            self._back.remove(sequence)
-        elif sequence.run.usage.first_token is not None:
-            sequence.drew = self._drew
-
-    def returned(self, sequence: Sequence) -> None:
-        """Note that a run has joined the decode batch, for the first time or again."""
-        if sequence.drew:
-            self._back.append(sequence)
-
-    def forget(self, sequence: Sequence) -> None:
-        """Note that a run has ended."""
-        if sequence in self._back:
-            self._back.remove(sequence)
-
-    def drawn(self, now: float, n_drawn: int, n_first: int) -> None:
-        """Record the intervals that end with a step that drew `n_drawn` tokens, of which `n_first` were the first token of their run."""
-        for sequence in self._back:
-            self._metrics.between_tokens_s.observe(now - sequence.drew, 1)
-        # All other rows drew their previous token at the previous step.
-        self._metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first - len(self._back))
-        self._back.clear()
-        self._drew = now

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.sampling.guesses import MOST_PLACES, WIDTH, Guesses, Worth
 from service.generation.sampling.sampler import COLDEST, Drawn, Sampler
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, Step, StepSession, Tensor
+from service.generation.session import Ids, Step, StepSession, Tensor, Then
 from service.generation.slots import Row, Slots
 from service.runtime.onnx import CPU
 from service.states.validity import not_finite
@@ -30,12 +31,45 @@ _MOST_CALLS = 128  # most calls whose bound arrays are kept; one takes up to 0.1
 MOST_STEPS = 4  # most steps of one call
 
 
+class StepPlan(NamedTuple):
+    """What one call of the step graph does. Calls with equal plans use the same memory, so they are bound once."""
+
+    rows: int  # batch size, at least the rows in use
+    width: int  # most tokens that a row is fed in a step
+    steps: int  # number of steps, one after the other
+    draws: bool  # whether each step also draws the next tokens, on the core that computes their logits
+    flipped: bool  # which of the two sets of states is read; see `Slots.flipped`
+
+
+@dataclass(eq=False)
+class _Arrays:
+    """The inputs and logits of a step that feeds up to N tokens to each of S rows."""
+
+    tokens: Ids  # (S, N)
+    lengths: Ids  # (S,)
+    positions: Ids  # (S,)
+    wanted: Ids  # (S, N)
+    logits: NDArray[np.float32]  # (S, N, V)
+
+    @classmethod
+    def of(cls, tokens: Ids, positions: Ids, vocab_size: int) -> "_Arrays":
+        size, width = tokens.shape
+        wanted = np.tile(np.arange(width, dtype=np.int64), (size, 1))
+        return cls(tokens, np.ones(size, np.int64), positions, wanted, np.zeros((size, width, vocab_size), np.float32))
+
+    def step(self, rows: int, states: Any, out: Any, then: Then | None) -> Step:
+        """Return the step of the first rows, from `states` to `out`."""
+        return Step(
+            self.tokens[:rows], self.lengths[:rows], self.positions[:rows], self.wanted[:rows], states, out, self.logits[:rows], then
+        )
+
+
 @dataclass(eq=False)
 class _Feed:
     """The difference between the tokens that a row's state contains and those of its run."""
 
     unfed: list[int] = field(default_factory=list)  # right tokens that the state lost when a step was undone, and that are fed again
-    guessing: list[int] = field(default_factory=list)  # tokens of the last step, if guesses at their end are not yet confirmed; else empty
+    guessing: list[int] = field(default_factory=list)  # tokens of the last step, if guesses at their end are not yet verified; else empty
     n_right: int = 0  # how many of `guessing` are the run's tokens
     logits: NDArray[np.float32] | None = None  # (N, V) logits after each token of `guessing`
 
@@ -43,44 +77,46 @@ class _Feed:
 class Running:
     """The batch of sequences that are being generated, one row for each.
 
-    A decoding step is four calls: `draw` samples a token for every row, `remove` takes out each finished sequence, `confirm` returns the
+    A decoding step is four calls: `draw` samples a token for every row, `remove` takes out each finished sequence, `verify` returns the
     rows that can draw again because they drew what was guessed, and `step` feeds the drawn tokens to the model, which computes the next
     logits. While `ahead` is above 0, `take` does what `step` does, by a step that was made before.
     """
 
     def __init__(self, session: StepSession[Any], size: int) -> None:
         self.sequences: list[Sequence] = []  # by row
+        self.step_s = 0.0  # how long a step of the last call of the graph took
+        self.ahead = 0  # number of steps that were made and not taken
         self._session = session
         self._slots: Slots[Sequence] = Slots(session, size)
         self._batches = [min(session.batch(rows), size) for rows in range(size + 1)]  # batch size of a step, by number of rows in use
-        self._sampler = Sampler(session.vocab_size, size)
-        # The logits of each row's next token, and of the tokens after it if several steps were made.
-        self._layers = [np.zeros((size, session.vocab_size), np.float32)]
-        self._layer = 0  # which of them has the logits of the next token
-        self.ahead = 0  # number of steps that were made and not taken
-        self._tokens: Ids = np.zeros((size, 1), np.int64)  # each row's token that was drawn and not yet fed to the model
-        self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        # (batch size, `Slots.flipped`, tokens a row, steps, whether it draws) -> the call
-        self._calls: dict[tuple[int, bool, int, int, bool], Callable[[], None]] = {}
-        self.step_s = 0.0  # how long a step of the last call of the graph took
-        self._moved = 0  # `Slots.moved` when the functions were made
-        self._feeds: list[_Feed] = []  # by row
-        self._wide: dict[int, _Wide] = {}  # by tokens a row
         self._on_cpu = session.provider == CPU
         in_place = any(state.slots for state in session.decoder.states)
-        # Elsewhere, a guess could change the bits of the logits, or a step that updates states in place could not be undone.
-        self._guesses = (
-            self._on_cpu and session.decoder.exact and not in_place and sum(range(2, WIDTH + 1)) * self._layers[0].nbytes <= _MOST_BYTES
-        )
-        self._worth = Worth()
         # All steps of a call have states and logits of their own. Where states are updated in place, those between two steps are lost.
         bytes_of_step = size * (session.decoder.state_bytes + 4 * session.vocab_size)
         self._most_steps = min(MOST_STEPS, 1 + _MOST_BYTES // bytes_of_step) if self._on_cpu and not in_place else 1
-        self._further_positions: list[Ids] = [np.zeros(size, np.int64) for _ in range(1, self._most_steps)]  # of the steps after the first
+        # Elsewhere, a guess could change the bits of the logits, or a step that updates states in place could not be undone.
+        bytes_of_guesses = sum(range(2, WIDTH + 1)) * 4 * size * session.vocab_size
+        self._guesses = self._on_cpu and session.decoder.exact and not in_place and bytes_of_guesses <= _MOST_BYTES
+        self._worth = Worth()
+        self._feeds: list[_Feed] = []  # by row
+        self._sampler = Sampler(session.vocab_size, size, self._most_steps)
+        # The steps of a call that feeds one token to a row. The first is fed the drawn tokens, the others those of the draw before.
+        tokens: Ids = np.zeros((size, 1), np.int64)
+        self._steps = [_Arrays.of(tokens, self._slots.positions, session.vocab_size)]
+        self._wide: dict[int, _Arrays] = {}  # the step that feeds more tokens to a row, by their number
+        self._layer = 0  # which of `_steps` has the logits of the next token
+        self._calls: dict[StepPlan, Callable[[], None]] = {}
+        self._moved = 0  # `Slots.moved` when the calls were bound
 
     @property
     def _logits(self) -> NDArray[np.float32]:
-        return self._layers[self._layer]
+        """The logits of each row's next token, (S, V)."""
+        return self._steps[self._layer].logits[:, 0]
+
+    @property
+    def _tokens(self) -> Ids:
+        """Each row's token that was drawn and not yet fed to the model, (S,)."""
+        return self._steps[0].tokens[:, 0]
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -105,14 +141,13 @@ class Running:
             self.sequences[row] = self.sequences[moved]
             self._feeds[row] = self._feeds[moved]
             self._sampler.move(moved, row)
-            for logits in self._layers[self._layer : self._layer + self.ahead + 1]:
-                logits[row] = logits[moved]
+            for step in self._steps[self._layer : self._layer + self.ahead + 1]:
+                step.logits[row] = step.logits[moved]
             self._tokens[row] = self._tokens[moved]
         self.sequences.pop()
         self._feeds.pop()
         if not self.sequences:
             self.ahead = 0
-            self._sampler.forget_ahead()
 
     def copy(self, sequence: Sequence) -> tuple[list[Tensor], NDArray[np.float32]]:
         """Return copies of a run's state tensors, each without the batch axis, and of the logits (V,) of its next token. Call it between
@@ -144,9 +179,9 @@ class Running:
         chosen = None if only is None else np.array([sequence in only for sequence in self.sequences])
         drawn = self._sampler.draw(self._logits[:rows], masks=masks, banned=[sequence.banned for sequence in self.sequences], only=chosen)
         if chosen is None:
-            self._tokens[:rows, 0] = drawn.token_ids
+            self._tokens[:rows] = drawn.token_ids
         else:
-            self._tokens[:rows, 0][chosen] = drawn.token_ids[chosen]
+            self._tokens[:rows][chosen] = drawn.token_ids[chosen]
         return replace(drawn, failures={row: self._why(row, error) for row, error in drawn.failures.items()}) if drawn.failures else drawn
 
     def _why(self, row: int, error: ServiceError) -> ServiceError:
@@ -160,7 +195,7 @@ class Running:
             return error
         return InvalidRequest(f"the grammar cannot be followed any further: {failure}", param="grammar")
 
-    def confirm(self, ending: Collection[Sequence]) -> list[Sequence]:
+    def verify(self, ending: Collection[Sequence]) -> list[Sequence]:
         """Compare the drawn tokens with the guessed ones, after the finished sequences were removed. Return the sequences whose next token
         can be drawn before the next step. The sequences `ending` draw no more.
         """
@@ -169,7 +204,7 @@ class Running:
             if feed.logits is None:
                 continue
             n_fed = len(feed.guessing)
-            if feed.guessing[feed.n_right] == self._tokens[row, 0] and sequence not in ending:
+            if feed.guessing[feed.n_right] == self._tokens[row] and sequence not in ending:
                 self._logits[row] = feed.logits[feed.n_right]
                 feed.n_right += 1
                 sequence.position += 1
@@ -185,19 +220,24 @@ class Running:
         """Feed every row the token that was drawn for it, and guessed tokens if this pays, but not to the sequences `ending`. Return the
         number of guessed tokens. Make up to `most` steps in one call, of which the first is taken.
         """
-        guesses = self._guessed(ending) if self._guesses else {}
+        guesses = self._proposed(ending) if self._guesses else {}
         started = time.perf_counter()
         wide = bool(guesses) or any(feed.unfed for feed in self._feeds)
-        n_steps = 1 if wide else self._steps(ending, most)
+        used, n_steps = len(self.sequences), 1 if wide else self._n_steps(ending, most)
+        arrays = [self._written(guesses)] if wide else self._following(n_steps)
+        # On a GPU the step's rows are more than those in use, and no core of the host is left to draw the others.
+        draws = not wide and self._on_cpu and self._sampler.begin_ahead(used, n_steps)
+        self._run(arrays, draws=draws)
+        self._layer, self.ahead = 0, n_steps - 1
+        self._slots.stepped(arrays[0].lengths[:used], n_steps=n_steps)
         if wide:
-            self._step_wide(guesses)
-        else:
-            self._step_alike(n_steps)
+            self._read(arrays[0], guesses)
+        self._advance()
         if self._guesses:
-            self._worth.took(len(self.sequences), (time.perf_counter() - started) / n_steps, guessing=wide)
+            self._worth.took(used, (time.perf_counter() - started) / n_steps, guessing=wide)
         return sum(map(len, guesses.values()))
 
-    def _steps(self, ending: Collection[Sequence], most: int) -> int:
+    def _n_steps(self, ending: Collection[Sequence], most: int) -> int:
         """Return how many steps the next call makes: at most `most`, and as many as each row may still draw tokens; 1 if some token cannot
         be drawn ahead.
         """
@@ -212,14 +252,14 @@ class Running:
         """Take the next step that was made: each row's drawn token is the one that this step fed."""
         self.ahead -= 1
         self._layer += 1
-        self._slots.take(self._ones[: len(self.sequences)])
+        self._slots.take(self._steps[0].lengths[: len(self.sequences)])
         self._advance()
 
     def _advance(self) -> None:
         for sequence in self.sequences:
             sequence.position += 1
 
-    def _guessed(self, ending: Collection[Sequence]) -> dict[int, list[int]]:
+    def _proposed(self, ending: Collection[Sequence]) -> dict[int, list[int]]:
         """Return the guessed tokens of each row that has a guess, or nothing if the guesses would not pay."""
         guesses: dict[int, list[int]] = {}
         right = 0.0
@@ -227,107 +267,58 @@ class Running:
             if sequence.guesses is None or sequence in ending:
                 continue
             most = min(WIDTH - 1 - len(self._feeds[row].unfed), sequence.most - len(sequence.completion) - 1)
-            if most > 0 and (guess := sequence.guesses.next(most)):
+            if most > 0 and (guess := sequence.guesses.propose(most)):
                 guesses[row] = guess
                 right += min(sequence.guesses.right, len(guess))
         return guesses if guesses and self._worth.pays(len(self.sequences), right) else {}
 
-    def _step_alike(self, n_steps: int) -> None:
-        """Feed every row its drawn token. In further steps, feed it the token that is drawn after that."""
-        used = len(self.sequences)
-        # On a GPU the step's rows are more than those in use, and no core of the host is left to draw the others.
-        draws = self._on_cpu and self._sampler.begin_ahead(used, n_steps)
-        while len(self._layers) < n_steps:
-            self._layers.append(np.zeros_like(self._layers[0]))
-        positions = [self._slots.positions, *self._further_positions]
+    def _following(self, n_steps: int) -> list[_Arrays]:
+        """Return the arrays of this number of steps, each of which feeds one token to a row."""
+        positions = self._slots.positions
         for number in range(1, n_steps):
-            np.add(self._slots.positions[:used], number, out=positions[number][:used])
+            if number == len(self._steps):
+                self._steps.append(_Arrays.of(self._sampler.token_ids(number - 1), np.zeros_like(positions), self._session.vocab_size))
+            np.add(positions, number, out=self._steps[number].positions)
+        return self._steps[:n_steps]
 
-        def steps(rows: int) -> list[Step]:
-            path = self._slots.path(n_steps)
-            return [
-                Step(
-                    (self._sampler.token_ids(number - 1) if number else self._tokens)[:rows],
-                    self._ones[:rows],
-                    positions[number][:rows],
-                    self._zeros[:rows],
-                    path[number],
-                    path[number + 1],
-                    self._layers[number][:rows, None],
-                    self._sampler.ahead(self._layers[number], number) if draws else None,
-                )
-                for number in range(n_steps)
-            ]
-
-        self._run(steps, 1, n_steps=n_steps, draws=draws)
-        self._layer, self.ahead = 0, n_steps - 1
-        self._slots.stepped(self._ones[:used], n_steps=n_steps)
-        self._advance()
-        if draws:
-            self._sampler.end_ahead(used, n_steps)
-
-    def _step_wide(self, guesses: dict[int, list[int]]) -> None:
-        """Feed several tokens to a row: those that were taken back from it, the drawn one, and its guess."""
-        fed = [
-            [*feed.unfed, drawn, *guesses.get(row, ())] for row, (feed, drawn) in enumerate(zip(self._feeds, self._drawn(), strict=True))
-        ]
+    def _written(self, guesses: dict[int, list[int]]) -> _Arrays:
+        """Return the arrays of a step that feeds several tokens to a row: those that were taken back from it, the drawn one, its guess."""
+        drawn = self._tokens[: len(self.sequences)].tolist()
+        fed = [[*feed.unfed, token, *guesses.get(row, ())] for row, (feed, token) in enumerate(zip(self._feeds, drawn, strict=True))]
         width = max(map(len, fed))
         if (wide := self._wide.get(width)) is None:
-            wide = self._wide[width] = _Wide(self._slots.size, width, self._layers[0].shape[1])
-        for row, tokens in enumerate(fed):
-            wide.tokens[row, : len(tokens)] = tokens
-            wide.lengths[row] = len(tokens)
+            tokens: Ids = np.zeros((self._slots.size, width), np.int64)
+            wide = self._wide[width] = _Arrays.of(tokens, self._slots.positions, self._session.vocab_size)
+        for row, tokens_of_row in enumerate(fed):
+            wide.tokens[row, : len(tokens_of_row)] = tokens_of_row
+            wide.lengths[row] = len(tokens_of_row)
+        return wide
 
-        def steps(rows: int) -> list[Step]:
-            tokens, lengths, positions, wanted = (array[:rows] for array in (wide.tokens, wide.lengths, self._slots.positions, wide.wanted))
-            return [Step(tokens, lengths, positions, wanted, *self._slots.sets, wide.logits[:rows])]
-
-        self._run(steps, width)
-        self._slots.stepped(wide.lengths[: len(fed)])
-        for row, (sequence, feed, tokens) in enumerate(zip(self.sequences, self._feeds, fed, strict=True)):
+    def _read(self, wide: _Arrays, guesses: dict[int, list[int]]) -> None:
+        """Take the logits of a step that fed several tokens to a row."""
+        for row, feed in enumerate(self._feeds):
             n_right = len(feed.unfed) + 1
             self._logits[row] = wide.logits[row, n_right - 1]
-            self._feeds[row] = _Feed(guessing=tokens, n_right=n_right, logits=wide.logits[row]) if row in guesses else _Feed()
-            sequence.position += 1
+            fed = wide.tokens[row, : wide.lengths[row]].tolist() if row in guesses else []
+            self._feeds[row] = _Feed(guessing=fed, n_right=n_right, logits=wide.logits[row]) if fed else _Feed()
 
-    def _drawn(self) -> list[int]:
-        drawn: list[int] = self._tokens[: len(self.sequences), 0].tolist()
-        return drawn
-
-    def _run(
-        self,
-        steps: Callable[[int], list[Step]],
-        width: int,
-        *,
-        n_steps: int = 1,
-        draws: bool = False,
-    ) -> None:
-        """Make the call of `n_steps` steps of `width` tokens a row. `steps` returns them for a number of rows that begins with those in
-        use.
-        """
+    def _run(self, arrays: Several[_Arrays], *, draws: bool) -> None:
+        """Make the call of one step for each of `arrays`."""
         assert not self.ahead
-        rows = self._batches[len(self.sequences)]
         in_state = [sequence.position - len(feed.unfed) for sequence, feed in zip(self.sequences, self._feeds, strict=True)]
         self._slots.check(self.sequences, in_state)
-        self._slots.reserve(width)
+        plan = StepPlan(self._batches[len(self.sequences)], arrays[0].tokens.shape[1], len(arrays), draws, self._slots.flipped)
+        self._slots.reserve(plan.width)
         if self._moved != self._slots.moved:
             self._calls.clear()
             self._moved = self._slots.moved
-        call = self._calls.get(key := (rows, self._slots.flipped, width, n_steps, draws))
-        if call is None:
+        if (call := self._calls.get(plan)) is None:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            call = self._calls[key] = self._session.bind(*steps(rows))
+            thens = [self._sampler.ahead(each.logits[:, 0], number) if draws else None for number, each in enumerate(arrays)]
+            states = zip(pairwise(self._slots.path(plan.steps)), arrays, thens, strict=True)
+            steps = [each.step(plan.rows, before, after, then) for (before, after), each, then in states]
+            call = self._calls[plan] = self._session.bind(*steps)
         started = time.perf_counter()
         call()
-        self.step_s = (time.perf_counter() - started) / n_steps
-
-
-class _Wide:
-    """The inputs and logits of steps that feed up to `width` tokens to a row."""
-
-    def __init__(self, slots: int, width: int, vocab_size: int) -> None:
-        self.tokens: Ids = np.zeros((slots, width), np.int64)
-        self.lengths: Ids = np.ones(slots, np.int64)
-        self.wanted: Ids = np.tile(np.arange(width, dtype=np.int64), (slots, 1))
-        self.logits = np.zeros((slots, width, vocab_size), np.float32)
+        self.step_s = (time.perf_counter() - started) / plan.steps

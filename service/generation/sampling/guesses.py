@@ -52,7 +52,7 @@ class Guesses:
                 self._places.popitem(last=False)
         self._tokens.append(token_id)
 
-    def next(self, most: int) -> list[int]:
+    def propose(self, most: int) -> list[int]:
         """Return up to `most` tokens that may come next, or none."""
         place = self._places.get(tuple(self._tokens[-_GRAM:]))
         guess = [] if place is None else self._tokens[place : place + most]

@@ -39,18 +39,19 @@ class Drawn:
 class Sampler:
     """The parameters and token counts of up to `slots` rows. The rows in use are the first ones. Not thread-safe.
 
-    Rows whose logits are not edited can be drawn ahead, on the core that computes their logits: by `begin_ahead`, the calls of `ahead`
-    after the logits were computed, and `end_ahead`. The next calls of `draw` then take their tokens as they are.
+    Rows whose logits are not edited can be drawn ahead, on the core that computes their logits: by `begin_ahead`, and the calls of `ahead`
+    after the logits were computed. The next calls of `draw` then take their tokens as they are.
     """
 
-    def __init__(self, vocab_size: int, slots: int) -> None:
+    def __init__(self, vocab_size: int, slots: int, most_ahead: int = 1) -> None:
+        """`most_ahead` is the largest number of draws that are made ahead."""
         self._vocab_size = vocab_size
         self._rows = np.zeros(slots, ROW)
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are not edited
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
         session()  # so that the first draw does not wait until it is opened
-        self._draws = [Draws.empty(slots)]  # what is drawn ahead, by number of the draw
+        self._draws = [Draws.empty(slots) for _ in range(most_ahead)]  # what is drawn ahead, by number of the draw
         self._at, self._n_ahead = 0, 0  # number of the next draw, and how many are drawn ahead
         self._known = [False] * slots  # whether the row's next token is in `_draws`
         self._planned: Plan | None = None  # None: a row has changed
@@ -103,14 +104,15 @@ class Sampler:
         return all(self._plan(n_rows).ahead)
 
     def begin_ahead(self, n_rows: int, n_draws: int = 1) -> bool:
-        """Return whether any of the first rows can be drawn ahead. If so, prepare the calls of `ahead` for the next draws."""
+        """Return whether any of the first rows can be drawn ahead. If so, the next draws are those that the calls of `ahead` make."""
         plan = self._plan(n_rows, n_draws)
-        while len(self._draws) < n_draws:
-            self._draws.append(Draws.empty(len(self._rows)))
-            self._draws[-1].inverse_temperatures[:] = self._draws[0].inverse_temperatures
+        if not any(plan.ahead):
+            return False
         for number in range(n_draws):
             self._draws[number].uniforms[:n_rows, 0] = plan.uniforms[plan.n_draws + number]
-        return any(plan.ahead)
+        self._known[:n_rows] = plan.ahead
+        self._at, self._n_ahead = 0, n_draws
+        return True
 
     def ahead(self, logits: Floats, number: int = 0) -> Callable[[slice], Callable[[], None]]:
         """Return a function that takes some rows and returns the call that makes draw `number` for them, from `logits` (S, V)."""
@@ -119,15 +121,6 @@ class Sampler:
     def token_ids(self, number: int) -> Ids:
         """Return where the call of `ahead` writes the tokens of a draw, (S, 1)."""
         return self._draws[number].token_ids
-
-    def end_ahead(self, n_rows: int, n_draws: int = 1) -> None:
-        """Use what was drawn ahead for the first rows. Their parameters and logits are those of `begin_ahead`."""
-        self._known[:n_rows] = self._plan(n_rows).ahead
-        self._at, self._n_ahead = 0, n_draws
-
-    def forget_ahead(self) -> None:
-        """Forget what was drawn ahead, because no row is in use any more."""
-        self._at, self._n_ahead = 0, 0
 
     def draw(
         self,

@@ -68,10 +68,10 @@ async def test_guesses_stay_within_the_positions_of_the_model(tokenizer: Path) -
 
 def test_a_guess_is_what_followed_the_last_time() -> None:
     run = Guesses([1, 2, 3, 4, 5, 1, 2, 3, 6, 7])
-    assert run.next(3) == []
+    assert run.propose(3) == []
     for token in (1, 2, 3):
         run.add(token)
-    assert run.next(3) == [6, 7, 1]
+    assert run.propose(3) == [6, 7, 1]
     for token in (6, 7, 8):
         run.add(token)
     assert run.right == pytest.approx(0.8 + 0.2 * 2)
@@ -85,7 +85,7 @@ def test_the_places_of_a_run_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(run._places) == 10
     for token in (50, 51, 52):
         run.add(token)
-    assert run.next(3) == [], "too far back"
+    assert run.propose(3) == [], "too far back"
 
 
 def test_guesses_are_used_only_while_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:

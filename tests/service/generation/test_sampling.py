@@ -263,7 +263,6 @@ def drawn_ahead(sampler: Sampler, logits: NDArray[np.float32], parts: int) -> No
     if sampler.begin_ahead(len(logits)):
         for begin, end in itertools.pairwise(ends):
             sampler.ahead(logits)(slice(begin, end))()
-        sampler.end_ahead(len(logits))
 
 
 @pytest.mark.parametrize("vocab", [V, 256])
