@@ -77,6 +77,7 @@ class Call:
     charged: int = 0  # tokens that were charged to the tenant's limit so far
     streaming: bool = False  # whether the answer counts towards the tenant's limit of concurrent streams
     characters: int = 0
+    content: int = 0  # hash of the body, by which a gateway recognises a request that is sent again
     body_bytes: int = 0
     body_checked: bool = False  # whether the body is known to parse without blocking the event loop for long
     answer_bytes: int = 0  # bytes reserved for the answer; 0 unless it is large

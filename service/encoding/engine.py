@@ -120,8 +120,8 @@ class EncoderEngine:
     def tokens_per_s(self) -> float:
         return self._queue.tokens_per_s
 
-    def check(self, lane: Lane, client: str = "") -> None:
-        """Raise QueueTooLong if the queue of this lane is too long for another request of this client."""
+    def check(self, lane: Lane, client: str = "", content: int = 0) -> None:
+        """Raise QueueTooLong if the queue of this lane is too long for another request of this client. Only pools use `content`."""
         with self._changed:
             self._queue.check(lane, time.monotonic(), client)
 

@@ -36,7 +36,7 @@ class Encoder(Engine, Protocol):
 
     limits: EncoderLimits
 
-    def check(self, lane: Lane, client: str = ...) -> None: ...
+    def check(self, lane: Lane, client: str = ..., content: int = ...) -> None: ...
 
     async def run(self, task: EncodeTask) -> list[RowOrError]: ...
 
@@ -113,7 +113,7 @@ class Model:
         self.check_size(len(inputs))
         lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
         call.bulk |= lane == Lane.BULK
-        self.engine.check(lane, call.client)  # called before tokenising, which would be wasted for a refused request
+        self.engine.check(lane, call.client, call.content)  # called before tokenising, which would be wasted for a refused request
         encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
         _raise_first(encoded, call)
         places = [at for at, item in enumerate(encoded) if isinstance(item, Encoded)]
@@ -128,6 +128,7 @@ class Model:
             lane=lane,
             deadline=call.deadline,
             client=call.client,
+            content=call.content,
             tenant=call.tenant_name,
             traceparent=call.traceparent,
             spent=call.spent,
@@ -168,7 +169,7 @@ class Model:
         if admit is not None:
             admit()
         call.model = self.name
-        self.engine.check(Lane.INTERACTIVE, call.client)
+        self.engine.check(Lane.INTERACTIVE, call.client, call.content)
         started = time.monotonic()
         prefix = "" if any(isinstance(item, list) for item in inputs) else self.texts.default_prompt
         encoded = self.texts.encode(inputs, cut=self.default_cut(), prompt=prefix)
@@ -191,6 +192,7 @@ class Model:
             output=self.vector_output(normalize=True),
             deadline=call.deadline,
             client=call.client,
+            content=call.content,
             tenant=call.tenant_name,
             spent=call.spent,
         )

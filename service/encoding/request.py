@@ -45,6 +45,7 @@ class EncodeTask:
     lane: Lane = Lane.INTERACTIVE
     deadline: float = NO_DEADLINE  # time limit, in seconds of `time.monotonic()`
     client: str = ""  # clients get equal shares of the queue; "": no client, so these tokens are not limited to a share
+    content: int = 0  # hash of the request's body
     tenant: str = ""  # owner of the request, who gets only rows that were computed for himself; "": no API keys are set
     traceparent: str | None = None  # trace context of the request; None: not traced
     use_cache: bool = True

@@ -79,7 +79,7 @@ class Direct:
             or (plain := self.readers[path](body)) is None
         ):
             return None
-        call = Call(request_id(_text(given, b"x-request-id")), time.monotonic())
+        call = Call(request_id(_text(given, b"x-request-id")), time.monotonic(), content=hash(body))
         call.deadline = call.started + catalog.settings.request_timeout_s
         call.client, call.host = self.edge.connection(connection.client, _text(given, _CONNECTION))
         try:

@@ -99,6 +99,7 @@ class Edge:
             if scope["method"] in _WITH_BODY:
                 self.read_delay.check(call.started, waited_s(headers))
             body = await self._content(scope, headers, receive, call) if scope["method"] in _WITH_BODY else b""
+            call.content = hash(body)
             if len(body) > _TURN_BYTES:
                 async with self._reading:  # one body per iteration of the event loop, so that several bodies together do not block it
                     await asyncio.sleep(0)

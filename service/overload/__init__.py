@@ -17,7 +17,7 @@ answers have the header `Retry-After`.
 | 429 for an encoding when the queue is too long | tokens before it / rate > bound | `encoding/queue.py`, `queue_bound.py` |
 | 429 for an encoding when there is no room in the queue | queued + own tokens > `max_queue_tokens` | `encoding/queue.py` |
 | 429 for an encoding that would miss its deadline | tokens before it / rate > time left | `encoding/queue.py` |
-| 429 at a gateway, for a new request, because a pool has just refused one | 0.05 s since that refusal | `refusals.py` |
+| 429 at a gateway for an encoding that the pool has just refused | 0.05 s since that refusal | `refusals.py` |
 | 429 for a text when the wait for a slot would be, or is, too long | wait > `max_wait_s` | `generation/admission.py` |
 | 429 for a text when too many wait; the client with the most waiting runs loses its newest request | 256 runs | `generation/admission.py` |
 | the previous two rules for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `encoder_decoder/admission.py` |
@@ -47,6 +47,6 @@ each client is told a later time than those before it, and new requests do not t
 `max_wait_s`, by half of the time that they were told.
 
 Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `promises.py` (places for clients that were
-refused), `refusals.py` (requests that are read late, refusals that a gateway repeats, refused requests that come back, and the delay of
-refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
+refused), `refusals.py` (requests that are read late, refused requests that come back, and the delay of refusals), `byte_shares.py` and
+`uploads.py` (memory of bodies and answers).
 """

@@ -45,7 +45,7 @@ class Promises:
         if now - self._swept > _SWEEP_S:
             self._swept = now
             self._promises = [each for each in self._promises if now <= each.due + each.late_s]
-        who, counted = _name(client), Counter[str]()
+        who, counted = name_of(client), Counter[str]()
         own = work_s + sum(each.work_s for each in self._promises if each.who == who)
         for each in self._promises:
             if each.turn > now + queue_s + work_s:
@@ -57,7 +57,7 @@ class Promises:
 
     def make(self, client: str, now: float, wait_s: float, work_s: float) -> float:
         """Promise a place to a client whose request is refused. Returns how many seconds it is told to wait, at least `wait_s`."""
-        told_s, who = wait_s * (1 + _JITTER * random.random()), _name(client)
+        told_s, who = wait_s * (1 + _JITTER * random.random()), name_of(client)
         if len(self._promises) >= _MOST:
             longest, _ = Counter(each.who for each in self._promises).most_common(1)[0]
             if longest == who:
@@ -79,11 +79,11 @@ class Promises:
             self._promises.remove(promise)
 
     def _due(self, client: str, now: float) -> _Promise | None:
-        who = _name(client)
+        who = name_of(client)
         return next((each for each in self._promises if each.who == who and each.due - _ROUNDING_S <= now <= each.due + each.late_s), None)
 
 
-def _name(client: str) -> str:
+def name_of(client: str) -> str:
     """Return the tenant, or the address without the port, because a client may come back over another connection."""
     host, _, port = client.rpartition(":")
     return host if port.isdecimal() and not client.startswith("tenant:") else client

@@ -1,14 +1,17 @@
-"""Refuses requests before they reach a queue: when requests are read late, and when a pool has just refused another request. Also computes
-by how much refusals are delayed.
+"""Refuses requests before they reach a queue: when requests are read late, and when a pool has just refused the same request.
+Also computes by how much refusals are delayed.
 """
 
+import heapq
 import math
+from typing import NamedTuple
 
 from service.errors import Overloaded, QueueTooLong
-from service.runtime.lanes import Lane
+from service.overload.promises import name_of
 
 _UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # rate of refusals (per second) at which each is delayed by 1 s; longest delay in seconds
-_REPEATED_S = 0.05  # seconds for which a gateway repeats a pool's refusal; the pool's queues take longer to empty
+_MOST_REFUSED, _LATE_S = 32_768, 30.0  # limit on remembered requests; seconds by which a client may come late, as by delays of its own
+_REPEATED_S = 0.05  # seconds for which a gateway refuses a refused request again; the pool's queues take longer to empty
 
 
 class ReadDelay:
@@ -35,24 +38,59 @@ class ReadDelay:
             )
 
 
-class PoolRefusals:
-    """The last refusal by a pool in each lane. A gateway repeats this refusal for at most `_REPEATED_S` seconds, so
-    that it does not tokenise requests that the pool would refuse too.
+class _Refused(NamedTuple):
+    work: float  # its work that was counted
+    at: float  # when it was refused
+    again: float  # when it was told to come back
+
+
+class RefusedRequests:
+    """The requests that a pool has refused through one gateway, so that each counts once as offered work however often it is sent again. A
+    request is recognised by its client and its content. If it is sent again at once, it is refused again without asking the pool.
     """
 
     def __init__(self) -> None:
-        self._last: dict[Lane, tuple[float, QueueTooLong]] = {}
+        self._requests: dict[tuple[str, int], _Refused] = {}
+        self._by_time: list[tuple[float, tuple[str, int]]] = []  # a heap: when each was told to come back, also those that have
 
-    def note(self, lane: Lane, now: float, refusal: QueueTooLong) -> None:
-        """Record that no replica admitted a request. `refusal` is the error of one of the replicas."""
-        self._last[lane] = now, refusal
+    def check(self, client: str, content: int, now: float) -> None:
+        """Raise QueueTooLong if this request was refused at most `_REPEATED_S` seconds ago."""
+        refused = self._requests.get((name_of(client), content)) if self._requests else None
+        if refused is not None and now - refused.at <= _REPEATED_S and now < refused.again:
+            raise QueueTooLong("Model is overloaded: this request was just refused", retry_after_s=refused.again - now)
 
-    def current(self, lane: Lane, now: float) -> QueueTooLong | None:
-        """Return a copy of the last refusal if it is recent enough to be repeated, else None."""
-        at, refusal = self._last.get(lane, (-math.inf, None))
-        if refusal is None or now - at >= min(refusal.retry_after_s, _REPEATED_S):
-            return None
-        return QueueTooLong(refusal.message, retry_after_s=refusal.retry_after_s)
+    def refuse(self, client: str, content: int, now: float, work: float, told_s: float, gateways: int = 1) -> float:
+        """Remember a refused request that is told to come back in `told_s` seconds. Returns its work less the counted work that
+        `come_back` returns.
+        """
+        counted = self.come_back(client, content, now, gateways)
+        while self._by_time and (len(self._by_time) >= _MOST_REFUSED or self._by_time[0][0] + _LATE_S < now):
+            self._forget_first()
+        request = name_of(client), content
+        self._requests[request] = _Refused(work, now, now + told_s)
+        heapq.heappush(self._by_time, (now + told_s, request))
+        return work - counted
+
+    def come_back(self, client: str, content: int, now: float, gateways: int = 1) -> float:
+        """Forget a request that is sent again. Returns its work that was counted, or 0 for any other request.
+
+        Of the requests that this gateway refused and that come back, only one of `gateways` comes back through this gateway. So for each
+        of them, as many others are forgotten that may have come back through the other gateways.
+        """
+        refused = self._requests.pop((name_of(client), content), None) if self._requests else None
+        if refused is None or now > refused.again + _LATE_S:
+            return 0.0
+        work, others = refused.work, gateways - 1
+        while others and self._by_time and self._by_time[0][0] <= now:
+            if other := self._forget_first():
+                work, others = work + other.work, others - 1
+        return work
+
+    def _forget_first(self) -> _Refused | None:
+        """Forget the request that was told the earliest time. Returns None if it has come back already."""
+        again, request = heapq.heappop(self._by_time)
+        refused = self._requests.get(request)
+        return self._requests.pop(request) if refused is not None and refused.again == again else None
 
 
 class RefusalDelay:

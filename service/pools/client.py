@@ -24,13 +24,12 @@ from service.encoding.selftest import SelfTest
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
 from service.generation.run import Run
-from service.overload.refusals import PoolRefusals
+from service.overload.refusals import RefusedRequests
 from service.pools import wire
 from service.pools.limits import PART_BYTES
 from service.pools.messages import Accepted, Failed, Receiver, named
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
 from service.runtime.lanes import Lane
-from service.runtime.moving_average import averaged
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array
 from service.telemetry.usage import Usage
@@ -49,6 +48,7 @@ class _PoolEngine:
         self._replicas = replicas
         self._name = name
         self._key = (name, fingerprint)
+        self._refused_requests = RefusedRequests()
 
     def start(self) -> None:
         """Do nothing: the replicas start their own engines."""
@@ -85,6 +85,16 @@ class _PoolEngine:
         """Count tokens or runs that no replica accepted. The next heartbeat reports them to a replica, because Serve scales the pool
         by what replicas report."""
         self._replicas.refused[self._name] += work  # type: ignore[assignment]  # typeshed allows integers only
+
+    def _refuse(self, client: str, content: int, work: float, error: Overloaded) -> None:
+        """Count a refused request, unless it was counted before."""
+        refuse, now = self._refused_requests.refuse, time.monotonic()
+        self.refused(refuse(client, content, now, work, error.retry_after_s, self._replicas.gateways))
+
+    def _admitted(self, client: str, content: int) -> None:
+        """Take a request back from the count if it was refused before, because the replica counts it now."""
+        if work := self._refused_requests.come_back(client, content, time.monotonic(), self._replicas.gateways):
+            self.refused(-work)
 
 
 class _Tries:
@@ -126,24 +136,17 @@ class PoolEncoder(_PoolEngine):
         super().__init__(replicas, name, fingerprint)
         self.limits = limits  # the limits of one replica
         self._row_bytes = row_bytes
-        self._refusals = PoolRefusals()
-        self._request_tokens: dict[Lane, float] = {}  # lane -> moving average of the tokens of a request
 
-    def check(self, lane: Lane, client: str = "") -> None:
-        """Raise the replicas' latest rejection again for a short time after it, so that new requests are rejected before they are
-        tokenised. `EncoderEngine.check` raises the same errors.
-        """
-        if (refusal := self._refusals.current(lane, time.monotonic())) is not None:
-            self.refused(self._request_tokens[lane])
-            raise refusal
+    def check(self, lane: Lane, client: str = "", content: int = 0) -> None:
+        """Raise QueueTooLong before a request is tokenised that the replicas have just refused."""
+        self._refused_requests.check(client, content, time.monotonic())
 
     async def run(self, task: EncodeTask) -> list[RowOrError]:
         """Return the rows, as `EncoderEngine.run` does. The inputs are sent to replicas in parts."""
         tokens, limit = task.tokens, self.limits.max_queue_tokens
         if tokens > limit:
             raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
-        lane, deadline, on_row = task.lane, task.deadline, task.on_row
-        self._request_tokens[lane] = averaged(self._request_tokens.get(lane, 0.0), tokens)
+        deadline, on_row = task.deadline, task.on_row
         rows: list[RowOrError] = [NotReady("not computed")] * len(task.inputs)
 
         async def compute(part: _Part) -> None:
@@ -184,11 +187,11 @@ class PoolEncoder(_PoolEngine):
             answered |= len(parts) < before
             if len(parts) == before:
                 refusal = next(each for each in refusals if each)
-                self._refusals.note(lane, time.monotonic(), refusal)
                 if not answered:
-                    self.refused(tokens)
+                    self._refuse(task.client, task.content, tokens, refusal)
                     raise refusal
                 await asyncio.sleep(refusal.retry_after_s)  # meanwhile the replicas complete other work
+        self._admitted(task.client, task.content)
         return rows
 
     def begin(self, task: EncodeTask, done: OnResult) -> Callable[[], object]:
@@ -290,11 +293,17 @@ class PoolGenerator(_PoolEngine):
         stream. It is the replica of session `key`, or any replica if `key` is "".
         """
         tries, slots = _Tries(self._replicas, self._key), sum(request.slots for request in requests)
+        client, content = requests[0].client, hash(tuple(request.prompt for request in requests))
+
+        def refuse(error: Overloaded) -> None:
+            self._refuse(client, content, slots, error)
+
         try:
             accepted = await self._accepted(requests, key, tries, slots)
-        except Overloaded:
-            self.refused(slots)
+        except Overloaded as error:
+            refuse(error)
             raise
+        self._admitted(client, content)
 
         async def elsewhere(replica: Replica, error: Overloaded) -> "_Accepted":
             if not tries.again(replica, error):
@@ -305,7 +314,7 @@ class PoolGenerator(_PoolEngine):
             return replica.running(self._key, slots)
 
         movable = self._key if all(request.takes_known for request in requests) else None
-        return _Stream(requests, accepted, running, elsewhere, lambda: self.refused(slots), movable).runs
+        return _Stream(requests, accepted, running, elsewhere, refuse, movable).runs
 
     async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: _Tries, slots: int) -> "_Accepted":
         """Find a replica that queues all runs. Returns the replica and the stream of its further messages."""
@@ -384,7 +393,7 @@ class _Stream:
         accepted: _Accepted,
         running: Callable[[Replica], contextlib.AbstractContextManager[None]],
         elsewhere: Callable[[Replica, Overloaded], Awaitable[_Accepted]],
-        refused: Callable[[], None],
+        refused: Callable[[Overloaded], None],
         movable: Key | None,
     ) -> None:
         """`movable` is the model if the runs can go on in another replica, else None."""
@@ -430,7 +439,7 @@ class _Stream:
                 self._take_place(await self._elsewhere(self._accepted.replica, refusal))
                 await self._read()
         except Overloaded as refusal:
-            self._refused()
+            self._refused(refusal)
             self._fail(refusal)
         except ServiceError as error:
             self._fail(error)

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from types import MappingProxyType
 from typing import Any, cast
 
 from service.call import Call
@@ -13,7 +12,7 @@ from service.errors import NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.generation.runs import Runs
 from service.pools import messages, wire
 from service.pools.messages import plain
-from service.pools.replicas import Key
+from service.pools.replicas import SILENCE_S, Key
 from service.runtime.pacing import Pace
 
 METHODS = ("describe", "heartbeat", "encode", "encode_by_row", "generate", "attention")  # what gateways may call
@@ -27,6 +26,7 @@ class Host:
         self.catalog = catalog
         self._pace = Pace()
         self._probing: dict[str, asyncio.Task[bool]] = {}
+        self._gateways: dict[str, float] = {}  # gateway -> time of its last heartbeat
 
     async def start(self) -> None:
         """Load, test and time every bundle. Raises the error of the first bundle that fails."""
@@ -39,14 +39,16 @@ class Host:
         """Return, for each model, the properties that a gateway needs, as JSON values."""
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
-    async def heartbeat(self, refused: Mapping[str, float] = MappingProxyType({})) -> list[tuple[str, str, bool, int, str]]:
-        """Return each model's name, its bundle's fingerprint, whether it is healthy, and for a generator its running and waiting runs and
-        its arithmetic (see `states/numerics.py`).
+    async def heartbeat(self, gateway: str, refused: Mapping[str, float]) -> tuple[int, list[tuple[str, str, bool, int, str]]]:
+        """Return the number of gateways that send heartbeats, and for each model its name, its bundle's fingerprint, whether it is healthy,
+        and for a generator its running and waiting runs and its arithmetic (see `states/numerics.py`). `gateway` names the caller.
 
         A model whose last run failed is probed with a short input. The heartbeat does not wait long for the probe, because a gateway
         treats a replica that answers late as one that does not respond. `refused` contains, for each model, the tokens or runs that the
         gateway has rejected since its previous heartbeat to any replica.
         """
+        now = time.monotonic()
+        self._gateways = {name: heard for name, heard in self._gateways.items() if now - heard < SILENCE_S} | {gateway: now}
         for name, work in refused.items():
             if name in self.catalog.models:
                 self.catalog.models[name].engine.refused(work)
@@ -57,7 +59,7 @@ class Host:
                 self._probing[name] = asyncio.create_task(self.catalog.answers(self.catalog.models[name]))
         if names:
             await asyncio.wait([self._probing[name] for name in names], timeout=_PROBE_S)
-        return [
+        return len(self._gateways), [
             (
                 name,
                 model.manifest.fingerprint,

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import math
 import random
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
@@ -164,6 +165,8 @@ class Replicas:
         self.pool = pool
         self.described: Mapping[str, dict[str, Any]] = {}
         self.refused: Counter[str] = Counter()  # model -> tokens or runs that no replica accepted since the last heartbeat
+        self.gateways = 1  # number of gateways, with this one, from the last heartbeat
+        self._gateway = secrets.token_hex(8)
         self._names: tuple[str, ...] = ()
         self._replicas: dict[str, Replica] = {}
         self._leaving: list[Replica] = []  # replicas that are being stopped and still have movable runs
@@ -316,7 +319,7 @@ class Replicas:
         refused, self.refused = self.refused, Counter()
         try:
             async with asyncio.timeout(2 * SILENCE_S):
-                said = await self.pool.call(replica.name, "heartbeat", dict(refused))
+                self.gateways, said = await self.pool.call(replica.name, "heartbeat", self._gateway, dict(refused))
         except BaseException as error:
             self.refused.update(refused)  # the heartbeat failed, so the next one sends these refusals again
             if isinstance(error, ReplicaLost):

@@ -6,8 +6,9 @@ throughput nor its queue shows how many replicas are needed.
 
 Each request is counted once, as far as possible. If one replica of a pool refuses a request, a gateway sends the request to a second
 replica. So replicas of a pool count no refusals (`counts_refusals` is False), and the gateway counts one if no replica admits the request.
-A request that a client sends again after a refusal counts again, so retries raise the measured load until there are enough replicas to
-admit all requests.
+A gateway also recognises a refused request that is sent again, and takes it back from the count when a replica admits it
+(`RefusedRequests` in `service/overload/refusals.py`). So work can be negative: it is subtracted from the work that follows. If a client
+sends equal requests and repeats none, its refusals are taken for repeats, so replicas are added in several steps.
 """
 
 import contextlib
@@ -28,10 +29,11 @@ class Offered:
         self._count = count
         self._lock = threading.Lock()
         self._total_s = 0.0
+        self._before_s = 0.0  # work that was counted before it came, as a number below 0
         self._then: tuple[float, float] | None = None  # time of the last call of `load`, and the total work at that time
 
     def add(self, work_s: float) -> None:
-        """Count work that occupies the whole engine for `work_s` seconds."""
+        """Count work that occupies the whole engine for `work_s` seconds. Below 0: so much of the following work was counted before."""
         with self._lock:
             self._add(work_s)
 
@@ -46,6 +48,8 @@ class Offered:
             return (self._total_s - total_s) / (now - then) if now > then else 0.0
 
     def _add(self, work_s: float) -> None:
+        work_s += self._before_s
+        self._before_s, work_s = min(work_s, 0.0), max(work_s, 0.0)
         self._total_s += work_s
         self._count(work_s)
 
@@ -81,7 +85,7 @@ class OfferedSlots(Offered):
             self._begun, self._held_s = memory * self._begun + slots, memory * self._held_s
 
     def refuse(self, slots: float = 1) -> None:
-        """Count refused runs, which need `slots` slots together."""
+        """Count refused runs, which need `slots` slots together. Below 0: so many runs were counted before."""
         with self._lock:
             self._add(slots * self._held_s / max(self._begun, 1) / self._slots)
 

@@ -20,7 +20,6 @@ from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolEncoder, PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
-from service.runtime.lanes import Lane
 from service.settings import Settings
 from tests.service.fakes import PATIENCE_S, FakeCatalog, fake_bundle, fake_catalog, until
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
@@ -142,14 +141,14 @@ class Refusing(Mortal):
     refusals: list[bool]
     refusers: list[str]
     answerers: list[str]
-    refusing_s = 0.0
+    refusing_s, retry_after_s = 0.0, 0.001
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         if method == "encode" and self.refusals and self.refusals.pop(0):
             self.asked.append("refused")
             self.refusers.append(replica)
             await asyncio.sleep(self.refusing_s)
-            return "refused", wire.pack_error(QueueTooLong("full", retry_after_s=0.001))
+            return "refused", wire.pack_error(QueueTooLong("full", retry_after_s=self.retry_after_s))
         if method == "encode":
             self.answerers.append(replica)
         return await super().call(replica, method, *arguments)
@@ -195,45 +194,48 @@ async def test_a_refusal_is_not_tried_elsewhere_after_the_deadline(tmp_path: Pat
 
 
 async def test_what_no_replica_took_is_told_to_one_of_them_once(tmp_path: Path) -> None:
-    """Its tokens, and those that requests have on average where these were not counted; the pool's scaling needs them."""
+    """Its tokens; the pool's scaling needs them."""
     gateway, pool = await refusing(tmp_path, True, True)
+    pool.retry_after_s = 0.0
     text = "cat " * 10
     with pytest.raises(QueueTooLong):
-        await gateway.get("mini").answer(EncodeRequest(inputs=[text]), Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=[text]), Call("a", 0.0, content=1))
     engine, behind = gateway.get("mini").engine, pool.host.catalog.get("mini").engine
     assert isinstance(engine, PoolEncoder)
     assert isinstance(behind, EncoderEngine)
     tokens = gateway._replicas["encoder"].refused["mini"]
     assert tokens > 10
-    _, refusal = engine._refusals._last[Lane.INTERACTIVE]
-    refusal.retry_after_s = 3600.0
-    with pytest.raises(QueueTooLong):
-        await gateway.get("mini").answer(EncodeRequest(inputs=[text]), Call("a", 0.0))
     before_s = behind.offered._total_s
-    await engine.probe([], "", 0.0)
-    assert behind.offered._total_s - before_s == pytest.approx(2 * tokens / behind.tokens_per_s)
-    await engine.probe([], "", 0.0)
-    assert behind.offered._total_s - before_s == pytest.approx(2 * tokens / behind.tokens_per_s)
+    for _ in range(2):
+        await engine.probe([], "", 0.0)
+        assert behind.offered._total_s - before_s == pytest.approx(tokens / behind.tokens_per_s)
+    pool.refusals = [True, True]
+    with pytest.raises(QueueTooLong):
+        await gateway.get("mini").answer(EncodeRequest(inputs=[text]), Call("a", 0.0, content=1))
+    assert gateway._replicas["encoder"].refused["mini"] == 0, "the same request is counted once"
+    for _ in range(2):
+        await gateway.get("mini").answer(EncodeRequest(inputs=[text]), Call("a", 0.0, content=1))
+    assert gateway._replicas["encoder"].refused["mini"] == -tokens, "and the replica that admits it counts it too"
     await stop(gateway, pool)
 
 
-async def test_what_a_replica_has_just_refused_is_not_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_request_that_is_sent_again_at_once_is_not_asked_of_a_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other requests are, because each that a replica refuses gets a place there."""
     gateway, pool = await refusing(tmp_path, True, True)
+    pool.retry_after_s = 3600.0
     monkeypatch.setattr("service.overload.refusals._REPEATED_S", 3600.0)
-    with pytest.raises(QueueTooLong):
-        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))
-    _, refusal = gateway.get("mini").engine._refusals._last[Lane.INTERACTIVE]  # type: ignore[attr-defined]
-    refusal.retry_after_s = 3600.0
-    asked = len(pool.asked)
     with pytest.raises(QueueTooLong, match="full"):
-        await gateway.get("mini").answer(EncodeRequest(inputs=["dog"]), Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0, content=1))
+    asked = len(pool.asked)
+    with pytest.raises(QueueTooLong, match="just refused") as again:
+        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0, content=1))
+    assert 3000 < again.value.retry_after_s <= 3600
     assert len(pool.asked) == asked
-    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["dog"]), Call("a", 0.0, lane=Lane.BULK))).rows, (
-        "the other lane is another queue"
-    )
-    monkeypatch.undo()
-    refusal.retry_after_s = 0.0
-    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["dog"]), Call("a", 0.0))).rows
+    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0, content=2))).rows
+    monkeypatch.setattr("service.overload.refusals._REPEATED_S", 0.0)
+    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0, content=1))).rows
     await stop(gateway, pool)
 
 
@@ -377,6 +379,8 @@ async def test_a_run_that_two_generators_refuse_is_refused_and_counted(turn: str
         await asyncio.wait_for(to_the_end(), PATIENCE_S)
     assert not pool.turns
     assert engine._replicas.refused == {"wordy": 1}
+    await asyncio.wait_for(to_the_end(), PATIENCE_S)
+    assert engine._replicas.refused == {"wordy": 0}, "it came back, and the replica counts it"
 
 
 async def test_a_run_without_a_session_does_not_wait_at_the_first_generator(monkeypatch: pytest.MonkeyPatch) -> None:

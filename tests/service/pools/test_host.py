@@ -27,11 +27,11 @@ async def generating() -> tuple[Host, FakeGenerator]:
 async def test_a_replica_whose_runtime_is_stuck_or_whose_thread_is_dead_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     host, model = await generating()
     await host.check_health()
-    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, True, 0, model.engine.numerics)]
+    assert await host.heartbeat("one", {}) == (1, [("wordy", model.manifest.fingerprint, True, 0, model.engine.numerics)])
     monkeypatch.setattr(ScriptedEngine, "stuck_s", 121.0)
     with pytest.raises(RuntimeFailed, match=r"a runtime call of wordy has not ended for 121 s, and the most is 120 s"):
         await host.check_health()
-    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, False, 0, model.engine.numerics)]
+    assert await host.heartbeat("other", {}) == (2, [("wordy", model.manifest.fingerprint, False, 0, model.engine.numerics)])
     monkeypatch.undo()
     await host.check_health()
     monkeypatch.setattr(ScriptedEngine, "alive", False)
@@ -60,7 +60,7 @@ async def test_the_load_of_a_replica_is_that_of_its_encoders_together(tmp_path: 
     moments.append(time.monotonic())
     for name in ("one", "other"):
         await catalog.get(name).answer(EncodeRequest(inputs=[[5, 6, 7]]), Call("id", 0.0))
-    await host.heartbeat({"one": 4.0, "unknown": 5.0})
+    await host.heartbeat("gateway", {"one": 4.0, "unknown": 5.0})
     worth_s = sum(tokens / catalog.computing(name).tokens_per_s for name, tokens in (("one", 7), ("other", 3)))
     moments.append(time.monotonic())
     load = host.load()

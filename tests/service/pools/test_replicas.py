@@ -275,7 +275,7 @@ class Reporting(Named):
     said: tuple[tuple[str, str, bool, int, str], ...] = ()
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        return self.said
+        return 1, self.said
 
 
 async def test_a_replica_that_leaves_hands_over_what_can_move_once_another_one_can_go_on() -> None:
