@@ -3,6 +3,5 @@ HTTP answers.
 
 `openai/`, `tei/`, `oip/`, `cohere.py`, `jina.py` and `tgi.py` are APIs of other projects. `states/`, `attention.py`, `health.py`,
 `pages.py` (the console and the OpenAPI document) and `development.py` are this project's own. `routers.py` lists the routers of all
-dialects. The dialects share `ranking.py`, and for text generation `generation.py`, `generation_schemas.py`, `resuming.py` (streams that
-clients can continue) and `answer_size.py`.
+dialects. The dialects share `ranking.py`, and for generated text `text/`.
 """

@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects.cohere import ApiVersion, search_units
-from service.dialects.generation_schemas import VLLM, VLLM_IGNORED
 from service.dialects.openai.embeddings import OpenAIUsage
 from service.dialects.ranking import DocumentText, RerankRequest
+from service.dialects.text.schemas import VLLM, VLLM_IGNORED
 from service.errors import ServiceError
 from service.http.dialect import Dialect
 from service.http.fields import EMPTY, unsupported_fields

@@ -16,16 +16,18 @@ from pydantic import BaseModel, Field
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import generation
-from service.dialects.answer_size import AnswerSize, check_size
-from service.dialects.generation_schemas import MAX_TOKENS, SamplingFields
-from service.dialects.openai.token_json import finite
+from service.dialects.text.answer import AnswerSize, check_size, most_tokens, sequence_tokens, token_text, window_warnings
+from service.dialects.text.grammars import value_grammar
+from service.dialects.text.logprobs import finite
+from service.dialects.text.pipeline import sent
+from service.dialects.text.request import TextCall
+from service.dialects.text.schemas import MAX_TOKENS, SamplingFields
 from service.errors import DeadlineExceeded, EmptyInput, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
 from service.generation.model import Generator
 from service.generation.request import Delta, TokenLogprob
 from service.generation.runs import Runs
 from service.http import sse
-from service.http.answers import Elements, Text, done, json_answer, whole
+from service.http.answers import Elements, Text, done, whole
 from service.http.dialect import Dialect
 from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute
@@ -130,64 +132,52 @@ router = APIRouter(route_class=JsonRoute, tags=["text-generation-inference"], re
 @router.post("/generate", response_model=TgiAnswer, response_model_exclude_none=True)
 async def generate(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the continuation of the prompt in one answer."""
-    return json_answer(await continuation(body, call, catalog), call.headers)
+    return await continuation(body, call, catalog, stream=False)
 
 
 @router.post("/generate_stream", response_class=Response, responses=EVENTS)
 async def generate_stream(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Response:
     """Stream the continuation of the prompt, one event per token. The last event also has the whole text."""
-    return await continuation_stream(body, call, catalog)
+    return await continuation(body, call, catalog, stream=True)
 
 
-async def continuation(body: TgiRequest, call: Call, catalog: Catalog) -> dict[str, Any]:
-    answer = await _submit(body, call, catalog, stream=False)
-    return await answer.whole()
-
-
-async def continuation_stream(body: TgiRequest, call: Call, catalog: Catalog) -> Response:
-    if body.parameters is not None and body.parameters.decoder_input_details:
-        raise InvalidRequest("decoder_input_details cannot be streamed: use /generate", param="parameters.decoder_input_details")
-    answer = await _submit(body, call, catalog, stream=True)
-    return await sse.stream(answer.runs, answer, call, catalog.settings)
-
-
-async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: bool) -> "_TgiAnswer":
-    model = catalog.generator(body.model)
+async def continuation(body: TgiRequest, call: Call, catalog: Catalog, *, stream: bool, listed: bool = False) -> Response:
+    """Return the answer to a request. `listed`: a whole answer is the only element of a list."""
     asked = body.parameters or TgiParameters.model_validate({})
+    if stream and asked.decoder_input_details:
+        raise InvalidRequest("decoder_input_details cannot be streamed: use /generate", param="parameters.decoder_input_details")
+    text = TextCall.of(body.model, None, call, catalog)
     if not body.inputs:
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
-    prompt = await generation.encode(model, catalog, call, body.inputs, "inputs")
+    prompt = await text.text(body.inputs, "inputs")
     given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None}
     draws = asked.do_sample or any(given.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
     sampling = SamplingFields(
         **{"temperature": 1.0, **given} if draws else {**given, "temperature": 0.0},
         seed=seed,
-        stop=[text for text in asked.stop if text],
+        stop=[stop for stop in asked.stop if stop],
         include_stop_str_in_output=True,
     )
-    requests = generation.requests(
+    requests = text.requests(
         sampling,
         [prompt[-asked.truncate :] if asked.truncate else prompt],
-        model,
-        call,
         max_tokens=asked.max_new_tokens,
         max_tokens_field="max_new_tokens",
-        grammar=None if (form := asked.grammar) is None else generation.value_grammar(form.type, form.value, "parameters.grammar"),
+        grammar=None if (form := asked.grammar) is None else value_grammar(form.type, form.value, "parameters.grammar"),
         top_logprobs=asked.top_n_tokens or 0,
         prompt_logprobs=0 if asked.details and asked.decoder_input_details else None,
     )
     if not stream:
-        _check_size(body, asked, len(prompt), model, catalog.settings)
-    runs = await Runs.submit(model, requests, call, n=1, prompt_field="inputs", stream=stream)
-    if stream:
-        generation.bound_unread(runs, asked.top_n_tokens or 0, catalog.settings)
-    return _TgiAnswer(body, asked, model, runs, seed if draws else None)
+        _check_size(body, asked, len(prompt), text.model, catalog.settings)
+    runs = await text.submit(requests, prompt_field="inputs", stream=stream)
+    answer = _TgiAnswer(body, asked, text.model, runs, seed if draws else None, listed=listed)
+    return await sent(answer, call, catalog.settings, stream=stream)
 
 
 def _check_size(body: TgiRequest, asked: TgiParameters, prompt_tokens: int, model: Generator, settings: Settings) -> None:
     """Raise NeverFits if the answer could be larger than `max_answer_bytes`."""
-    most = generation.most_tokens(model, asked.max_new_tokens, prompt_tokens)
+    most = most_tokens(model, asked.max_new_tokens, prompt_tokens)
     size_of = AnswerSize(model.vocabulary)
     size = size_of.text(most) + (_MOST_CHARACTER * len(body.inputs) if asked.return_full_text else 0)
     if asked.details:
@@ -199,15 +189,16 @@ def _check_size(body: TgiRequest, asked: TgiParameters, prompt_tokens: int, mode
 class _TgiAnswer(sse.Script[tuple[int, Delta]]):
     """Builds the answer to one request, either as one JSON object (`whole`) or as the events of a stream."""
 
-    def __init__(self, body: TgiRequest, asked: TgiParameters, model: Generator, runs: Runs, seed: int | None) -> None:
-        self._asked, self._model, self.runs, self._seed = asked, model, runs, seed
+    def __init__(self, body: TgiRequest, asked: TgiParameters, model: Generator, runs: Runs, seed: int | None, *, listed: bool) -> None:
+        self._asked, self._model, self.runs, self._seed, self._listed = asked, model, runs, seed, listed
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = body.inputs if asked.return_full_text else ""
         self._n = 0  # number of tokens sent so far
+        self._written, self._tokens, self._tops, self._last = Text(), Elements(), Elements(), Delta("")  # of a whole answer
 
-    async def whole(self) -> dict[str, Any]:
-        """Return the whole answer. Each token is serialised when it arrives."""
-        await self.runs.read(self._begin, self._add)
+    async def whole(self) -> Any:
+        self._written.add(self._text)
+        await self.runs.read(self._add)
         answer: dict[str, Any] = {"generated_text": self._written, **self._warnings()}
         if self._asked.details:
             prefill = Elements()
@@ -221,13 +212,7 @@ class _TgiAnswer(sse.Script[tuple[int, Delta]]):
             }
             if self._asked.top_n_tokens:
                 answer["details"]["top_tokens"] = self._tops
-        return answer
-
-    def _begin(self) -> None:
-        self._written, self._tokens, self._tops, self._last = Text(), Elements(), Elements(), Delta("")
-        self._written.add(self._text)
-        self._decoder.reset()
-        self._n = 0
+        return [answer] if self._listed else answer
 
     def _add(self, _: int, delta: Delta) -> None:
         self._written.add(delta.text)
@@ -242,7 +227,7 @@ class _TgiAnswer(sse.Script[tuple[int, Delta]]):
         """Yield the tokens of the prompt as JSON objects with their log-probabilities."""
         run = self.runs.runs[0]
         for token_id, each in zip(run.request.prompt, run.prompt_logprobs, strict=False):
-            text = generation.token_text(token_id, self._model)
+            text = token_text(token_id, self._model)
             yield whole({"id": token_id, "text": text, "logprob": each and finite(each.logprob)})
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
@@ -268,17 +253,17 @@ class _TgiAnswer(sse.Script[tuple[int, Delta]]):
         return b"".join(map(sse.event, events))
 
     def _warnings(self) -> dict[str, list[str]]:
-        return generation.window_warnings(self._model, generation.sequence_tokens(self.runs.runs[0].request, self._n))
+        return window_warnings(self._model, sequence_tokens(self.runs.runs[0].request, self._n))
 
     def _token(self, token_id: int, each: TokenLogprob | None) -> dict[str, Any]:
         special = token_id in self._model.vocabulary.special
-        text = generation.token_text(token_id, self._model) if special else self._decoder.decode(self._model.vocabulary[token_id])
+        text = token_text(token_id, self._model) if special else self._decoder.decode(self._model.vocabulary[token_id])
         return {"id": token_id, "text": text, "logprob": None if each is None else finite(each.logprob), "special": special}
 
     def _top(self, each: TokenLogprob) -> list[dict[str, Any]]:
         model = self._model
         return [
-            {"id": at, "text": generation.token_text(at, model), "logprob": finite(logprob), "special": at in model.vocabulary.special}
+            {"id": at, "text": token_text(at, model), "logprob": finite(logprob), "special": at in model.vocabulary.special}
             for at, logprob in each.top
         ]
 

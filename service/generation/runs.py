@@ -108,10 +108,9 @@ class Runs:
         self._not_before = self._loop.time() + interval_s
         return taken
 
-    async def read(self, begin: Callable[[], object], add: Callable[[int, Delta], object]) -> None:
-        """Read every run to its end. Calls `begin` once, then `add` for each delta, with the index of its run."""
+    async def read(self, add: Callable[[int, Delta], object]) -> None:
+        """Read every run to its end. Calls `add` for each delta, with the index of its run."""
         try:
-            begin()
             while not self.done:
                 for index, delta in await self.take(interval_s=_UNHURRIED_S):
                     add(index, delta)
@@ -120,12 +119,8 @@ class Runs:
 
     async def all(self) -> list[Delta]:
         """Read every run to its end, and return one delta for each run."""
-        made: list[list[Delta]] = []
-
-        def begin() -> None:
-            made[:] = [[] for _ in self.runs]
-
-        await self.read(begin, lambda index, delta: made[index].append(delta))
+        made: list[list[Delta]] = [[] for _ in self.runs]
+        await self.read(lambda index, delta: made[index].append(delta))
         return [join(deltas) for deltas in made]
 
     def close(self) -> None:

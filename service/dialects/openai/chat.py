@@ -6,103 +6,71 @@ that the request requires (`tool_choice`), or that the model writes by itself in
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 from fastapi import APIRouter
 
-from service.call import LAST_EVENT_HEADER, Call
-from service.catalog import Catalog
-from service.dialects import generation, resuming
-from service.dialects.answer_size import check_chat_size
-from service.dialects.generation_schemas import STREAM, ResponseFormat
 from service.dialects.openai import tool_calls
-from service.dialects.openai.chat_schemas import ChatCompletion, ChatMessage, ChatRequest
-from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.embeddings import ERRORS
-from service.dialects.openai.token_json import slices
-from service.dialects.openai.tool_calls import AllowedTools, Calling, arguments_of, choose
+from service.dialects.openai.tool_calls import Calling, arguments_of, choose
 from service.dialects.openai.written_calls import CallPart, CallReader, RequiredCall, WrittenCalls, content_of, written_form
-from service.dialects.resuming import AnswerStart, Resumable
-from service.dialects.states import turns
+from service.dialects.text.answer import check_chat_size, derived_id
+from service.dialects.text.chunks import Chunks
+from service.dialects.text.grammars import format_grammar, grammar_of, value_grammar
+from service.dialects.text.logprobs import slices
+from service.dialects.text.pipeline import AnswerStart, Plan, TextRoute
+from service.dialects.text.request import TextCall, check_prompt_logprobs, check_streaming
+from service.dialects.text.schemas import STREAM, ChatCompletion, ChatMessage, ChatRequest, ResponseFormat
 from service.errors import InvalidRequest
 from service.generation.chat.continuation import turn_of
-from service.generation.model import Generator
-from service.generation.request import Delta, Grammar
+from service.generation.model import DecoderModel, Generator
+from service.generation.request import Delta, GenerationRequest, Grammar
 from service.generation.runs import Runs
-from service.http.answers import Elements, Text, done, json_answer
+from service.http.answers import Elements, Text, done
 from service.http.routing import CallDep, CatalogDep, JsonRoute
-from service.streams.position import EventId
 from service.streams.source import Received
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
-PATH = "/v1/chat/completions"
-
-
-@router.post(PATH, response_model=ChatCompletion, responses=STREAM)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
 async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return n choices of the next message. With `stream`, chunks contain new text, and a choice's first chunk has the role."""
-    if body.stream and call.last_event_id is not None:
-        wanted = EventId.parse(call.last_event_id, LAST_EVENT_HEADER)
-        return await resuming.resume(wanted, {PATH: Resumable(ChatRequest, answer)}, call, catalog)
-    return await answer(body, call, catalog)
+    return await ROUTE.answer(body, call, catalog)
 
 
-async def answer(body: ChatRequest, call: Call, catalog: Catalog, start: AnswerStart | None = None) -> Any:
-    """Answer a request. If the answer continues an interrupted stream, `start` has the stream's seeds, id and position, else it is None."""
-    begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
-    model = catalog.generator(body.model or (None if begin is None else begin.record.model))
-    turns.check_model(model, begin)
+async def _plan(body: ChatRequest, text: TextCall[DecoderModel]) -> Plan:
     field = "max_tokens" if body.max_tokens is not None and body.max_completion_tokens is None else "max_completion_tokens"
-    max_tokens = catalog.settings.default_max_tokens if (given := getattr(body, field)) is None else given
+    max_tokens = text.catalog.settings.default_max_tokens if (given := getattr(body, field)) is None else given
     _check(body, max_tokens, field)
-    if start is None or start.continued is None:
-        await turns.check_name(body, catalog, call)
-    tools, calling = _tools(body)
+    tools, calling = choose(body.tool_choice, [tool.function for tool in body.tools])
     messages = messages_of(body.messages)
     answered = max_tokens > 0
-    prompt = await turns.next_messages(model, catalog, call, messages, tools, "messages", begin, add_generation_prompt=answered)
+    prompt = await text.messages(messages, tools, "messages", add_generation_prompt=answered)
     if calling is not None and answered:
-        prompt = [*prompt, *await calling.opening(model, tools)]
-    reader = await _reader(body, model, tools, calling)
-    start = start or AnswerStart.new("chatcmpl-", body.seed, 1)
-    asked = generation.requests(
-        body,
-        [prompt],
-        model,
-        call,
-        n=body.n,
+        prompt = [*prompt, *await calling.opening(text.model, tools)]
+    reader = await _reader(body, text.model, tools, calling)
+
+    def check_size(request: GenerationRequest) -> None:
+        if not body.stream:
+            fields = {"n": body.n > 1, field: True, "top_logprobs": body.top_logprobs, "prompt_logprobs": body.prompt_logprobs}
+            streamable = body.prompt_logprobs is None
+            check_chat_size(text.model, request, text.catalog.settings, n=body.n, fields=fields, streamable=streamable)
+
+    return Plan(
+        prompts=[prompt],
         max_tokens=max_tokens,
         max_tokens_field=field,
-        grammar=generation.grammar_of(body, _format(body.response_format), "response_format", calling.grammar() if calling else None),
+        check_size=check_size,
+        answer=partial(_ChatAnswer, body, text.model, reader),
+        grammar=grammar_of(body, _format(body.response_format), "response_format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
-        drawn=start.seeds,
+        turn="generated" if answered else turn_of(messages),
+        stored={"max_completion_tokens": max_tokens},
     )
-    turn = "generated" if answered else turn_of(messages)
-    asked = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn=turn)
-    if not body.stream:
-        fields = {"n": body.n > 1, field: True, "top_logprobs": body.top_logprobs, "prompt_logprobs": body.prompt_logprobs}
-        check_chat_size(model, asked[0], catalog.settings, n=body.n, fields=fields, streamable=body.prompt_logprobs is None)
-    if body.stream:
-        asked = start.of_stream(asked, model)
-    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages", stream=body.stream)
-    turns.tell_exactness(call, begin, runs)
-    if body.stream:
-        generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
-        script = _ChatAnswer(body, model, runs, reader, start)
-        again = body.model_copy(update={"model": model.name, "max_completion_tokens": max_tokens, "state": begin and begin.record.id})
-        return await resuming.stream(script, again, start, model, call, catalog, path=PATH, durability=body.durability)
-    return json_answer(await _ChatAnswer(body, model, runs, reader, start).whole(), call.headers)
-
-
-def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], Calling | None]:
-    functions, choice = [tool.function for tool in body.tools], body.tool_choice
-    if isinstance(choice, AllowedTools):
-        return choose(choice.allowed_tools.mode, choice.allowed_tools.tools, functions)
-    return choose(choice, None, functions) if isinstance(choice, str) else choose("required", [choice], functions, show_all=True)
 
 
 async def _reader(
@@ -114,9 +82,9 @@ async def _reader(
     """
     if calling is not None:
         only = calling.only
-        return lambda name: RequiredCall(only, generation.derived_id("call_", name))
+        return lambda name: RequiredCall(only, derived_id("call_", name))
     form = await written_form(model, tools, skip_special_tokens=body.skip_special_tokens, several=body.parallel_tool_calls)
-    return form and (lambda name: WrittenCalls(form, lambda at: generation.derived_id("call_", f"{name}/{at}")))
+    return form and (lambda name: WrittenCalls(form, lambda at: derived_id("call_", f"{name}/{at}")))
 
 
 def _format(wanted: ResponseFormat | None) -> Grammar | None:
@@ -124,11 +92,11 @@ def _format(wanted: ResponseFormat | None) -> Grammar | None:
     if wanted is None:
         return None
     if wanted.value is not None and wanted.type != "text" and wanted.json_schema is None:
-        return generation.value_grammar(wanted.type, wanted.value, "response_format")
+        return value_grammar(wanted.type, wanted.value, "response_format")
     if wanted.value is not None or wanted.type in ("json", "regex"):
         said = f"response_format of type {wanted.type}: `value` and one of json_object, json, json_schema or regex go together"
         raise InvalidRequest(said, param="response_format.value")
-    return generation.format_grammar(wanted.type, wanted.json_schema.schema_ if wanted.json_schema else None, "response_format.json_schema")
+    return format_grammar(wanted.type, wanted.json_schema.schema_ if wanted.json_schema else None, "response_format.json_schema")
 
 
 def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
@@ -138,12 +106,10 @@ def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
     """
     if not max_tokens and not body.store_state:
         raise InvalidRequest(f"{field}=0 needs store_state: there would be nothing to answer", param=field)
-    turns.check_prompt_logprobs(body.prompt_logprobs, body.state)
+    check_prompt_logprobs(body.prompt_logprobs, body.state, stream=body.stream)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
-    if body.prompt_logprobs is not None and body.stream:
-        raise InvalidRequest("prompt_logprobs cannot be streamed: send stream=false", param="prompt_logprobs")
-    generation.check_streaming(body.stream, body.stream_options)
+    check_streaming(body.stream, body.stream_options)
 
 
 def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -189,20 +155,15 @@ class _ChatAnswer(Chunks):
     """Builds the answer to a chat request, as a whole or as the chunks of a stream."""
 
     def __init__(
-        self, body: ChatRequest, model: Generator, runs: Runs, reader: Callable[[str], CallReader] | None, start: AnswerStart
+        self, body: ChatRequest, model: Generator, reader: Callable[[str], CallReader] | None, runs: Runs, start: AnswerStart
     ) -> None:
         object_ = "chat.completion.chunk" if body.stream else "chat.completion"
         super().__init__(model, runs, body.stream_options, start, object_=object_)
-        self._body, self._reader = body, reader
-        self._begin()
-
-    def _begin(self) -> None:
-        names = [f"{self.head['id']}/{index}" for index in range(self._body.n)]
-        self._choices = [_Choice(None if self._reader is None else self._reader(name)) for name in names]
+        self._body = body
+        self._choices = [_Choice(reader and reader(f"{start.id}/{index}")) for index in range(body.n)]
 
     async def whole(self) -> dict[str, Any]:
-        """Return the whole answer. Its parts are serialised while the tokens arrive."""
-        await self.runs.read(self._begin, self._add)
+        await self.runs.read(self._add)
         answer = self.answer([self._whole_choice(index, choice) for index, choice in enumerate(self._choices)])
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = told = Elements()
@@ -254,3 +215,6 @@ class _ChatAnswer(Chunks):
         new = {**({"content": content} if content else {}), **({"tool_calls": calls} if calls else {})}
         logprobs = orjson.Fragment(b"[%b]" % self.tokens.chat(delta.logprobs)) if self._body.logprobs else None
         return self._form(index, {"delta": new}, logprobs, delta)
+
+
+ROUTE = TextRoute(path="/v1/chat/completions", body=ChatRequest, id_prefix="chatcmpl-", prompt_field="messages", plan=_plan)

@@ -2,101 +2,78 @@
 
 Additions, with vLLM's names: the sampling fields of `SamplingFields`, `prompt_logprobs`, `stop_reason`. As in vLLM, text offsets
 count from the beginning of the returned text.
+
+For an encoder-decoder, the prompt is the source text, and the generated text is the completion: the most likely output. It is found
+greedily or, with `num_beams` or `n`, by a beam search that ranks outputs by the mean log-probability of their tokens. The `n` best outputs
+of the beam are returned. `logprobs` adds the log-probabilities of each token and of the likeliest tokens in its position. `attention` adds
+the attention weights from output tokens to source tokens. All other fields that would change the output are errors.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+import numpy as np
+import orjson
+from fastapi import APIRouter, Response
 
-from service.call import LAST_EVENT_HEADER, Call
-from service.catalog import Catalog
-from service.dialects import generation, resuming
-from service.dialects.answer_size import AnswerSize, check_size
-from service.dialects.generation_schemas import STREAM
-from service.dialects.openai import encoder_decoder_completions
-from service.dialects.openai.completion_logprobs import Columns, CompletionChunks, Logprobs
-from service.dialects.openai.completion_schemas import Completion, CompletionRequest
 from service.dialects.openai.embeddings import ERRORS
-from service.dialects.openai.token_json import slices
-from service.dialects.resuming import AnswerStart, Resumable
-from service.dialects.states import turns
+from service.dialects.text.answer import AnswerSize, check_size, most_tokens, token_text
+from service.dialects.text.chunks import Chunks
+from service.dialects.text.grammars import grammar_of
+from service.dialects.text.logprobs import Columns, Logprobs, slices
+from service.dialects.text.pipeline import AnswerStart, Plan, TextRoute, sent
+from service.dialects.text.request import TextCall, check_prompt_logprobs, check_streaming
+from service.dialects.text.schemas import STREAM, Completion, CompletionRequest
+from service.encoder_decoder.request import EncoderDecoderRequest
 from service.errors import BatchTooLarge, InvalidRequest
-from service.generation.model import Generator
-from service.generation.request import Delta
+from service.generation.model import DecoderModel, Generator
+from service.generation.request import Attention, Delta, Sampling
+from service.generation.run import Run
 from service.generation.runs import Runs
 from service.http import sse
-from service.http.answers import Elements, Text, done, json_answer
+from service.http.answers import Elements, Text, done
 from service.http.routing import CallDep, CatalogDep, JsonRoute
+from service.runtime.lanes import Lane
 from service.settings import Settings
-from service.streams.position import EventId
 from service.streams.source import Received
 
 MOST_RUNS = 256  # maximum number of choices of a request, for all prompts together
-
+MOST_WEIGHTS = 2**20  # maximum number of attention weights in an answer
+# Fields that an encoder-decoder takes. The last two add details and do not change the output.
+_TAKEN = {"model", "prompt", "max_tokens", "n", "num_beams", "stream", "stream_options", "user", "seed", "skip_special_tokens"}
+_TAKEN |= {"logprobs", "attention"}
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
-PATH = "/v1/completions"
-
-
-@router.post(PATH, response_model=Completion, responses=STREAM)
+@router.post("/v1/completions", response_model=Completion, responses=STREAM)
 async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Continue each prompt n times. With `stream`, each chunk contains the new text of a choice since the choice's previous chunk."""
-    if body.stream and call.last_event_id is not None:
-        wanted = EventId.parse(call.last_event_id, LAST_EVENT_HEADER)
-        return await resuming.resume(wanted, {PATH: Resumable(CompletionRequest, answer)}, call, catalog)
-    return await answer(body, call, catalog)
+    return await ROUTE.answer(body, call, catalog)
 
 
-async def answer(body: CompletionRequest, call: Call, catalog: Catalog, start: AnswerStart | None = None) -> Any:
-    """Answer a request. If the answer continues an interrupted stream, `start` has the stream's seeds, id and position, else it is None."""
-    begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
-    name = body.model or (None if begin is None else begin.record.model)
-    if (both := catalog.encoder_decoder(name)) is not None:
-        sources = [ids for _, ids in await _prompts(body, both, catalog, call)]
-        return await encoder_decoder_completions.complete(body, sources, both, call, catalog, most_runs=MOST_RUNS)
-    model = catalog.generator(name)
+async def _plan(body: CompletionRequest, text: TextCall[DecoderModel]) -> Plan:
     _check(body)
-    turns.check_model(model, begin)
-    if start is None or start.continued is None:
-        await turns.check_name(body, catalog, call)
-    prompts = await _prompts(body, model, catalog, call, begin)
-    if len(prompts) * body.n > MOST_RUNS:
-        raise BatchTooLarge(f"{len(prompts)} prompts with n={body.n} are more than {MOST_RUNS} completions: send them in parts", param="n")
-    start = start or AnswerStart.new("cmpl-", body.seed, len(prompts))
-    asked = generation.requests(
-        body,
-        [ids for _, ids in prompts],
-        model,
-        call,
-        n=body.n,
+    prompts = await _prompts(body, text)
+    _check_runs(body, len(prompts))
+    return Plan(
+        prompts=[ids for _, ids in prompts],
         max_tokens=body.max_tokens,
         max_tokens_field="max_tokens",
-        grammar=generation.grammar_of(body),
+        check_size=lambda _: _check_size(body, prompts, text.model, text.catalog.settings),
+        answer=partial(_CompletionAnswer, body, text.model, prompts),
+        grammar=grammar_of(body),
         top_logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
-        drawn=start.seeds,
     )
-    asked = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn="")
-    _check_size(body, prompts, model, catalog.settings)
-    if body.stream:
-        asked = start.of_stream(asked, model)
-    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
-    turns.tell_exactness(call, begin, runs)
-    if body.stream:
-        generation.bound_unread(runs, body.logprobs, catalog.settings)
-        script = _CompletionAnswer(body, model, prompts, runs, start)
-        again = body.model_copy(update={"model": model.name, "state": begin and begin.record.id})
-        return await resuming.stream(script, again, start, model, call, catalog, path=PATH, durability=body.durability)
-    return json_answer(await _CompletionAnswer(body, model, prompts, runs, start).whole(), call.headers)
 
 
 def _check_size(body: CompletionRequest, prompts: Sequence[tuple[str, list[int]]], model: Generator, settings: Settings) -> None:
     """Raise NeverFits if the whole answer, or the echoed prompts at the beginning of a stream, could exceed `max_answer_bytes`."""
     size, total = AnswerSize(model.vocabulary), 0
-    tokens = 0 if body.stream else generation.most_tokens(model, body.max_tokens, min(len(ids) for _, ids in prompts))
+    tokens = 0 if body.stream else most_tokens(model, body.max_tokens, min(len(ids) for _, ids in prompts))
     for text, ids in prompts:
         total += size.text(tokens) + size.completion_logprobs(tokens, body.logprobs) + size.prompt_logprobs(len(ids), body.prompt_logprobs)
         if body.echo:
@@ -116,35 +93,62 @@ def _check(body: CompletionRequest) -> None:
         raise InvalidRequest("max_tokens=0 needs echo=true or store_state: there would be nothing to answer", param="max_tokens")
     if body.echo and body.state is not None:
         raise InvalidRequest("echo cannot be combined with state, which has no text: leave one of them out", param="echo")
-    turns.check_prompt_logprobs(body.prompt_logprobs, body.state)
-    if body.prompt_logprobs is not None and body.stream:
-        raise InvalidRequest("prompt_logprobs cannot be streamed: send stream=false", param="prompt_logprobs")
+    check_prompt_logprobs(body.prompt_logprobs, body.state, stream=body.stream)
     if body.prompt_logprobs is not None and body.echo and body.logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be combined with echo and logprobs, which give the same", param="prompt_logprobs")
-    generation.check_streaming(body.stream, body.stream_options)
+    check_streaming(body.stream, body.stream_options)
 
 
-async def _prompts(
-    body: CompletionRequest, model: Generator, catalog: Catalog, call: Call, begin: turns.Beginning | None = None
-) -> list[tuple[str, list[int]]]:
-    """Return the text and the token ids of each prompt. If a prompt continues the state `begin`, tokens in the state are left out.
+async def _prompts(body: CompletionRequest, text: TextCall[Any]) -> list[tuple[str, list[int]]]:
+    """Return the text and the token ids of each prompt. If a prompt continues a state, tokens in the state are left out.
 
     The text of a prompt that was sent as ids is empty unless the request echoes prompts.
     """
-    if isinstance(body.prompt, str):
-        given: list[Any] = [body.prompt]
-    elif isinstance(body.prompt[0], int):
-        given = [body.prompt]
-    else:
-        given = body.prompt
+    single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+    given: list[Any] = [body.prompt] if single else list(body.prompt)
     prompts: list[tuple[str, list[int]]] = []
     for prompt in given:
         if isinstance(prompt, str):
-            prompts.append((prompt, await turns.next_text(model, catalog, call, prompt, begin)))
+            prompts.append((prompt, await text.text(prompt)))
         else:
-            generation.check_ids(prompt, model.manifest.limits.vocab_size, "prompt")
-            prompts.append((model.tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens) if body.echo else "", prompt))
+            text.check_ids(prompt, "prompt")
+            echoed = text.model.tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens) if body.echo else ""
+            prompts.append((echoed, prompt))
     return prompts
+
+
+def _check_runs(body: CompletionRequest, prompts: int) -> None:
+    if prompts * body.n > MOST_RUNS:
+        raise BatchTooLarge(f"{prompts} prompts with n={body.n} are more than {MOST_RUNS} completions: send them in parts", param="n")
+
+
+class CompletionChunks(Chunks):
+    """Builds the chunks of a completion, for a decoder or an encoder-decoder."""
+
+    def __init__(self, body: CompletionRequest, model: Generator, runs: Runs, start: AnswerStart) -> None:
+        super().__init__(model, runs, body.stream_options, start, object_="text_completion")
+        self.body = body
+        self.logprobs = [self.new_logprobs() for _ in runs.runs]  # one object for each choice
+
+    def new_logprobs(self) -> Logprobs:
+        return Logprobs(self.model, skip_special_tokens=self.body.skip_special_tokens)
+
+    async def skip(self, index: int, part: Received) -> None:
+        if self.body.logprobs is not None:
+            await done(self.logprobs[index].after(part.token_ids))
+
+    def choice(self, index: int, delta: Delta, columns: Columns | None = None) -> dict[str, Any]:
+        """Return the JSON that a delta adds to a choice. If `columns` is given, it is sent in place of the delta's log-probabilities."""
+        if columns is None and self.body.logprobs is not None:
+            self.logprobs[index].add_to(columns := Columns(self.tokens), delta.logprobs)
+        return {
+            "index": index,
+            "text": delta.text,
+            "logprobs": None if self.body.logprobs is None or columns is None else columns.json(),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+            **self.state(index, delta),
+        }
 
 
 class _CompletionAnswer(CompletionChunks):
@@ -167,50 +171,42 @@ class _CompletionAnswer(CompletionChunks):
     # As a whole ----------------------------------------------------------------------------------------------------------------------
 
     async def whole(self) -> dict[str, Any]:
-        """Return the whole answer. Its parts are serialised while the tokens arrive."""
-        body = self.body
-        self._counted = [self.new_logprobs() for _ in self._prompts]
+        body, texts = self.body, list[Text]()
         try:
-            for counted, (_, ids) in zip(self._counted, self._prompts, strict=True):
+            for at, (prompt, ids) in enumerate(self._prompts):
+                text, counted = Text(), self.new_logprobs()
+                text.add(prompt if body.echo else "")
                 await done(counted.after(ids) if self._echoed_logprobs else ())
+                texts += [text.copy() for _ in range(body.n)]
+                for logprobs in self.logprobs[at * body.n : (at + 1) * body.n]:
+                    logprobs.like(counted)
         except BaseException:
             self.runs.close()
             raise
-        await self.runs.read(self._begin, self._add)
+        all_columns, last = [Columns(self.tokens) for _ in texts], [Delta("")] * len(texts)
+
+        def add(index: int, delta: Delta) -> None:
+            texts[index].add(delta.text)
+            if body.logprobs is not None:
+                self.logprobs[index].add_to(all_columns[index], delta.logprobs)
+            last[index] = delta
+
+        await self.runs.read(add)
         choices = []
         for at, (_, ids) in enumerate(self._prompts):
-            first = at * body.n
-            told = self.runs.runs[first].prompt_logprobs
+            told = self.runs.runs[at * body.n].prompt_logprobs
             echoed, of_prompt = Columns(self.tokens), Elements()
             if self._echoed_logprobs:
                 await done(self.new_logprobs().prompt(echoed, ids, told))
             elif body.prompt_logprobs is not None:
                 await done(map(of_prompt.add, map(self.tokens.prompt, slices(told))))
-            for index in range(first, first + body.n):
+            for index in range(at * body.n, (at + 1) * body.n):
                 columns = Columns(self.tokens)
                 columns.add_all(echoed)
-                columns.add_all(self._columns[index])
-                choice = {**self.choice(index, self._last[index], columns), "text": self._texts[index]}
+                columns.add_all(all_columns[index])
+                choice = {**self.choice(index, last[index], columns), "text": texts[index]}
                 choices.append(choice if body.prompt_logprobs is None else {**choice, "prompt_logprobs": of_prompt})
         return self.answer(choices)
-
-    def _begin(self) -> None:
-        """Create empty choices. If the request echoes prompts, the text of each choice begins with its prompt."""
-        echoed = [Text() for _ in self._prompts]
-        for text, (prompt, _) in zip(echoed, self._prompts, strict=True):
-            text.add(prompt if self.body.echo else "")
-        self._texts = [text.copy() for text in echoed for _ in range(self.body.n)]
-        self._columns = [Columns(self.tokens) for _ in self.runs.runs]
-        self._last = [Delta("") for _ in self.runs.runs]
-        self.logprobs = [self.new_logprobs() for _ in self.runs.runs]
-        for index, logprobs in enumerate(self.logprobs):
-            logprobs.like(self._counted[index // self.body.n])
-
-    def _add(self, index: int, delta: Delta) -> None:
-        self._texts[index].add(delta.text)
-        if self.body.logprobs is not None:
-            self.logprobs[index].add_to(self._columns[index], delta.logprobs)
-        self._last[index] = delta
 
     # As a stream -----------------------------------------------------------------------------------------------------------------------
 
@@ -252,3 +248,99 @@ class _CompletionAnswer(CompletionChunks):
         if self._begun.issuperset(range(first, first + self.body.n)):
             del self._rendered[number]
         yield from self.chunk_pieces([self.choice(index, Delta(text), columns)])
+
+
+# Encoder-decoders ------------------------------------------------------------------------------------------------------------------------
+
+
+async def _with_beams(body: CompletionRequest, text: TextCall[Generator]) -> Response:
+    """Answer a request to an encoder-decoder. All outputs of a beam search are sent together, at the end of the search."""
+    prompts, model, call, settings = [ids for _, ids in await _prompts(body, text)], text.model, text.call, text.catalog.settings
+    _check_beams(body, model)
+    _check_runs(body, len(prompts))
+    requests = [
+        EncoderDecoderRequest(
+            prompt=tuple(prompt),
+            sampling=Sampling(seed=0, temperature=0.0),
+            max_tokens=body.max_tokens,
+            n=body.n,
+            beams=body.num_beams or body.n,
+            attention=body.attention,
+            top_logprobs=body.logprobs,
+            skip_special_tokens=body.skip_special_tokens,
+            lane=Lane.INTERACTIVE if call.lane is None else call.lane,
+            deadline=call.deadline,
+            client=call.client,
+        )
+        for prompt in prompts
+    ]
+    _check_beam_size(body, sum(map(len, prompts)), model, settings, n=len(prompts) * body.n)
+    runs = await text.submit(requests, n=body.n, prompt_field="prompt", stream=body.stream)
+    return await sent(_BeamAnswer(body, model, runs, AnswerStart.new("cmpl-", None, len(prompts))), call, settings, stream=body.stream)
+
+
+def _check_beam_size(body: CompletionRequest, source_tokens: int, model: Generator, settings: Settings, *, n: int) -> None:
+    """Raise InvalidRequest if there could be too many attention weights, or NeverFits if the rest could exceed `max_answer_bytes`."""
+    both = model.manifest.encoder_decoder
+    assert both is not None
+    size, tokens = AnswerSize(model.vocabulary), min(body.max_tokens, both.max_output)
+    each = size.text(tokens) + size.completion_logprobs(tokens, body.logprobs)
+    if body.attention:
+        if (weights := source_tokens * body.n * tokens) > MOST_WEIGHTS:
+            raise InvalidRequest(
+                f"attention could have {weights} weights and the most is {MOST_WEIGHTS}: send fewer prompts", param="attention"
+            )
+        each += size.text(tokens) + -(-size.text(source_tokens * body.n) // n)
+    check_size(each, n, settings, fields={"max_tokens": True, "n": body.n > 1}, streamable=False)
+
+
+def _check_beams(body: CompletionRequest, model: Generator) -> None:
+    """Raise InvalidRequest if the request asks for too many outputs, or sets a field that has no effect on an encoder-decoder (such as the
+    sampling fields, since the service searches for the most likely text and does not sample)."""
+    for name in sorted(body.model_fields_set - _TAKEN):
+        value, default = getattr(body, name), type(body).model_fields[name].default
+        if value != default and not (name == "temperature" and value == 0):  # the API's defaults are accepted
+            raise InvalidRequest(f"{name} has no effect on model {model.name}, which writes the likeliest text: leave it out", param=name)
+    if body.max_tokens == 0:
+        raise InvalidRequest("max_tokens=0: there would be nothing to answer", param="max_tokens")
+    if body.num_beams is not None and body.n > body.num_beams:
+        raise InvalidRequest(f"n={body.n} is more than num_beams={body.num_beams}: a beam has no more outputs", param="n")
+    if body.n > (most := 8):
+        raise InvalidRequest(f"n={body.n} and the most is {most} outputs of a beam", param="n")
+    check_streaming(body.stream, body.stream_options)
+
+
+class _BeamAnswer(CompletionChunks):
+    """Builds the answer of an encoder-decoder, as a whole or as a stream, with attention weights if requested."""
+
+    async def whole(self) -> dict[str, Any]:
+        choices = []
+        for index, delta in enumerate(await self.runs.all()):
+            choices.append(self.choice(index, delta))
+            await asyncio.sleep(0)
+        return self.answer(choices)
+
+    def choice(self, index: int, delta: Delta, columns: Columns | None = None) -> dict[str, Any]:
+        """Return the JSON that a delta adds to a choice. With the last delta, it includes the attention weights."""
+        choice = super().choice(index, delta, columns)
+        if self.body.attention and delta.finish_reason is not None:
+            choice["attention"] = self._matrix(self.runs.runs[index])
+        return choice
+
+    def _matrix(self, run: Run) -> dict[str, Any]:
+        prompt = run.request.prompt
+        # A run that has no token at the request's deadline has no weights.
+        attention = run.attention or Attention((), np.zeros((0, len(prompt)), np.float32))
+        weights = Elements()
+        for row in attention.weights.astype(np.float64).round(4):
+            weights.add(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+        return {
+            "source": [token_text(token, self.model) for token in prompt],
+            "tokens": [token_text(token, self.model) for token in attention.token_ids],
+            "weights": weights,
+        }
+
+
+ROUTE = TextRoute(
+    path="/v1/completions", body=CompletionRequest, id_prefix="cmpl-", prompt_field="prompt", plan=_plan, encoder_decoder=_with_beams
+)

@@ -10,7 +10,6 @@ from pydantic import BaseModel, Field, StrictBool
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import generation
 from service.dialects.openai.responses import conversations as stored
 from service.dialects.openai.responses.conversations import Conversation, new_items
 from service.dialects.openai.responses.items import page_of
@@ -19,6 +18,7 @@ from service.dialects.states.finding import store_of, tenant_of
 from service.dialects.states.keeping import quota_of
 from service.dialects.states.options import Metadata
 from service.dialects.states.schemas import ERRORS, json_body
+from service.dialects.text.answer import new_id
 from service.errors import DocumentMoved
 from service.http.fields import Fields
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
@@ -64,7 +64,7 @@ async def create(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     body = read(CreateConversation, content or b"{}")
     new = Conversation(
         tenant=tenant_of(call),
-        id=generation.new_id("conv_"),
+        id=new_id("conv_"),
         created_at=int(time.time()),
         metadata=body.metadata,
         items=new_items(body.items),

@@ -11,7 +11,7 @@ import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
-from service.dialects.generation_schemas import VLLM, VLLM_IGNORED
+from service.dialects.text.schemas import VLLM, VLLM_IGNORED
 from service.encoding import vectors
 from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest

@@ -15,10 +15,11 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from export import contract
 from service.catalog import Catalog
-from service.dialects import generation
-from service.dialects.generation_schemas import STREAM, DrawingFields, Ignored, SamplingFields
 from service.dialects.openai.embeddings import ERRORS, render
 from service.dialects.openai.png import png
+from service.dialects.text.answer import unix_time
+from service.dialects.text.request import TextCall
+from service.dialects.text.schemas import STREAM, DrawingFields, Ignored, SamplingFields
 from service.errors import DeadlineExceeded, InvalidRequest, ServiceError, WrongKind
 from service.generation.model import Generator
 from service.generation.request import Delta
@@ -89,17 +90,16 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
     model, image = _that_draws(catalog, body.model)
     _check(body, image)
     sheet = Sheet.of(image, body.size)
-    asked = generation.requests(
+    text = TextCall(model, call, catalog)
+    requests = text.requests(
         _sampling(body, image),
-        [await generation.encode(model, catalog, call, body.prompt, "prompt")],
-        model,
-        call,
+        [await text.text(body.prompt)],
         n=body.n,
         max_tokens=sheet.n_pixels,
         max_tokens_field="size",
         grammar=None,
     )
-    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
+    runs = await text.submit(requests, n=body.n, prompt_field="prompt", stream=body.stream)
     if body.stream:
         return await sse.stream(runs, _ImageStream(sheet, runs, body.partial_images), call, catalog.settings)
     drawn = [delta.token_ids for delta in await runs.all()]
@@ -107,7 +107,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
         sheet.check(token_ids)
     pictures = await catalog.tokenizers.run(lambda: [sheet.base64(token_ids) for token_ids in drawn], size=0, client=call.client)
     return {
-        "created": generation.now(),
+        "created": unix_time(),
         "background": "opaque",
         "output_format": "png",
         "size": sheet.size,
@@ -211,7 +211,7 @@ class _ImageStream(sse.Script[tuple[int, Delta]]):
         self._drawn: list[int] = []
         self._stops = [sheet.n_pixels * (at + 1) // (partial_images + 1) for at in range(partial_images)]
         self._shown = 0  # number of partial pictures sent so far
-        self._created = generation.now()
+        self._created = unix_time()
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
         for _, delta in pieces:

@@ -11,10 +11,8 @@ from fastapi import APIRouter, Path, Query, Response
 
 from service.call import LAST_EVENT_HEADER
 from service.dialects.openai import chat, completions
-from service.dialects.openai.chat_schemas import ChatRequest
-from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.openai.embeddings import ERRORS
-from service.dialects.resuming import Resumable, resume
+from service.dialects.text.pipeline import resume
 from service.errors import InvalidRequest, RunNotFound
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 from service.streams.position import RUN, EventId, Place
@@ -25,11 +23,6 @@ Tokens = Annotated[int | None, Query(ge=0, lt=_MOST, description="Tokens of each
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "The rest of the stream.", "content": {"text/event-stream": {}}}}
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
-
-RESUMABLE = {
-    completions.PATH: Resumable(CompletionRequest, completions.answer),
-    chat.PATH: Resumable(ChatRequest, chat.answer),
-}
 
 
 @router.get("/v1/stream/{run}", response_class=Response, responses=_EVENTS)
@@ -51,4 +44,4 @@ async def stream(
     else:
         wanted = EventId(run, (Place(from_ if from_ is not None else starting_after or 0),))
     call.priming = True
-    return await resume(wanted, RESUMABLE, call, catalog)
+    return await resume(wanted, (completions.ROUTE, chat.ROUTE), call, catalog)

@@ -12,13 +12,12 @@ from pydantic import BaseModel, Field, StrictBool
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import generation
-from service.dialects.generation_schemas import TokenId
 from service.dialects.openai import embeddings as openai
 from service.dialects.openai.chat import messages_of
-from service.dialects.openai.chat_schemas import ChatMessage
 from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.schemas import TeiError, TeiToken, TeiTokenizeRequest
+from service.dialects.text.request import TextCall
+from service.dialects.text.schemas import ChatMessage, TokenId
 from service.errors import InvalidRequest, ServiceError
 from service.http.fields import Fields, unsupported_fields
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
@@ -95,7 +94,8 @@ async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> A
 
 
 async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[str, Any]:
-    model = catalog.generator(body.model)
+    text = TextCall.of(body.model, None, call, catalog)
+    model = text.model
     if body.prompt is not None and body.messages is not None:
         raise InvalidRequest("prompt and messages cannot be combined", param="messages")
     if body.messages is not None:
@@ -103,10 +103,10 @@ async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[s
             raise InvalidRequest("a chat template writes its own special tokens", param="add_special_tokens")
         messages = messages_of(body.messages)
         opened = body.add_generation_prompt
-        ids = await generation.encode_chat(model, catalog, call, messages, None, "messages", add_generation_prompt=opened, generates=False)
+        ids = await text.messages(messages, None, "messages", add_generation_prompt=opened, generates=False)
     else:
         added = body.add_special_tokens is not False
-        ids = await generation.encode(model, catalog, call, body.prompt or "", "prompt", add_special_tokens=added, generates=False)
+        ids = await text.encode(body.prompt or "", "prompt", add_special_tokens=added, generates=False)
     catalog.expect(call, len(ids) * (_STRING_BYTES if body.return_token_strs else _ID_BYTES), f"{len(ids)} tokens")
     strings: Any = (model.tokenizer.id_to_token(token_id) for token_id in ids) if body.return_token_strs else None
     if strings is not None and not call.answer_bytes:  # strings of a large answer are decoded when they are sent
@@ -117,6 +117,6 @@ async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[s
 @router.post("/detokenize", response_model=Detokenized, responses=openai.ERRORS, tags=["OpenAI"])
 async def detokenize(body: DetokenizeRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the text of token ids, including the text of special tokens."""
-    model = catalog.generator(body.model)
-    generation.check_ids(body.tokens, model.manifest.limits.vocab_size, "tokens")
-    return {"prompt": await generation.inline_or_aside(catalog, call, len(body.tokens), lambda: model.decode(body.tokens))}
+    text = TextCall.of(body.model, None, call, catalog)
+    text.check_ids(body.tokens, "tokens")
+    return {"prompt": await text.inline_or_aside(len(body.tokens), lambda: text.model.decode(body.tokens))}

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pydantic import Field, StrictBool
-
-from service.dialects import generation
+from service.dialects.text.answer import new_id
+from service.dialects.text.grammars import json_schema
+from service.dialects.text.schemas import Function, FunctionName, NamedTool
 from service.errors import InvalidRequest
 from service.generation.chat.call_opening import call_opening
 from service.generation.model import Generator
 from service.generation.request import Delta, FinishReason, Grammar
-from service.http.fields import Fields
 
 STRING = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'  # what JSON allows between quotes
 # A call up to its arguments, which templates call `arguments` or, those of Llama 3, `parameters`.
@@ -29,60 +28,34 @@ NAMED = re.compile(rf'\s*\{{\s*"name"\s*:\s*("{STRING}")\s*,\s*"(?:arguments|par
 _OPEN = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "patternProperties", "additionalProperties", "unevaluatedProperties")
 
 
-class FunctionType(Fields):
-    """The base class of objects whose `type` is `function`."""
-
-    type: Literal["function"]
-
-
-class FunctionName(Fields):
-    name: str
-
-
-class Function(Fields):
-    name: str = Field(min_length=1, max_length=64)
-    description: str | None = Field(None, max_length=65_536)
-    parameters: dict[str, Any] | None = None
-    strict: StrictBool | None = None
-
-
-class NamedTool(FunctionType):
-    """A reference to one tool, in chat's format. In the format of responses, the name is beside `type`."""
-
-    function: FunctionName
-
-    @property
-    def name(self) -> str:
-        return self.function.name
-
-
-class Allowed(Fields):
-    """The tools that may be called. With mode `auto` they are only shown to the model; with `required` it must call one of them."""
-
-    mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1, max_length=128)
-
-
-class AllowedTools(Fields):
-    """A `tool_choice` of some of the tools, in chat's format. In the format of responses, `mode` and `tools` are beside `type`."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: Allowed
-
-
 class _Named(Protocol):
     @property
     def name(self) -> str: ...
 
 
+class _Allowed(Protocol):
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def tools(self) -> Sequence[_Named]: ...
+
+
 def choose(
-    mode: str, named: Sequence[_Named] | None, functions: Sequence[Function], *, show_all: bool = False
+    choice: str | NamedTool | FunctionName | _Allowed, functions: Sequence[Function]
 ) -> tuple[list[dict[str, Any]], "Calling | None"]:
     """Return the tools to show to the model, in the format of templates, and the tool call that is required, or None.
 
-    `mode` is none, auto or required. `named` contains the tools that may be called; None allows all tools. With `show_all`, all
-    tools are shown to the model, otherwise only those that may be called. With mode none, no tool is shown.
+    `choice` is a mode (none, auto or required), a tool that must be called, or the tools that may be called. With mode none, no tool is
+    shown. If some tools are allowed, only these are shown.
     """
+    named: Sequence[_Named] | None = None
+    if isinstance(choice, str):
+        mode = choice
+    elif isinstance(choice, NamedTool | FunctionName):
+        mode, named = "required", [choice]
+    else:
+        mode, named = choice.mode, choice.tools
     tools = {function.name: function for function in functions}
     if len(tools) < len(functions):
         names = [function.name for function in functions]
@@ -95,7 +68,7 @@ def choose(
             raise InvalidRequest(f"tool_choice names {one.name!r}, which is not among the tools: {', '.join(tools)}", param="tool_choice")
     wanted = set(tools if named is None else [one.name for one in named])
     allowed = {name: function for name, function in tools.items() if name in wanted}
-    shown = [] if mode == "none" else functions if show_all else allowed.values()
+    shown = [] if mode == "none" else functions if isinstance(choice, NamedTool | FunctionName) else allowed.values()
     calling = Calling({name: function.parameters for name, function in allowed.items()}) if mode == "required" else None
     return [{"type": "function", "function": each.model_dump(exclude_none=True, exclude={"type"})} for each in shown], calling
 
@@ -109,7 +82,7 @@ class Calling:
     def grammar(self) -> Grammar:
         schemas = [_closed(parameters) for parameters in self.tools.values()]
         if len(schemas) == 1:
-            return generation.json_schema(schemas[0], "tools")
+            return json_schema(schemas[0], "tools")
         calls = [
             {
                 "type": "object",
@@ -120,7 +93,7 @@ class Calling:
             for at, name in enumerate(self.tools)
         ]
         defs = {f"tool{at}": _moved(schema, f"#/$defs/tool{at}") for at, schema in enumerate(schemas)}
-        return generation.json_schema({"anyOf": calls, "$defs": defs}, "tools")
+        return json_schema({"anyOf": calls, "$defs": defs}, "tools")
 
     @property
     def only(self) -> str | None:
@@ -144,7 +117,7 @@ class CallBuilder:
 
         If `id` is None, the call gets a random id.
         """
-        self.id = id or generation.new_id("call_")
+        self.id = id or new_id("call_")
         self.name = name
         self.arguments = ""
         self.after = ""  # text after the arguments, if the call is an object with a name

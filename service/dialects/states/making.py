@@ -9,7 +9,6 @@ from fastapi import APIRouter, Response
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import generation
 from service.dialects.openai.chat import messages_of
 from service.dialects.states.answers import described, replayed, sent
 from service.dialects.states.finding import (
@@ -29,10 +28,10 @@ from service.dialects.states.options import KeepFields
 from service.dialects.states.replay import Replay, beginnings, replay_to
 from service.dialects.states.routes import copied
 from service.dialects.states.schemas import ERRORS, CreateState, RewindState, StateObject, json_body
-from service.dialects.states.turns import Beginning, beginning_of, check_model, next_messages, next_text
+from service.dialects.text.request import Beginning, TextCall, beginning_of
 from service.errors import InvalidRequest, ServiceError
 from service.generation.chat.continuation import turn_of
-from service.generation.model import Generator
+from service.generation.model import DecoderModel
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.runs import Runs
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
@@ -44,12 +43,11 @@ router = APIRouter(route_class=JsonRoute, tags=["States"], responses=ERRORS)
 
 
 class _Work(NamedTuple):
-    """What the model must compute: it feeds the tokens `prompt` to the state `begin`. `parent`: the id of the state from which the new one
-    is made. `param`: the field of the body with the tokens."""
+    """What the model must compute: it feeds the tokens `prompt` to the state `text.begin`. `parent`: the id of the state from which the new
+    one is made. `param`: the field of the body with the tokens."""
 
-    model: Generator
+    text: TextCall[DecoderModel]
     prompt: Sequence[int]
-    begin: Beginning | None
     parent: str | None
     origin: Origin
     turn: Turn
@@ -76,20 +74,19 @@ async def create(
         return sent(earlier, call, replayed=True, name=body.name)
     param = _one_of(body, "prompt", "token_ids", "messages")
     begin = await beginning_of(catalog, call, body.parent, body.exact, "parent")
-    model = catalog.generator(body.model or (None if begin is None else begin.record.model))
-    check_model(model, begin)
+    text = TextCall.of(body.model, begin, call, catalog)
     turn: Turn = ""
     if body.prompt is not None:
-        prompt = await next_text(model, catalog, call, body.prompt, begin)
+        prompt = await text.text(body.prompt)
     elif body.token_ids is not None:
-        generation.check_ids(prompt := body.token_ids, model.manifest.limits.vocab_size, param)
+        text.check_ids(prompt := body.token_ids, param)
     else:
         messages = messages_of(body.messages or ())
         turn = turn_of(messages)
-        prompt = await next_messages(model, catalog, call, messages, None, param, begin, add_generation_prompt=False)
+        prompt = await text.messages(messages, None, param, add_generation_prompt=False)
     parent = None if begin is None else begin.record.id
-    work = _Work(model, prompt, begin, parent, "prompt" if begin is None else "continuation", turn, param)
-    return await _made(work, body, key, change, catalog, call)
+    work = _Work(text, prompt, parent, "prompt" if begin is None else "continuation", turn, param)
+    return await _made(work, body, key, change)
 
 
 @router.post("/v1/states/{state}/rewind", response_model=StateObject, openapi_extra=json_body(RewindState))
@@ -129,10 +126,9 @@ async def rewind(
 
         made, again = await store_of(catalog).call(kept)
         return sent(made, call, replayed=again, name=body.name)
-    model = catalog.generator(record.model)
-    check_model(model, Beginning(record, None, body.exact))
-    begin = None if nearest is None else Beginning(nearest, None, body.exact)
-    return await _made(_Work(model, ids, begin, (nearest or record).id, "rewind", "", param), body, key, change, catalog, call)
+    model = TextCall.of(None, Beginning(record, None, body.exact), call, catalog).model
+    text = TextCall(model, call, catalog, None if nearest is None else Beginning(nearest, None, body.exact))
+    return await _made(_Work(text, ids, (nearest or record).id, "rewind", "", param), body, key, change)
 
 
 def _target(engine: GroupingEngine, tenant: str, body: RewindState, record: StateRecord, line: Sequence[Ancestor]) -> int:
@@ -184,11 +180,9 @@ async def _before(
     return await store_of(catalog).call(looked_up)
 
 
-async def _made(
-    work: _Work, body: CreateState | RewindState, key: IdempotencyKey | None, change: NameChange | None, catalog: Catalog, call: Call
-) -> Response:
+async def _made(work: _Work, body: CreateState | RewindState, key: IdempotencyKey | None, change: NameChange | None) -> Response:
     """Feed the tokens to the model, and return a response with the state that the generator has stored."""
-    model, begin = work.model, work.begin
+    model, call, catalog, begin = work.text.model, work.text.call, work.text.catalog, work.text.begin
     record = new_record(
         body,
         catalog.settings,

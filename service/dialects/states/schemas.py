@@ -4,10 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
-from service.dialects.generation_schemas import TokenId
 from service.dialects.openai import embeddings as openai
-from service.dialects.openai.chat_schemas import ChatMessage
 from service.dialects.states.options import EXACTNESS, STATE_REFERENCE, Exactness, KeepFields, Metadata, StateName, Ttl
+from service.dialects.text.schemas import ChatMessage, TokenId
 from service.http.fields import Body, Fields, schema_of
 from service.http.routing import Many
 from service.states.record import Origin, Status, Turn

@@ -52,7 +52,6 @@ from service.errors import (
     TokenizationFailed,
     WrongKind,
 )
-from service.http.answers import json_answer
 from service.http.dialect import Dialect
 from service.http.edge import refused
 from service.http.fields import is_empty, refusal, schema_of
@@ -391,9 +390,7 @@ async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
     """Answer `POST /` as text-generation-inference does, with errors in the format of text-generation-inference."""
     try:
         body = read(tgi.TgiRequest, content, call)
-        if body.stream:
-            return await tgi.continuation_stream(body, call, catalog)
-        return json_answer([await tgi.continuation(body, call, catalog)], call.headers)
+        return await tgi.continuation(body, call, catalog, stream=body.stream, listed=True)
     except ServiceError as error:
         return refused(error, tgi.DIALECT)
 

@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
 
-from service.dialects.generation import seed_of
 from service.dialects.openai import completions
-from service.dialects.openai.completion_schemas import CompletionRequest
-from service.dialects.resuming import AnswerStart
+from service.dialects.text.pipeline import AnswerStart
+from service.dialects.text.request import seed_of
+from service.dialects.text.schemas import CompletionRequest
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
 from service.generation.request import Delta, Grammar, TokenLogprob
 from service.runtime.lanes import Lane

@@ -11,7 +11,7 @@ import pytest_asyncio
 from PIL import Image
 
 from export import contract
-from service.dialects.generation import seed_of
+from service.dialects.text.request import seed_of
 from service.errors import NotReady, Overloaded, RuntimeFailed
 from service.generation.request import GenerationRequest
 from tests.service.dialects.asking import Route, expect_refusals

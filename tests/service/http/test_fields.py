@@ -10,17 +10,16 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
-from service.dialects import cohere, generation_schemas, jina, ranking, tgi
+from service.dialects import cohere, jina, ranking, tgi
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
-from service.dialects.openai import conversations, images, tokens, tool_calls
+from service.dialects.openai import conversations, images, tokens
 from service.dialects.openai import embeddings as openai
-from service.dialects.openai.chat_schemas import ChatMessage, ChatRequest, ContentPart, FunctionCall, Tool, ToolCall
-from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.openai.responses import schemas as responses
 from service.dialects.states import options
 from service.dialects.states import schemas as states
 from service.dialects.tei import schemas as tei_schemas
+from service.dialects.text import schemas as text
 from service.http import fields
 from service.http.fields import EMPTY, Body, is_empty
 from tests.service.dialects.test_images import painter
@@ -35,19 +34,19 @@ TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 LEAST: dict[type[Body], dict[str, Any]] = {
     openai.EmbeddingRequest: {"input": "a"},
     AttentionRequest: {"input": "a"},
-    CompletionRequest: {"prompt": "Say:"},
-    ChatRequest: {"messages": [SAYS]},
-    ChatMessage: SAYS,
-    ContentPart: {"type": "text", "text": "a"},
-    FunctionCall: {"name": "f", "arguments": "{}"},
-    ToolCall: CALL,
-    Tool: {"type": "function", "function": {"name": "f"}},
-    tool_calls.Function: {"name": "f"},
-    generation_schemas.StructuredOutputs: {},
-    generation_schemas.StreamOptions: {},
-    generation_schemas.JsonSchema: {"name": "n", "schema": {"const": None}},
-    generation_schemas.ResponseFormat: {"type": "text"},
-    generation_schemas.TextFormat: {"type": "text"},
+    text.CompletionRequest: {"prompt": "Say:"},
+    text.ChatRequest: {"messages": [SAYS]},
+    text.ChatMessage: SAYS,
+    text.ContentPart: {"type": "text", "text": "a"},
+    text.FunctionCall: {"name": "f", "arguments": "{}"},
+    text.ToolCall: CALL,
+    text.Tool: {"type": "function", "function": {"name": "f"}},
+    text.Function: {"name": "f"},
+    text.StructuredOutputs: {},
+    text.StreamOptions: {},
+    text.JsonSchema: {"name": "n", "schema": {"const": None}},
+    text.ResponseFormat: {"type": "text"},
+    text.TextFormat: {"type": "text"},
     responses.ResponseRequest: {"input": "Hi"},
     responses.InputPart: {"type": "input_text", "text": "a"},
     responses.InputItem: {"role": "user", "content": "a"},
@@ -55,13 +54,13 @@ LEAST: dict[type[Body], dict[str, Any]] = {
     responses.CallOutputItem: {"type": "function_call_output", "call_id": "c", "output": "o"},
     responses.FunctionTool: {"type": "function", "name": "f"},
     responses.NamedFunction: {"type": "function", "name": "f"},
-    tool_calls.FunctionName: {"name": "f"},
-    tool_calls.Allowed: {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
-    tool_calls.AllowedTools: {
+    text.FunctionName: {"name": "f"},
+    text.Allowed: {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+    text.AllowedTools: {
         "type": "allowed_tools",
         "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
     },
-    tool_calls.NamedTool: {"type": "function", "function": {"name": "f"}},
+    text.NamedTool: {"type": "function", "function": {"name": "f"}},
     responses.AllowedFunctions: {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
     responses.TextConfig: {},
     responses.ResponseStreamOptions: {},
@@ -155,8 +154,8 @@ def test_a_null_is_an_absent_field_in_every_object(body: type[Body]) -> None:
     ("body", "name", "key", "value"),
     [
         (states.CreateState, "metadata", "a", "b"),
-        (CompletionRequest, "logit_bias", "5", 1.0),
-        (ChatRequest, "metadata", "a", "b"),
+        (text.CompletionRequest, "logit_bias", "5", 1.0),
+        (text.ChatRequest, "metadata", "a", "b"),
         (responses.ResponseRequest, "metadata", "a", "b"),
     ],
 )
@@ -213,25 +212,25 @@ async def decoders() -> AsyncIterator[httpx.AsyncClient]:
     [
         (
             "/v1/chat/completions",
-            ChatRequest,
+            text.ChatRequest,
             {"top_logprobs": 0, "stop": "", "guided_choice": [], "stream_options": {}, "structured_outputs": {}},
         ),
         (
             "/v1/chat/completions",
-            ChatRequest,
+            text.ChatRequest,
             {"modalities": [], "tools": [], "reasoning_effort": "none", "verbosity": "high", "priority": 0},
         ),
         (
             "/v1/chat/completions",
-            ChatRequest,
+            text.ChatRequest,
             {"messages": [{**SAYS, "name": None, "tool_calls": None, "audio": None, "a_field_of_tomorrow": None}]},
         ),
         (
             "/v1/completions",
-            CompletionRequest,
+            text.CompletionRequest,
             {"suffix": "", "guided_regex": "", "guided_grammar": "", "stream_options": {"include_usage": False}},
         ),
-        ("/v1/completions", CompletionRequest, {"model": ""}),
+        ("/v1/completions", text.CompletionRequest, {"model": ""}),
         (
             "/v1/responses",
             responses.ResponseRequest,

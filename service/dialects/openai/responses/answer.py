@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, cast
 
-from service.dialects import generation
 from service.dialects.openai.responses.generated_text import Said
 from service.dialects.openai.responses.schemas import ResponseRequest
 from service.dialects.openai.tool_calls import CallBuilder
 from service.dialects.openai.written_calls import WrittenCalls, WrittenForm, content_of
+from service.dialects.text.answer import unix_time
 from service.errors import ServiceError
 
 ENDED = ("completed", "incomplete", "failed", "cancelled")
@@ -84,7 +84,7 @@ def head_of(body: ResponseRequest, response: str, model: str, *, previous: str |
     return {
         "id": response,
         "object": "response",
-        "created_at": generation.now(),
+        "created_at": unix_time(),
         "completed_at": None,
         "status": "queued" if body.background else "in_progress",
         "error": None,

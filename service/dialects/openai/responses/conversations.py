@@ -18,9 +18,8 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects.openai.responses.items import Item, listed_item
 from service.dialects.openai.responses.schemas import ITEMS, InputItem, ResponseRequest
-from service.dialects.states import turns
 from service.dialects.states.finding import store_of, tenant_of
-from service.dialects.states.turns import Beginning
+from service.dialects.text.request import Beginning, TextCall, beginning_of
 from service.errors import DocumentMoved, InvalidRequest, ServiceError, StateGone, StateNotFound, StoreFailed
 from service.states.record import Document, Quota
 from service.states.store import GroupingEngine
@@ -171,8 +170,8 @@ async def continued(body: ResponseRequest, catalog: Catalog, call: Call) -> tupl
     begin = None
     if found.state is not None:
         try:
-            begin = await turns.beginning_of(catalog, call, found.state, body.exact, "conversation")
-            turns.check_model(catalog.generator(body.model or (begin and begin.record.model)), begin)
+            begin = await beginning_of(catalog, call, found.state, body.exact, "conversation")
+            TextCall.of(body.model, begin, call, catalog)
         except (StateNotFound, StateGone, InvalidRequest):  # InvalidRequest: the state is of another model
             begin = None
     unseen = ITEMS.validate_python(found.items[found.seen if begin else 0 :])

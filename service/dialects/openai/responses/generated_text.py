@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import orjson
 
-from service.dialects.openai.token_json import TokenJson, token_json
+from service.dialects.text.logprobs import TokenJson, token_json
 from service.generation.model import DecoderModel
 from service.generation.request import Delta, FinishReason, GenerationRequest
 from service.generation.text import TextStream

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import generation
 from service.dialects.openai.responses.answer import Answer, error_of, usage_of
 from service.dialects.openai.responses.generated_text import Said, Saying
 from service.dialects.openai.responses.preparing import Prepared
 from service.dialects.openai.responses.stored import ResponseNotFound, Row, drop_state, ended, find, write
-from service.dialects.states import turns
 from service.dialects.states.finding import store_of
 from service.dialects.states.keeping import quota_of
+from service.dialects.text.answer import sequence_tokens, unix_time, window_warnings
+from service.dialects.text.request import kept, tell_exactness
 from service.errors import DocumentMoved, NotReady, Overloaded, ServiceError, StoreFailed
 from service.generation.runs import Runs
 from service.http.edge import INTERNAL_ERROR
@@ -137,10 +137,10 @@ class Live:
     async def _generate(self) -> None:
         await self._run()
         status = "completed" if self._saying.finish_reason == "stop" else "incomplete"
-        state = turns.kept(self._prepared.request)
+        state = kept(self._prepared.request)
         await self._end(
             status,
-            completed_at=generation.now() if status == "completed" else None,
+            completed_at=unix_time() if status == "completed" else None,
             incomplete_details=None if status == "completed" else {"reason": "max_output_tokens"},
             **({} if state is None else {"state": state}),
         )
@@ -154,7 +154,7 @@ class Live:
         asked = replace(self._prepared.request, known=known, numerics=numerics)
         runs = await Runs.submit(self._prepared.model, [asked], self.call, n=1, prompt_field="input", stream=False)
         self._numerics = runs.runs[0].numerics
-        turns.tell_exactness(self.call, self._prepared.begin, runs)
+        tell_exactness(self.call, self._prepared.begin, runs)
         interval_s = settings.stream_interval_s if self._streamed or self.unattended else _UNHURRIED_S
         try:
             while not runs.done:
@@ -189,7 +189,7 @@ class Live:
         request = self._prepared.request
         before = 0 if request.start is None else request.start.position
         usage = usage_of(before + len(request.prompt), max(before, self._cached), self._saying.count)
-        warnings = generation.window_warnings(self._prepared.model, generation.sequence_tokens(request, self._saying.count))
+        warnings = window_warnings(self._prepared.model, sequence_tokens(request, self._saying.count))
         answer = Answer({**self.answer.head, "usage": usage, **fields, **warnings}, self._saying, self.answer.call)
         answer.status = status
         try:

@@ -13,15 +13,14 @@ from pydantic import BaseModel
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import generation
-from service.dialects.answer_size import check_chat_size
 from service.dialects.openai.responses.items import messages_of
-from service.dialects.openai.responses.schemas import LOGPROBS, AllowedFunctions, ResponseRequest
-from service.dialects.openai.tool_calls import Calling, choose
+from service.dialects.openai.responses.schemas import LOGPROBS, ResponseRequest
+from service.dialects.openai.tool_calls import choose
 from service.dialects.openai.written_calls import written_form
-from service.dialects.states import turns
 from service.dialects.states.keeping import state_of
-from service.dialects.states.turns import Beginning
+from service.dialects.text.answer import check_chat_size
+from service.dialects.text.grammars import format_grammar, grammar_of
+from service.dialects.text.request import Beginning, TextCall, beginning_of
 from service.errors import EmptyInput, InvalidRequest, StateGone, StateNotFound
 from service.generation.model import DecoderModel
 from service.generation.request import GenerationRequest
@@ -73,10 +72,10 @@ async def beginning(body: ResponseRequest, previous: str | None, catalog: Catalo
     StateNotFound if it is the body's.
     """
     if previous is None:
-        return await turns.beginning_of(catalog, call, body.state, body.exact, "state")
+        return await beginning_of(catalog, call, body.state, body.exact)
     asked = body.previous_response_id
     try:
-        return await turns.beginning_of(catalog, call, previous, body.exact, "previous_response_id")
+        return await beginning_of(catalog, call, previous, body.exact, "previous_response_id")
     except StateNotFound:
         why = f"the state {previous} was deleted"
     except StateGone as error:
@@ -92,36 +91,33 @@ async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catal
     `again`: another process may have generated the response before. It may then have moved the name in `store_state` already, so the
     name's version is not checked.
     """
-    model = catalog.generator(body.model or (None if begin is None else begin.record.model))
-    turns.check_model(model, begin)
+    text = TextCall.of(body.model, begin, call, catalog)
     if not again:
-        await turns.check_name(body, catalog, call)
-    tools, calling = _tools(body)
-    prompt = await turns.next_messages(model, catalog, call, messages_of(body), tools, "input", begin)
+        await text.check_name(body)
+    tools, calling = choose(body.tool_choice, body.tools)
+    prompt = await text.messages(messages_of(body), tools, "input")
     if calling is not None:
-        prompt = [*prompt, *await calling.opening(model, tools)]
+        prompt = [*prompt, *await calling.opening(text.model, tools)]
     format_ = body.text.format if body.text else None
-    grammar = generation.format_grammar(format_.type, format_.schema_, "text.format.schema") if format_ else None
+    grammar = format_grammar(format_.type, format_.schema_, "text.format.schema") if format_ else None
     if body.seed is None:
         body.seed = secrets.randbits(63)
-    body.model = model.name
-    asked = generation.requests(
-        body,
-        [prompt],
-        model,
-        call,
-        max_tokens=body.max_output_tokens or catalog.settings.default_max_tokens,
-        max_tokens_field="max_output_tokens",
-        grammar=generation.grammar_of(body, grammar, "text.format", calling.grammar() if calling else None),
-        top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
-    )
+    body.model = text.model.name
     if body.store and not body.store_state:
         body.store_state = True
-    (request,) = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn="generated")
+    (request,) = text.requests(
+        body,
+        [prompt],
+        max_tokens=body.max_output_tokens or catalog.settings.default_max_tokens,
+        max_tokens_field="max_output_tokens",
+        grammar=grammar_of(body, grammar, "text.format", calling.grammar() if calling else None),
+        top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
+        turn="generated",
+    )
     # Streams are checked too, since their last event contains the whole answer.
-    check_chat_size(model, request, catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
-    form = await written_form(model, tools, skip_special_tokens=body.skip_special_tokens, several=body.parallel_tool_calls)
-    return Prepared(model, request, form if calling is None else {"name": calling.only}, begin)
+    check_chat_size(text.model, request, catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
+    form = await written_form(text.model, tools, skip_special_tokens=body.skip_special_tokens, several=body.parallel_tool_calls)
+    return Prepared(text.model, request, form if calling is None else {"name": calling.only}, begin)
 
 
 def keeping(prepared: Prepared, response: str, state: str | None = None) -> Prepared:
@@ -143,10 +139,3 @@ def work_of(body: ResponseRequest, begin: Beginning | None, prepared: Prepared, 
     # Ignored fields may have integers of more than 64 bits, which orjson reads as floats and cannot write.
     stored_body = orjson.loads(again.model_dump_json(by_alias=True, exclude_none=True))
     return {"body": stored_body, "client": call.client, "lane": lane.name}
-
-
-def _tools(body: ResponseRequest) -> tuple[list[dict[str, Any]], Calling | None]:
-    choice = body.tool_choice
-    if isinstance(choice, AllowedFunctions):
-        return choose(choice.mode, choice.tools, body.tools)
-    return choose(choice, None, body.tools) if isinstance(choice, str) else choose("required", [choice], body.tools, show_all=True)

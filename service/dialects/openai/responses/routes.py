@@ -14,8 +14,6 @@ from fastapi import APIRouter, Path, Query, Response
 
 from service.call import LAST_EVENT_HEADER, Call
 from service.catalog import Catalog
-from service.dialects import generation
-from service.dialects.generation_schemas import PADDED, STREAM
 from service.dialects.openai.embeddings import OpenAIErrorResponse
 from service.dialects.openai.responses import conversations, stored
 from service.dialects.openai.responses.answer import Answer, head_of
@@ -42,7 +40,9 @@ from service.dialects.openai.responses.stream_source import Follower, StoredView
 from service.dialects.states.finding import key_of, store_of, tenant_of
 from service.dialects.states.keeping import quota_of
 from service.dialects.states.schemas import ERRORS
-from service.dialects.states.turns import Beginning
+from service.dialects.text.answer import new_id, sequence_tokens
+from service.dialects.text.request import Beginning
+from service.dialects.text.schemas import PADDED, STREAM
 from service.errors import DeadlineExceeded, DocumentMoved, InvalidRequest, MalformedBody
 from service.http import sse
 from service.http.answers import json_answer
@@ -89,7 +89,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     prepared = await prepare(asked_for, begin, catalog, call)
     if body.background:
         running.check_room(tenant)
-    response_id = generation.new_id("resp_")
+    response_id = new_id("resp_")
     prepared = keeping(prepared, response_id) if body.store else prepared
     head = head_of(body, response_id, prepared.model.name, previous=body.previous_response_id or None)
     row = None
@@ -112,7 +112,7 @@ async def input_tokens(body: ResponseRequest, call: CallDep, catalog: CatalogDep
     check(body)
     asked_for, begin, _ = await _continued(body, call, catalog)
     prepared = await prepare(asked_for, begin, catalog, call)
-    return {"object": "response.input_tokens", "input_tokens": generation.sequence_tokens(prepared.request, 0)}
+    return {"object": "response.input_tokens", "input_tokens": sequence_tokens(prepared.request, 0)}
 
 
 async def _continued(body: ResponseRequest, call: Call, catalog: Catalog) -> tuple[ResponseRequest, Beginning | None, int]:

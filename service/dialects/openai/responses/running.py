@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from service.call import Call, CallTenant
 from service.catalog import Catalog
-from service.dialects import generation
 from service.dialects.openai.responses.answer import Answer
 from service.dialects.openai.responses.live import Live, failed
 from service.dialects.openai.responses.preparing import beginning, keeping, prepare
@@ -18,6 +17,7 @@ from service.dialects.openai.responses.schemas import ResponseRequest
 from service.dialects.openai.responses.stored import KIND, Row
 from service.dialects.states.finding import store_of
 from service.dialects.states.keeping import quota_of
+from service.dialects.text.answer import new_id
 from service.errors import DocumentMoved, NotReady, Overloaded, RateLimited, RuntimeFailed, ServiceError
 from service.runtime.lanes import Lane
 from service.streams.lease import LEASE_S
@@ -137,7 +137,7 @@ def call_of(row: Row, tenant: CallTenant | None) -> Call:
     work = row.work or {}
     lane = Lane[work.get("lane") or Lane.BULK.name]
     client = work.get("client", "")
-    call = Call(generation.new_id("background_"), time.monotonic(), math.inf, lane, client=client, host=client, tenant=tenant)
+    call = Call(new_id("background_"), time.monotonic(), math.inf, lane, client=client, host=client, tenant=tenant)
     call.bulk = lane == Lane.BULK
     return call
 

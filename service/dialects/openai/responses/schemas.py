@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Query
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag, TypeAdapter
 
-from service.dialects.generation_schemas import (
+from service.dialects.states.options import Metadata, StateFields
+from service.dialects.text.schemas import (
     EMPTY_IS_ABSENT,
     MAX_TOKENS,
     OPENAI_IGNORED,
@@ -13,13 +14,14 @@ from service.dialects.generation_schemas import (
     SAMPLING,
     SAMPLING_IGNORED,
     ChatLogprob,
+    Function,
+    FunctionName,
+    FunctionType,
     Ignored,
     KeptState,
     SamplingFields,
     TextFormat,
 )
-from service.dialects.openai.tool_calls import Function, FunctionName, FunctionType
-from service.dialects.states.options import Metadata, StateFields
 from service.http.fields import EMPTY, Fields, unsupported_fields
 from service.http.routing import Many
 

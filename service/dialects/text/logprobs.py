@@ -1,17 +1,22 @@
 """Serialises tokens and their log-probabilities as JSON. The JSON of each token is cached.
 
-Every method of `TokenJson` returns the elements of a JSON list, separated by commas.
+Every method of `TokenJson` returns the elements of a JSON list, separated by commas. `Columns` are the log-probabilities of completions:
+four lists with one entry for each token.
 """
 
+import codecs
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
+from typing import Any
 
 import orjson
 
+from service.generation.model import Generator
 from service.generation.request import TokenLogprob
 from service.generation.text import Vocabulary
+from service.http.answers import Elements
 
 LEAST_LOGPROB = -9999.0  # the number that OpenAI sends in place of minus infinity, which JSON does not have
 _MOST_KEPT = 65_536  # maximum number of tokens in each cache
@@ -111,3 +116,92 @@ def slices(logprobs: Iterable[TokenLogprob | None], size: int = 64) -> Iterable[
 def finite(logprob: float) -> float:
     """Return the log-probability, or -9999 if it is lower, since JSON has no minus infinity."""
     return max(LEAST_LOGPROB, logprob)
+
+
+# Of completions ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Columns:
+    """The log-probabilities of a choice as four lists of JSON: token texts, log-probabilities, likeliest tokens, text offsets."""
+
+    def __init__(self, tokens: TokenJson) -> None:
+        self._tokens = tokens
+        self._texts, self._own, self._tops, self._offsets = Elements(), Elements(), Elements(), Elements()
+
+    def add(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob | None], offsets: Iterable[int]) -> None:
+        self._texts.add(self._tokens.texts(token_ids))
+        self._own.add(self._tokens.own(logprobs))
+        self._tops.add(self._tokens.tops(logprobs))
+        self._offsets.add(",".join(map(str, offsets)).encode())
+
+    def add_all(self, others: "Columns") -> None:
+        for own, other in zip(self._lists, others._lists, strict=True):
+            own.add_all(other)
+
+    def json(self) -> dict[str, Any]:
+        return {"tokens": self._texts, "token_logprobs": self._own, "top_logprobs": self._tops, "text_offset": self._offsets}
+
+    @property
+    def _lists(self) -> tuple[Elements, ...]:
+        return self._texts, self._own, self._tops, self._offsets
+
+
+class Logprobs:
+    """Adds the log-probabilities of one choice to `Columns` while tokens arrive. Text offsets count from the beginning of the choice's
+    text, which includes an echoed prompt."""
+
+    def __init__(self, model: Generator, *, skip_special_tokens: bool) -> None:
+        hidden = model.vocabulary.special if skip_special_tokens else frozenset[int]()
+        self._tokens = token_json(model.vocabulary)
+        self._offsets = _Offsets(model.vocabulary, hidden)
+
+    def add_to(self, columns: Columns, logprobs: Iterable[TokenLogprob]) -> None:
+        told = list(logprobs)
+        ids = [each.token_id for each in told]
+        columns.add(ids, told, map(self._offsets.of, ids))
+
+    def prompt(self, columns: Columns, ids: Sequence[int], logprobs: Iterable[TokenLogprob | None]) -> Iterable[bytes]:
+        """Add the log-probabilities of a prompt to `columns`. The first token's log-probability is None.
+
+        Yields b"" after each slice, so that the caller can let other tasks run.
+        """
+        at = 0
+        for some in slices(logprobs):
+            these = ids[at : at + len(some)]
+            columns.add(these, some, map(self._offsets.of, these))
+            at += len(some)
+            yield b""
+
+    def after(self, ids: Sequence[int]) -> Iterable[bytes]:
+        """Advance the text offset by the text of the tokens `ids`.
+
+        Yields b"" after every 1,024 tokens, so that the caller can let other tasks run.
+        """
+        for at in range(0, len(ids), 1024):
+            for token_id in ids[at : at + 1024]:
+                self._offsets.of(token_id)
+            yield b""
+
+    def like(self, other: "Logprobs") -> None:
+        """Set the text offset to the current offset of another choice."""
+        self._offsets.like(other._offsets)
+
+
+class _Offsets:
+    """Computes each token's position in the text, in characters. Tokens that form one character together have that character's position."""
+
+    def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
+        """`hidden` contains the ids of tokens that have no text in the answer."""
+        self._vocabulary, self._hidden = vocabulary, hidden
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = 0
+
+    def of(self, token_id: int) -> int:
+        begin = self._at
+        if token_id not in self._hidden:
+            self._at += len(self._decoder.decode(self._vocabulary[token_id]))
+        return begin
+
+    def like(self, other: "_Offsets") -> None:
+        self._at = other._at
+        self._decoder.setstate(other._decoder.getstate())

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from service.dialects import generation
-from service.dialects.generation_schemas import StreamOptions
 from service.dialects.openai.embeddings import render
-from service.dialects.openai.token_json import token_json
-from service.dialects.resuming import AnswerStart
-from service.dialects.states.turns import kept
+from service.dialects.text.answer import sequence_tokens, system_fingerprint, window_warnings
+from service.dialects.text.logprobs import token_json
+from service.dialects.text.pipeline import AnswerStart
+from service.dialects.text.request import kept
+from service.dialects.text.schemas import StreamOptions
 from service.errors import ServiceError
 from service.generation.model import Generator
 from service.generation.request import Delta
@@ -30,7 +30,7 @@ class Chunks(sse.Script[tuple[int, Delta]]):
             "object": object_,
             "created": start.created,
             "model": model.name,
-            "system_fingerprint": generation.system_fingerprint(model),
+            "system_fingerprint": system_fingerprint(model),
         }
         self._with_usage = bool(options and options.include_usage)
         self._padded = bool(options and options.include_obfuscation)
@@ -95,8 +95,8 @@ class Chunks(sse.Script[tuple[int, Delta]]):
         return {**self.head, "choices": choices, **usage, **self._only_state(choices), **(self._warnings() if ended else {})}
 
     def _warnings(self) -> dict[str, Any]:
-        lengths = (generation.sequence_tokens(run.request, run.usage.completion_tokens) for run in self.runs.runs)
-        return generation.window_warnings(self.model, max(lengths, default=0))
+        lengths = (sequence_tokens(run.request, run.usage.completion_tokens) for run in self.runs.runs)
+        return window_warnings(self.model, max(lengths, default=0))
 
     def state(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return the field `state` of a choice if this is its last delta and its state was stored, else no field."""
