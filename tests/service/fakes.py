@@ -150,13 +150,13 @@ class FakeSession:
 
     async def entered(self, runs: int) -> None:
         """Until so many runs have begun since `forget`, finished or not."""
-        await asyncio.to_thread(self._wait, lambda: len(self.batches) >= runs)
+        await asyncio.to_thread(self.wait, lambda: len(self.batches) >= runs)
 
     async def idle(self) -> None:
         """Until no run is inside."""
-        await asyncio.to_thread(self._wait, lambda: not self.active)
+        await asyncio.to_thread(self.wait, lambda: not self.active)
 
-    def _wait(self, condition: Any) -> None:
+    def wait(self, condition: Any) -> None:
         with self._changed:
             assert self._changed.wait_for(condition, PATIENCE_S), f"{len(self.batches)} runs entered, {self.active} inside"
 
@@ -378,12 +378,27 @@ def fake_app(*bundles: Path, **settings: Any) -> Application:
     return app
 
 
+class Client(httpx.AsyncClient):
+    """An HTTP client to an application without a socket."""
+
+    def __init__(self, app: FastAPI, **options: Any) -> None:
+        super().__init__(transport=httpx.ASGITransport(app), base_url="http://attnserve", **options)
+        self.app: Any = app
+
+
+def app_of(http: httpx.AsyncClient) -> Application:
+    """The application of a `client`."""
+    assert isinstance(http, Client)
+    app: Application = http.app
+    return app
+
+
 @asynccontextmanager
 async def client(app: FastAPI, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """The application started and warm (or failed: see `app.state.catalog.failure`), and an HTTP client to it without a socket."""
     async with app.router.lifespan_context(app):
         assert await asyncio.to_thread(app.state.catalog.settled.wait, PATIENCE_S)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://attnserve", **options) as http:
+        async with Client(app, **options) as http:
             yield http
 
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from service.app import Application
 from tests.service import fakes
 from tests.service.dialects.asking import Route
-from tests.service.fakes import PATIENCE_S, serve_in_thread, until
+from tests.service.fakes import PATIENCE_S, app_of, serve_in_thread, until
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
 
@@ -50,7 +50,7 @@ async def service(shared: Route) -> Route:
 @pytest.fixture
 def app(shared: httpx.AsyncClient) -> Application:
     """The application over fake sessions that all tests of a module share, and that has forgotten everything."""
-    made: Application = shared._transport.app  # type: ignore[attr-defined]
+    made = app_of(shared)
     for name in made.state.catalog.models:
         made.state.catalog.session(name).reset()
     return made

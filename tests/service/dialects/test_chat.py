@@ -138,30 +138,6 @@ async def test_the_template_gets_the_reasoning_of_earlier_answers() -> None:
         assert await made.prompt(messages=[{"role": "assistant", "content": "a", "reasoning_content": "why"}]) == "why|a"
 
 
-async def test_a_call_that_is_demanded_begins_in_the_templates_form() -> None:
-    """The answer's arguments follow; a call that is not demanded has no such beginning."""
-    source = """{% if tools %}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}<call>
-{{ c.function | tojson }}{% endfor %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
-    model = FakeGenerator("caller", template=source)
-    body = {"messages": HI, "tools": [TOOL, OTHER]}
-    async with client(generator_app(model)) as http:
-        for choice in (NAMED, "required", "auto"):
-            assert (await http.post("/v1/chat/completions", json={**body, "tool_choice": choice, "max_tokens": 1})).status_code == 200
-        named = {"type": "function", "name": "add"}
-        asked = {"input": "Hi", "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}], "tool_choice": named}
-        assert (await http.post("/v1/responses", json={**asked, "store": False, "max_output_tokens": 1})).status_code == 200
-    begun = '<user>Hi<assistant><call>\n{"name": "add", "arguments": '
-    prompts = [model.decode(request.prompt) for request in model.engine.requests]
-    assert prompts == [begun, "<user>Hi<assistant><call>\n", "<user>Hi<assistant>", begun]
-
-
-async def test_a_call_that_is_cut_says_so(service: Route) -> None:
-    service.engine.script = CALLED
-    cut = await service.whole(messages=HI, tools=[TOOL], tool_choice="required", max_tokens=4)
-    assert cut["choices"][0]["finish_reason"] == "length"
-    assert cut["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == CALLED[:4]
-
-
 async def test_the_grammar_of_a_call_is_the_schema_of_its_arguments(service: Route) -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
     tool = {

@@ -186,13 +186,6 @@ async def test_a_name_may_hold_slashes_plain_or_encoded(http: httpx.AsyncClient)
         assert (await infer(http, texts("the cat"), model=f"{name}/versions/1")).json()["model_version"] == "1"
 
 
-async def test_a_model_served_under_exactly_that_name_comes_before_a_version(tmp_path: Path) -> None:
-    async with client(fake_app(fake_bundle(tmp_path / "a"), fake_bundle(tmp_path / "b", name="a/versions/1"))) as http:
-        assert (await http.get("/v2/models/a/versions/1")).json()["name"] == "a/versions/1"
-        assert (await http.get("/v2/models/a/versions/1/versions/1")).json()["name"] == "a/versions/1"
-        assert (await http.get("/v2/models/a")).json()["name"] == "a"
-
-
 async def test_what_is_not_there_is_a_404(http: httpx.AsyncClient) -> None:
     for path, said in {
         "/v2/models/nobody": "nobody",
@@ -265,11 +258,6 @@ async def test_ids_run_as_they_are_up_to_the_end_of_their_mask(http: httpx.Async
     body = (await infer(http, *tensors, outputs=VECTORS)).json()
     assert array(body["outputs"][0]).tolist() == [row("sentence_embedding", short), row("sentence_embedding", long)]
     assert sorted(each for run in app.state.catalog.session("enc").batches for each in run) == sorted([short, long])
-
-
-async def test_a_prompt_of_the_checkpoint_can_be_named(http: httpx.AsyncClient) -> None:
-    body = (await infer(http, texts("the cat"), parameters={"prompt_name": "query", "unknown": 1})).json()
-    assert array(body["outputs"][0]).tolist() == [row("sentence_embedding", ids("query: the cat"))]
 
 
 async def test_a_cut_is_reported_or_refused(http: httpx.AsyncClient) -> None:

@@ -13,7 +13,6 @@ import pytest
 from pydantic import ValidationError
 
 from service.dialects.openai.embeddings import EmbeddingRequest
-from service.encoding import vectors
 from service.runtime.onnx import Array
 from tests.service.fakes import PATIENCE_S, FakeCatalog, case, client, fake_app, fake_bundle, serve_in_thread, until
 from tests.service.http.test_edge import Caller
@@ -95,18 +94,6 @@ async def test_texts_ids_and_a_mixture_of_both_are_inputs(service: Service) -> N
         assert np.allclose(got, wanted, atol=1e-7)
 
 
-async def test_each_form_is_that_of_the_vector(service: Service) -> None:
-    for form in list(vectors.FORMS):
-        with case(form):
-            (got,) = await service.vectors("cat", encoding_format=form)
-            wanted = vectors.FORMS[form](service.row("cat"))
-            if isinstance(wanted, str):
-                assert got == wanted
-                assert np.array_equal(np.frombuffer(base64.b64decode(got), "<f4"), service.row("cat"))
-            else:
-                assert np.array_equal(np.array(got, wanted.dtype), wanted)
-
-
 @pytest.mark.parametrize("form", ["float", "base64"])
 async def test_fewer_dimensions_have_length_1_again(service: Service, form: str) -> None:
     (got,) = await service.vectors("cat", encoding_format=form, dimensions=8)
@@ -123,10 +110,6 @@ async def test_prompts_go_by_name_or_in_full(service: Service) -> None:
     wanted = [service.row("query: cat")]
     assert np.allclose(await service.vectors("cat", prompt_name="query"), wanted, atol=1e-7)
     assert np.allclose(await service.vectors("cat", prompt="query: "), wanted, atol=1e-7)
-
-
-async def test_unknown_keys_and_a_user_are_ignored(service: Service) -> None:
-    assert (await service.embed("cat", user="me", temperature=1, store=True)).status_code == 200
 
 
 async def test_cut_inputs_are_named_in_a_field_and_a_header(service: Service) -> None:
@@ -190,11 +173,6 @@ async def test_what_is_wrong_with_a_request_is_400_in_one_sentence(service: Serv
             assert (refused["status"], refused["type"], refused["code"]) == (400, "invalid_request_error", code)
             assert words in refused["message"]
             assert service.session.batches == []
-
-
-async def test_an_unknown_model_is_404(service: Service) -> None:
-    refused = error(await service.embed("cat", model="huge"))
-    assert (refused["status"], refused["code"], refused["param"]) == (404, "model_not_found", "model")
 
 
 @pytest.mark.pool

@@ -24,13 +24,3 @@ def test_every_level_has_its_own_grey(n_levels: int) -> None:
     greys = read(png(range(n_levels), width=n_levels, height=1, n_levels=n_levels))[0].tolist()
     assert (greys[0], greys[-1]) == (0, 255)
     assert greys == sorted(set(greys))
-
-
-def test_a_pixel_becomes_a_square() -> None:
-    small, large = (read(png([0, 3, 1, 2], width=2, height=2, n_levels=4, enlarged=enlarged)) for enlarged in (1, 5))
-    assert large.tolist() == np.kron(small, np.ones((5, 5), int)).tolist()
-
-
-def test_what_is_not_drawn_yet_is_black() -> None:
-    assert read(png([3, 3, 3], width=2, height=2, n_levels=4)).tolist() == [[255, 255], [255, 0]]
-    assert not read(png([], width=2, height=2, n_levels=4)).any()

@@ -17,9 +17,8 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from export import contract
 from service.dialects.tei.routes import render
-from service.encoding.request import EncodeTask
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, RouteNotFound, RuntimeFailed, ServiceError
-from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+from tests.service.fakes import HIDDEN, WIDTH, FakeSession, app_of, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
 
 # A score is computed in float64 from the same float32 logit on both sides, so only the last bits may differ.
 SCORE_TOLERANCE = 1e-12
@@ -49,7 +48,7 @@ def ids(text: str, pair: str | None = None) -> list[int]:
 
 
 def session(http: httpx.AsyncClient, name: str) -> FakeSession:
-    fake: FakeSession = http._transport.app.state.catalog.session(name)  # type: ignore[attr-defined]
+    fake: FakeSession = app_of(http).state.catalog.session(name)
     return fake
 
 
@@ -87,14 +86,6 @@ async def test_embed_takes_texts_and_ids_and_answers_a_list_of_vectors(http: htt
         assert response.status_code == 200
         wanted = [row(http, contract.EMBEDDING, each) for each in expected]
         np.testing.assert_array_equal(np.array(response.json(), np.float32), wanted)
-
-
-async def test_dimensions_are_cut_and_then_normalised_unless_normalisation_is_off(http: httpx.AsyncClient) -> None:
-    for normalize in (True, False):
-        response = await http.post("/embed", json={"inputs": "the cat", "dimensions": 5, "normalize": normalize})
-        part = row(http, contract.EMBEDDING if normalize else contract.POOLED, ids("the cat"))[:5]
-        wanted = part / np.linalg.norm(part) if normalize else part
-        np.testing.assert_allclose(response.json()[0], wanted, atol=FLOAT32_TOLERANCE)
 
 
 async def test_what_is_wrong_with_a_request_is_a_validation_error(http: httpx.AsyncClient) -> None:
@@ -170,25 +161,6 @@ async def test_success_says_in_its_headers_what_it_took(http: httpx.AsyncClient)
 
 
 @pytest.mark.pool
-async def test_queue_and_inference_time_are_those_of_the_run_and_not_of_the_cache(tmp_path: Path) -> None:
-    app = fake_app(fake_bundle(tmp_path / "encoder"), threads=1)
-    async with client(app) as http:
-        spent = []
-        real = app.state.catalog.computing("encoder").run
-
-        async def watched(task: EncodeTask) -> Any:
-            spent.append(task.spent)
-            return await real(task)
-
-        app.state.catalog.computing("encoder").run = watched
-        await http.post("/embed", json={"inputs": ["the cat", "a dog"]})
-        await http.post("/embed", json={"inputs": ["the cat", "a dog"]})
-    assert spent[0].inference_s > 0
-    assert spent[0].queue_s >= 0
-    assert (spent[1].queue_s, spent[1].inference_s) == (0, 0)
-
-
-@pytest.mark.pool
 async def test_errors_by_item_leave_null_in_place_and_are_named_in_a_header(http: httpx.AsyncClient) -> None:
     body = {"inputs": ["the cat", "", [2, 99_999], LONG, "a dog"], "truncate": False}
     response = await http.post("/embed", json=body, headers={"x-item-errors": "true"})
@@ -242,15 +214,6 @@ async def test_similarity_is_the_cosine_with_each_sentence(http: httpx.AsyncClie
     assert max(response.json()) <= 1
     prompted = await http.post("/similarity", json={**body, "parameters": {"prompt_name": "query", "truncate": True}})
     assert prompted.json()[0] != response.json()[0]
-
-
-async def test_similarity_with_errors_by_item_needs_the_source_alone(http: httpx.AsyncClient) -> None:
-    headers = {"x-item-errors": "true"}
-    response = await http.post("/similarity", json={"inputs": {"source_sentence": "a", "sentences": ["", "a"]}}, headers=headers)
-    assert response.json() == [None, pytest.approx(1)]
-    assert response.headers["x-item-errors"] == "1; 0:Empty"
-    response = await http.post("/similarity", json={"inputs": {"source_sentence": "", "sentences": ["a"]}}, headers=headers)
-    assert_error(response, 400, "Empty")
 
 
 # /rerank ---------------------------------------------------------------------------------------------------------------------------------
@@ -407,14 +370,6 @@ async def test_predict_refuses_what_is_neither_text_nor_pair_nor_batch(http: htt
         assert_error(await http.post("/predict", json={"inputs": "a", "model": model}), 424, "Backend", model)
 
 
-async def test_errors_by_item_in_predictions(http: httpx.AsyncClient) -> None:
-    headers = {"x-item-errors": "true"}
-    response = await http.post("/predict", json={"inputs": [["the cat"], [""]]}, headers=headers)
-    assert response.json()[1] is None
-    assert response.headers["x-item-errors"] == "1; 1:Empty"
-    assert (await http.post("/predict", json={"inputs": ""}, headers=headers)).json() == [None]
-
-
 # Tokens ----------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -457,7 +412,7 @@ async def test_decode_is_the_way_back(http: httpx.AsyncClient) -> None:
 
 async def test_info_has_the_fields_of_text_embeddings_inference_and_ours(http: httpx.AsyncClient) -> None:
     info = (await http.get("/info")).json()
-    catalog = http._transport.app.state.catalog  # type: ignore[attr-defined]
+    catalog = app_of(http).state.catalog
     manifest = catalog.models["encoder"].manifest
     theirs = {
         "model_id": "encoder",

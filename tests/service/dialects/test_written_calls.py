@@ -80,10 +80,6 @@ def test_content_is_sent_before_the_answer_ends() -> None:
     assert [reader.push(text) for text in ("I add <", "b and c", " <tool_call>")] == [["I add "], ["<b and c"], [" "]]
 
 
-def test_only_the_first_call_counts_without_parallel_calls() -> None:
-    assert read(written(MARKED, several=False), qwen(ADD, OTHER)) == ("", [("add", '{"a": 1}')])
-
-
 def test_a_required_call_has_the_same_parts() -> None:
     assert read(RequiredCall("add", "1"), '{"a"', ": 1}") == ("", [("add", '{"a": 1}')])
     assert read(RequiredCall(None, "1"), *ADD) == ("", [("add", '{"a": 1}')])

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from export import contract
@@ -46,11 +45,3 @@ async def test_the_tokens_are_the_same_alone_and_among_others(constant_states_bu
         alone = [await tokens_of(engine.submit(asked(number))) for number in (0, 3, N_RUNS - 1)]
     assert alone == [together[0], together[3], together[-1]]
     assert all(len(tokens) == TOKENS for tokens in together)
-
-
-async def test_a_run_goes_on_in_another_engine_from_its_tokens(constant_states_bundle: Path) -> None:
-    request = asked(5)
-    async with running(constant_states_bundle) as engine:
-        whole = await tokens_of(engine.submit(request))
-    async with running(constant_states_bundle) as engine:
-        assert await tokens_of(engine.submit(replace(request, known=tuple(whole[:9])))) == whole[9:]

@@ -14,19 +14,16 @@ import numpy as np
 import pytest
 
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
-from service.generation import prefill, step_engine
+from service.generation import step_engine
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.run import Run, join
 from service.generation.sampling.grammar import Grammars, Words
-from service.generation.sampling.prompt_logprobs import PromptLogprobs
-from service.generation.sampling.sampler import logprobs_of
-from service.generation.session import Logits
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, set_forward, until
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, clock, timed_by_calls
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
 
 GREEDY = Sampling(seed=0, temperature=0)
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, frequency_penalty=0.3)
@@ -142,18 +139,6 @@ async def test_an_end_token_ends_the_run_unless_it_is_to_be_ignored(steps: FakeS
     assert (ignored.token_ids, ignored.finish_reason) == ((EOS,) * 3, "length")
     assert EOS not in later.token_ids[:4]
     assert later.token_ids[4:] == (EOS,)
-
-
-async def test_a_stop_token_and_a_stop_string_say_which_it_was(steps: FakeSteps, tokenizer: Path) -> None:
-    plain = steps.expected((1, 2), 6)
-    async with running(steps, tokenizer) as engine:
-        by_id = await all_of(engine.submit(ask(1, 2, stop_token_ids=(plain[3],))))
-        text = (await all_of(engine.submit(ask(1, 2, max_tokens=6)))).text
-        word = next(letter for letter in text[1:] if letter != "\ufffd" and letter != text[0])
-        by_text = await all_of(engine.submit(ask(1, 2, stop=(word,))))
-    assert (by_id.finish_reason, by_id.stop_reason, list(by_id.token_ids)) == ("stop", plain[3], plain[: plain.index(plain[3]) + 1])
-    assert (by_text.finish_reason, by_text.stop_reason) == ("stop", word)
-    assert by_text.text == text[: text.index(word)]
 
 
 class SlowMasks:
@@ -450,15 +435,6 @@ async def test_a_request_that_would_wait_too_long_for_a_slot_is_refused(steps: F
         assert await engine.open([ask(10)]), "nobody waits any more"
 
 
-async def test_the_record_of_a_failing_step_names_the_traces(steps: FakeSteps, tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:
-    steps.failures = {0: RuntimeError("no memory")}
-    async with running(steps, tokenizer) as engine:
-        with pytest.raises(RuntimeFailed):
-            await tokens_of(engine.submit(ask(1, traceparent=f"00-{7:032x}-{1:016x}-01")))
-    (failed,) = [record for record in caplog.records if record.message == "step failed"]
-    assert vars(failed)["trace_ids"] == [f"{7:032x}"]
-
-
 async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(steps: FakeSteps, tokenizer: Path) -> None:
     steps.failures = {2: RuntimeError("no memory"), 6: RuntimeError("no memory"), 7: RuntimeError("no memory still")}
     async with running(steps, tokenizer) as engine:
@@ -502,27 +478,6 @@ async def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(steps:
     between = [call for call in steps.calls[before:][pieces[0] : pieces[-1]] if set(call[0]) != {2}]
     assert len(pieces) > 3
     assert len(between) >= 0.95 * len(pieces), "a step of the stream between two pieces"
-
-
-async def test_pieces_of_a_prompt_with_log_probabilities_are_smaller_beside_streams_by_what_these_take(
-    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(logits: Logits, token_ids: list[int], n_top: int) -> PromptLogprobs:
-        clock.now += 0.002 * len(token_ids)  # hundreds of times what the fake graph takes
-        return logprobs_of(logits, token_ids, n_top)
-
-    monkeypatch.setattr(prefill, "logprobs_of", slow)
-    async with running(steps, tokenizer) as engine:
-        streaming = engine.submit(ask(1, max_tokens=100_000))
-        await anext(streaming)
-        before = len(steps.calls)
-        long = engine.submit(ask(*[2] * 400, max_tokens=1, prompt_logprobs=3, client="another"))
-        await tokens_of(long)
-        streaming.cancel()
-    pieces = [len(call[0]) for call in steps.calls[before:] if len(call) == 1 and set(call[0]) == {2} and len(call[0]) > 1]
-    assert sum(pieces) >= 396
-    assert max(pieces[len(pieces) // 2 :]) <= 8
-    assert len(long.prompt_logprobs) == 400
 
 
 async def test_short_prompts_are_fed_together(steps: FakeSteps, tokenizer: Path) -> None:

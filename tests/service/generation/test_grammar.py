@@ -120,16 +120,6 @@ def test_white_space_between_json_tokens_comes_to_an_end(grammars: Grammars, voc
     assert padded.failure is not None
 
 
-def test_the_tokens_so_far_bring_a_fresh_matcher_to_the_same_place(grammars: Grammars, vocabulary: Vocabulary) -> None:
-    matcher = grammars.matcher(json_schema(PERSON))
-    _, token_ids = drawn(grammars.matcher(json_schema(PERSON)), 3, vocabulary)
-    for at, token_id in enumerate(token_ids):
-        again = grammars.matcher(json_schema(PERSON))
-        again.advance(*token_ids[:at])
-        assert allowed(again) == allowed(matcher)
-        matcher.advance(token_id)
-
-
 def test_a_token_that_does_not_belong_leaves_none_and_says_so(grammars: Grammars, vocabulary: Vocabulary) -> None:
     matcher, other = (grammars.matcher(Grammar(kind="regex", source="a+")) for _ in range(2))
     matcher.advance(*spelled("b", vocabulary))

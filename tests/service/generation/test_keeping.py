@@ -1,7 +1,6 @@
 """States that requests continue and keep: the engine and a real store together, compared with runs of the whole text."""
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
@@ -19,7 +17,6 @@ from service.generation import prefill, sequence
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.sampling.grammar import Grammars
-from service.generation.saved import keeper
 from service.generation.saved.keeper import StateKeeper
 from service.generation.session import OnnxStepSession, StepSession
 from service.generation.state import State
@@ -136,39 +133,6 @@ async def test_no_token_before_a_state_is_fed_again(steps: FakeSteps, tokenizer:
         calls = len(steps.calls)
         await kept.run(3, 4, start=state, max_tokens=2)
     assert fed(steps, calls) == 2 + 2
-
-
-async def test_the_states_that_were_used_last_stay_in_memory(steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    blob = SqliteEngine.blob
-
-    def noted(self: SqliteEngine, tenant: str, state: str) -> bytes:
-        read.append(state)
-        return blob(self, tenant, state)
-
-    monkeypatch.setattr(SqliteEngine, "blob", noted)
-    async with keeping(steps, tokenizer, hot_bytes=2 * (steps.decoder.state_bytes + 4 * VOCAB_SIZE)) as kept:
-        (_, first), (_, second) = [await kept.run(5, max_tokens=2), await kept.run(6, max_tokens=2)]
-        await kept.keeper.load(StateReference("t", first))
-        _, third = await kept.run(7, max_tokens=2)
-        for state in (first, third, second):
-            await kept.keeper.load(StateReference("t", state))
-    assert read == [second]
-
-
-async def test_there_is_room_for_a_checkpoint_while_few_are_being_written(steps: FakeSteps, tokenizer: Path) -> None:
-    state = State(tensors=tuple(steps.states(1).read(0, 0)), position=1, logits=np.zeros(VOCAB_SIZE, np.float32), fingerprint="fake")
-    async with keeping(steps, tokenizer) as kept:
-        opened, room = threading.Event(), []
-        kept.store.submit(lambda _: opened.wait(PATIENCE_S))
-        for _ in range(keeper._MOST_WRITING):
-            room.append(kept.keeper.has_room)
-            kept.keeper.checkpoint(ask(5, tenant="t", checkpoint=new_state_id()), state, None, (5,))
-        full = kept.keeper.has_room
-        opened.set()
-        assert (all(room), full) == (True, False)
-        await kept.store.call(lambda _: None)
-        assert kept.keeper.has_room
 
 
 async def test_short_prompts_that_continue_states_are_fed_together(steps: FakeSteps, tokenizer: Path) -> None:
@@ -430,51 +394,6 @@ async def test_a_run_lost_before_its_first_token_goes_on_from_the_checkpoint_of_
         assert looked == [asked.checkpoint]
         run.cancel()
         here.open()
-
-
-async def test_runs_that_share_a_prompt_or_need_its_log_probabilities_begin_it_again_together(
-    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sequence, "PROMPT_CHECKPOINT_TOKENS", 20)
-    monkeypatch.setattr(prefill, "_MOST_PIECE", 10)
-    monkeypatch.setattr(prefill, "LEAST_PIECE", 10)
-    asked = ask(*range(1, 61), sampling=RANDOM, max_tokens=8, tenant="t", reopened=True)
-    for requests in (
-        [replace(asked, sampling=replace(RANDOM, seed=seed), checkpoint=new_state_id()) for seed in range(2)],
-        [replace(asked, prompt_logprobs=1, checkpoint=new_state_id())],
-    ):
-        here = FakeSteps()
-        async with keeping(here, tokenizer) as kept:
-            here.hold()
-            runs = await kept.engine.open(requests)
-            here.release(4)
-            await begun(here, 5)
-            for run in runs:
-                run.cancel()
-            here.open()
-            assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2))), "the engine has ended the runs"
-            assert not await kept.store.call(lambda engine: engine.documents("t/checkpoints", "checkpoint", None, 9))
-
-
-async def test_a_run_that_only_keeps_its_state_has_no_checkpoint_at_its_end(
-    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From which it could only draw a token too many."""
-    for name in ("CHECKPOINT_TOKENS", "PROMPT_CHECKPOINT_TOKENS"):
-        monkeypatch.setattr(sequence, name, 20)
-    written: list[int] = []
-    checkpoint = StateKeeper.checkpoint
-
-    def noted(self: StateKeeper, request: GenerationRequest, state: State, *rest: Any) -> State:
-        written.append(state.position)
-        return checkpoint(self, request, state, *rest)
-
-    monkeypatch.setattr(StateKeeper, "checkpoint", noted)
-    monkeypatch.setattr(prefill, "_MOST_PIECE", 20)
-    async with keeping(steps, tokenizer) as kept:
-        made, state = await kept.run(*range(1, 61), max_tokens=0, checkpoint=new_state_id())
-        assert (made.finish_reason, (await kept.record(state)).position) == ("length", 60)
-    assert written == [20, 40]
 
 
 async def test_a_store_that_fails_costs_a_run_its_checkpoints_and_nothing_else(

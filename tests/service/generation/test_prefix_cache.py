@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from service.generation.request import Sampling
-from service.generation.saved import prefix_cache
 from service.generation.saved.prefix_cache import LEAST_TOKENS, PrefixCache, Salt
 from service.generation.state import State
 from tests.service.generation.fake_steps import FakeSteps
@@ -65,14 +64,6 @@ def test_memory_is_bounded_and_what_was_used_stays() -> None:
     assert cache.find(OURS, (0, *PROMPT), 51)[0] is not None
     cache.put(OURS, PROMPT, replace(state(50), tensors=(np.zeros(10_000, np.float32),)))
     assert not cache.has(OURS, PROMPT), "it is larger than all the memory"
-
-
-def test_the_reasons_of_the_newest_evictions_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_cache, "_GONE", 2)
-    cache = PrefixCache(SIZE)
-    for first in range(4):
-        cache.put(OURS, (first, *PROMPT), state(51))
-    assert [cache.find(OURS, (first, *PROMPT), 51)[1] for first in range(4)] == ["new", "evicted", "evicted", None]
 
 
 HARD: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from service.generation.sampling.drawing import draw_truncated
 from service.generation.sampling.graph import draw
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
-from service.generation.sampling.sampler import SAMPLER_VERSION, Edits, Sampler, check_sampling, logprobs_of
+from service.generation.sampling.sampler import SAMPLER_VERSION, Sampler, check_sampling, logprobs_of
 from service.generation.sampling.truncation import DEEPEST, Truncation, truncate
 from tests.service.fakes import first
 
@@ -553,20 +553,3 @@ def test_nothing_that_is_accepted_fails_in_a_draw(fields: dict[str, Any]) -> Non
         drawn = sampler.draw(logits)
         assert not drawn.failures
         assert drawn.token_ids[1] == alone.draw(logits[1:]).token_ids[0]
-
-
-def test_what_a_request_has_in_common_is_prepared_once_for_its_runs() -> None:
-    """And what the engine's thread does when a run gets its slot does not depend on the length of its prompt."""
-    prompt, allowed, made = tuple(range(V)) * 50, (3, 4), dict[int, Any]()
-    several = [Edits.of(Sampling(seed=seed, repetition_penalty=1.2, allowed_token_ids=allowed), V, prompt, made=made) for seed in range(3)]
-    assert len(made) == 2
-    assert len({id(edits.allowed) for edits in several if edits}) == 1
-    assert len({id(edits.counts) for edits in several if edits}) == 3, "each counts for itself"
-
-
-@pytest.mark.parametrize("completion", [(), (5, 5, 9)])
-def test_prompt_and_completion_are_counted_apart(completion: tuple[int, ...]) -> None:
-    edits = Edits.of(Sampling(seed=0, repetition_penalty=1.2, presence_penalty=0.1), V, (7, 5, 7), completion)
-    assert edits is not None
-    counted = dict(zip(edits.counts.token_ids.tolist(), edits.counts.counts.tolist(), strict=True))
-    assert counted == {5: completion.count(5), 7: 0} | ({9: 1} if completion else {})

@@ -157,21 +157,6 @@ async def test_bytes_that_have_changed_or_are_gone_are_not_continued(store: Stor
         assert there.misses("evicted") == 1
 
 
-async def test_prompts_that_save_little_are_neither_written_nor_looked_for(store: Store, tokenizer: Path) -> None:
-    async with process(store, tokenizer) as here, process(store, tokenizer) as there:
-        await here.cached(asked(*PROMPT[: LEAST - 1], max_tokens=1))
-        assert not await states(store)
-        await here.cached(asked(*PROMPT[:LEAST], max_tokens=1))
-        await here.cached(asked(*PROMPT, max_tokens=1))
-        assert len(await states(store)) == 1, "the second is 18 tokens longer than what is there"
-        assert await there.cached(asked(*PROMPT, max_tokens=1)) == LEAST
-        assert await there.cached(asked(*PROMPT, prompt_logprobs=1, max_tokens=1)) == 0
-        twice = (*PROMPT, *PROMPT)
-        await here.cached(asked(*twice, max_tokens=1))
-        assert len(await states(store)) == 2, "this one is 68 tokens longer than the first"
-        assert await there.cached(asked(*twice, max_tokens=1)) == len(twice)
-
-
 async def test_a_prompt_after_a_named_state_is_found_by_that_state_alone(store: Store) -> None:
     shared, state = SharedPrefixes(store, packing(), 2**20, LEAST), made(7 + len(PROMPT))
     shared.put(Salt("t", "", "state_1"), PROMPT, state, packing().whole(made(7), None, (1, 2)))

@@ -45,9 +45,10 @@ async def left_and_dropped(app: Application, path: str, name: str, body: dict[st
     first = Caller(app, path=path)
     first.body(json.dumps(body).replace("bird", "cat").encode())
     await session.entered(1)
+    running = engine.queued_tokens
     leaving = Caller(app, path=path)
     leaving.body(json.dumps(body).encode())
-    await until(lambda: len(engine._queue))
+    await until(lambda: engine.queued_tokens > running)
     leaving.hang_up()
     await leaving.done()
     assert leaving.sent == []

@@ -12,7 +12,7 @@ from service.errors import DeadlineExceeded, ServiceError
 from service.http.edge import ClientGone
 from service.http.sse import DONE, PING, event, stream
 from service.settings import Settings
-from tests.service.fakes import PATIENCE_S, client, put_forward, until
+from tests.service.fakes import PATIENCE_S, app_of, client, put_forward, until
 from tests.service.generation_fakes import SAID, FakeGenerator, events, generator_app
 
 SOON_S = 0.01  # a heartbeat or a stall that a test waits for
@@ -181,8 +181,7 @@ async def test_a_slow_reader_gets_joined_pieces_and_the_same_text() -> None:
         await reader.send(message)
 
     async with client(generator_app(model)) as http:
-        app: Any = http._transport.app  # type: ignore[attr-defined]
-        task = asyncio.create_task(app(_SCOPE, incoming.get, send))
+        task = asyncio.create_task(app_of(http)(_SCOPE, incoming.get, send))
         await until(lambda: model.engine.runs and model.engine.runs[0]._ended)
         assert len(reader.messages) == 2, "the status and one chunk: the rest waits"
         reader.taking.set()
@@ -207,32 +206,6 @@ _SCOPE = {
     "client": ("127.0.0.1", 1),
     "server": ("127.0.0.1", 80),
 }
-
-
-async def test_with_many_streams_each_sends_less_often() -> None:
-    """A stream alone keeps the interval of the settings; beside 39 others it waits 4 ms for each of them all."""
-
-    class Timed(Pieces):
-        intervals: list[float]
-
-        async def take(self, timeout_s: float, interval_s: float) -> Sequence[Any]:
-            self.intervals.append(interval_s)
-            return await super().take(timeout_s, interval_s)
-
-    Timed.intervals = []
-    await play(Timed("a", "b", "last"))
-    assert Timed.intervals == [0.03] * 3
-    sources = [Timed("a") for _ in range(40)]
-    playing = [asyncio.create_task(play(source)) for source in sources]
-    await until(lambda: len(Timed.intervals) == 3 + 2 * len(sources))  # all are open, and wait for their second piece
-    Timed.intervals = []
-    for source in sources:
-        source.pieces.put_nowait("b")
-    await until(lambda: len(Timed.intervals) == len(sources))
-    assert Timed.intervals == [40 * 0.004] * len(sources)
-    for source in sources:
-        source.pieces.put_nowait("last")
-    await asyncio.gather(*playing)
 
 
 async def test_what_comes_between_the_first_token_and_the_end_leaves_together() -> None:
