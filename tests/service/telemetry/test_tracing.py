@@ -26,7 +26,7 @@ from service.catalog import Catalog
 from service.settings import Settings, freeze
 from service.telemetry import logs
 from service.telemetry.tracing import Tracer, TracingUnavailable
-from tests.service.fakes import PATIENCE_S, FakeCatalog, FakeSession, client, fake_app, fake_bundle, until
+from tests.service.fakes import PATIENCE_S, Client, FakeCatalog, FakeSession, app_of, client, fake_app, fake_bundle, put_forward, until
 from tests.service.pool_fakes import FakeGateway
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -123,9 +123,10 @@ async def test_requests_that_share_a_batch_have_it_each_in_their_own_trace(tmp_p
         session.hold()
         held = asyncio.create_task(embed(http, "one"))
         await session.entered(1)
+        engine = app_of(http).state.catalog.computing("mini")
+        running = engine.queued_tokens
         others = [asyncio.create_task(embed(http, word)) for word in ("two", "three")]
-        engine = http._transport.app.state.catalog.get("mini").engine  # type: ignore[attr-defined]
-        await until(lambda: len(engine._queue) == 2)
+        await until(lambda: engine.queued_tokens == 3 * running)
         session.open()
         await asyncio.gather(held, *others)
     first, *shared = sorted(spans.named("batch"), key=lambda span: span.start_time or 0)
@@ -146,17 +147,22 @@ async def test_a_run_that_fails_is_an_error_of_run_and_request(tmp_path: Path) -
     assert (request.attributes or {})["error.type"] == "500"
 
 
-async def test_what_expires_in_the_queue_says_so(tmp_path: Path) -> None:
+async def test_what_expires_in_the_queue_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with traced(tmp_path, threads=1) as (http, session, spans):
         session.hold()
         held = asyncio.create_task(embed(http, "one"))
         await session.entered(1)
-        assert (await embed(http, "two", x_request_timeout_ms="1000")).status_code == 504
+        engine, forward = app_of(http).state.catalog.computing("mini"), put_forward(monkeypatch)
+        running = engine.queued_tokens
+        late = asyncio.create_task(embed(http, "two", x_request_timeout_ms="1000000"))
+        await until(lambda: engine.queued_tokens > running)
+        await forward(1001)
+        assert (await late).status_code == 504
         session.open()
         await held
         await until(lambda: len(spans.named("queue")) == 2)
-    (late,) = (span for span in spans.named("queue") if span.status.status_code == StatusCode.ERROR)
-    assert "expired" in str(late.status.description)
+    (expired,) = (span for span in spans.named("queue") if span.status.status_code == StatusCode.ERROR)
+    assert "expired" in str(expired.status.description)
     assert len(spans.named("batch")) == 1
 
 
@@ -261,7 +267,7 @@ async def traced_decoder(settings: Settings) -> AsyncIterator[tuple[httpx.AsyncC
     async with app.router.lifespan_context(app):
         await until(lambda: catalog.failure or any(model.engine.healthy for model in catalog.models.values()))
         assert catalog.failure is None
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://attnserve") as http:
+        async with Client(app) as http:
             yield http, spans
 
 

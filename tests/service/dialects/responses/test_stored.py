@@ -6,9 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
+from service.dialects.openai.responses.live import Live
 from service.errors import RuntimeFailed, StateGone, StoreFailed
 from tests.service.dialects.responses.conftest import NO_RESPONSE, Responses, service, so
-from tests.service.fakes import case
+from tests.service.fakes import case, put_forward
 from tests.service.generation_fakes import SAID, FakeGenerator, events
 
 FED = "<s><user>Hi\n<assistant>"
@@ -236,13 +237,24 @@ async def test_a_second_request_waits_for_the_first_one(responses: Responses, qu
 
 
 @pytest.mark.parametrize("tokens", [0, 4])
-async def test_a_second_request_answers_at_its_deadline_what_there_is(responses: Responses, quick_polls: None, tokens: int) -> None:
+async def test_a_second_request_answers_at_its_deadline_what_there_is(
+    responses: Responses, quick_polls: None, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    waiting: dict[Any, int] = {}  # how many tokens there were when a request last began to wait
+    wait, forward, key = Live.wait, put_forward(monkeypatch), {"Idempotency-Key": "k"}
+
+    async def noted(live: Live, timeout_s: float) -> None:
+        waiting[asyncio.current_task()] = live.answer.said.count
+        await wait(live, timeout_s)
+
+    monkeypatch.setattr(Live, "wait", noted)
     responses.engine.hold(tokens)
-    key = {"Idempotency-Key": "k"}
     first = asyncio.create_task(responses.make(headers=key))
-    await so(lambda: any(live.answer.said.count == tokens for live in responses.running._lives.values()))
-    # Long enough to find the response, even on a busy machine; at a deadline before that, there is nothing to answer.
-    second = await responses.ask("POST", json={"input": "Hi"}, headers={**key, "x-request-timeout-ms": "3000"})
+    await so(lambda: list(waiting.values()) == [tokens])
+    asking = asyncio.create_task(responses.ask("POST", json={"input": "Hi"}, headers={**key, "x-request-timeout-ms": "1000000"}))
+    await so(lambda: list(waiting.values()) == [tokens] * 2)
+    await forward(1001)
+    second = await asking
     responses.engine.release()
     whole = await first
     if tokens:
