@@ -135,9 +135,9 @@ class FakeSteps(GatedSteps):
         self.vocab_size = VOCAB_SIZE
         self.fingerprint = "fake"
         random = np.random.default_rng(0)
-        self._embedding = random.standard_normal((VOCAB_SIZE, 2, 4)).astype(np.float32)
-        self._unembedding = random.standard_normal((8, VOCAB_SIZE)).astype(np.float32)
-        self._unembedding[:, EOS] = 0  # never the likeliest, so that greedy runs go on
+        self.embedding = random.standard_normal((VOCAB_SIZE, 2, 4)).astype(np.float32)
+        self.unembedding = random.standard_normal((8, VOCAB_SIZE)).astype(np.float32)
+        self.unembedding[:, EOS] = 0  # never the likeliest, so that greedy runs go on
         self.bad_tokens: set[int] = set()  # whose logits are NaN
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
@@ -148,7 +148,7 @@ class FakeSteps(GatedSteps):
             assert n[0] == positions[row], "the state is not of this position"
             assert self.decoder.n_positions is None or n[0] + lengths[row] <= self.decoder.n_positions, "there is no such position"
             for at, token in enumerate(tokens[row, : lengths[row]]):
-                S = np.float32(0.75) * S + self._embedding[token]
+                S = np.float32(0.75) * S + self.embedding[token]
                 n += 1
                 for place in np.flatnonzero(wanted[row] == at):
                     logits[row, place] = np.nan if int(token) in self.bad_tokens else self.logits(S)
@@ -156,18 +156,18 @@ class FakeSteps(GatedSteps):
         return logits
 
     def logits(self, S: Tensor) -> Logits:
-        product: Logits = (S.reshape(8, 1) * self._unembedding).sum(0)
+        product: Logits = (S.reshape(8, 1) * self.unembedding).sum(0)
         return product
 
     def expected(self, prompt: Sequence[int], n: int) -> list[int]:
         """The likeliest continuation of n tokens."""
         S = np.zeros((2, 4), np.float32)
         for token in prompt:
-            S = np.float32(0.75) * S + self._embedding[token]
+            S = np.float32(0.75) * S + self.embedding[token]
         completion = []
         for _ in range(n):
             completion.append(int(self.logits(S).argmax()))
-            S = np.float32(0.75) * S + self._embedding[completion[-1]]
+            S = np.float32(0.75) * S + self.embedding[completion[-1]]
         return completion
 
 

@@ -255,7 +255,7 @@ async def test_log_probabilities_are_of_the_model_itself(steps: FakeSteps, token
             logits = steps.logits(S).astype(np.float64)
             assert told.logprob == pytest.approx(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max(), abs=1e-5)
             assert told.top[0][0] == logits.argmax()
-        S = np.float32(0.75) * S + steps._embedding[token]
+        S = np.float32(0.75) * S + steps.embedding[token]
 
 
 # Leaving ---------------------------------------------------------------------------------------------------------------------------------

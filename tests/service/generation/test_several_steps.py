@@ -41,7 +41,7 @@ class Counted(FakeSteps):
     def __init__(self) -> None:
         super().__init__()
         self.steps = Counter[int]()
-        self._unembedding[:, EOS] = self._unembedding[:, 7]
+        self.unembedding[:, EOS] = self.unembedding[:, 7]
 
     def bind(self, *steps: Step) -> Callable[[], None]:
         call = super().bind(*steps)
@@ -144,7 +144,7 @@ async def test_runs_with_huge_logits_say_the_same(tokenizer: Path) -> None:
     said = []
     for hand_over_s in (0.0, PATIENCE_S):
         steps = Counted()
-        steps._unembedding *= np.float32(1e30)
+        steps.unembedding *= np.float32(1e30)
         steps.decoder = steps.decoder.model_copy(update={"exact": False})  # for which nothing is guessed
         requests = [ask(at, max_tokens=30, sampling=Sampling(seed=at, temperature=at % 2), ignore_eos=True) for at in range(1, 4)]
         said.append(await answers(steps, tokenizer, requests, hand_over_s))

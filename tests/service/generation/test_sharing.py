@@ -54,7 +54,7 @@ async def test_a_request_that_takes_all_slots_gives_one_to_the_next_client_and_g
         alone = [await tokens_of(run) for run in await engine.open(drawn)]
         steps.hold(after=8)
         runs = await engine.open([*greedy, *drawn])
-        await until(lambda: len(engine._running) == 4)
+        await until(lambda: all(run.usage.started for run in runs))
         for at in range(3):
             one = engine.submit(ask(20 + at, max_tokens=2, client="one"))
             steps.release(16)
@@ -256,7 +256,7 @@ async def test_a_request_that_found_no_slot_in_time_is_refused_with_a_time_to_co
             with pytest.raises(QueueTooLong, match=r"has waited .* for a slot and may wait 0.05 s") as refused:
                 await tokens_of(run)
             assert refused.value.retry_after_s >= 1
-        assert len(engine._admission) == 0
+        assert engine.pending == 1, "the slot of the long run"
         long.cancel()
         assert await tokens_of(engine.submit(ask(2, client="b", max_tokens=2))) == steps.expected((2,), 2)
 

@@ -151,7 +151,7 @@ async def test_other_arithmetic_must_prove_what_the_client_has(http: httpx.Async
         assert Answer.of([*events[:5], *parsed(answer.text)]) == Answer.of(events)
         assert (await other.get(f"/v1/stream/{run}?from=2")).json()["error"]["code"] == "diverged"
         assert Answer.of(parsed((await other.get(f"/v1/stream/{run}?from=0")).text)).done
-        other.model.steps._embedding += 1  # type: ignore[attr-defined]  # now it draws other tokens
+        other.model.steps.embedding += 1  # type: ignore[attr-defined]  # now it draws other tokens
         answer = await other.post(path, json={**body, "stream": True}, headers={"last-event-id": events[8].id or ""})
         (refused,) = parsed(answer.text)
         assert refused.data["error"]["code"] == "diverged"
