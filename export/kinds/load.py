@@ -8,9 +8,10 @@ from export.kinds.encoder import EncoderExporter
 from export.kinds.encoder_decoder import EncoderDecoderExporter
 from export.kinds.exporter import Exporter, Options
 from models.checkpoints.own import CONFIG
-from models.folders.folder import CheckpointError, present, read_settings
+from models.folders.folder import WEIGHTS, WEIGHTS_INDEX, CheckpointError, present, read_settings
 
 KINDS: tuple[type[Exporter], ...] = (EncoderDecoderExporter, DecoderExporter)
+ADAPTER, BASE = "adapter_config.json", "base_model_name_or_path"  # of the package peft
 GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of the names of architectures that generate text
 
 
@@ -30,6 +31,13 @@ def load(checkpoint: Path, options: Options) -> Exporter:
 
 def _check_folder(checkpoint: Path) -> None:
     if checkpoint.is_dir():
+        if present(checkpoint / ADAPTER) and not any(present(checkpoint / name) for name in (WEIGHTS, WEIGHTS_INDEX)):
+            base = read_settings(checkpoint / ADAPTER).values.get(BASE, "")
+            raise CheckpointError(
+                f"{checkpoint} is an adapter (LoRA), which only changes the weights of its base. Merge it into its base first, with peft: "
+                f'PeftModel.from_pretrained(base, "{checkpoint}").merge_and_unload().save_pretrained("merged"), where base is the model '
+                f"{base!r:.80} as transformers loads it. Copy the tokenizer of the base into that folder, then give the folder"
+            )
         return
     if present(checkpoint):
         raise CheckpointError(f"{checkpoint} is not a folder; give the folder that has it, with config.json and tokenizer.json, or a .gguf")

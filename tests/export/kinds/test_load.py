@@ -49,12 +49,15 @@ def test_the_kind_is_decided_by_one_read(kind: type[Exporter], tmp_path: Path, m
         ("/nowhere/model", r"there is no folder model in /nowhere; check the path$"),
         ("bert-base-uncased", r"check the path. If bert-base-uncased is an id of the Hugging Face hub, download it"),
         ("BAAI/bge-small-en", r"hf download BAAI/bge-small-en --local-dir bge-small-en\), then give that folder"),
+        ("adapter", r"adapter is an adapter \(LoRA\).* Merge it into its base first, .* where base is the model 'a/base' as"),
         ("there/model.safetensors", r"there/model\.safetensors is not a folder; give the folder that has it"),
     ],
 )
 def test_a_path_that_is_no_checkpoint_is_refused(path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "model.safetensors").touch()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "a/base"}')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=words):
         load(Path(path), Options())
