@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from export.comparison import layer_graph
-from export.graphs.torch_graph import OPSET, quiet
 from models.attention.layers.running_max import CHUNK, GROUP
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention
 from models.layers import LAYERS
+from tests.export.modules import SAME, onnx_of, opened
 
 D, H = 16, 2
 LARGEST_N = 100
-SAME = 1e-4  # float32 on both sides, sums in another order
 EXAMPLE = (3, 7)  # B, N with which a graph is traced; sizes of 1 would be taken for constants
 SIZES = [(1, 1), (1, 2), (2, 31), (3, 64), (2, 65), (1, LARGEST_N)]
 
@@ -117,26 +116,10 @@ def test_a_convolution_as_attention_at_every_batch_size(kind: str, tmp_path: Pat
     torch.manual_seed(0)
     convolution = CONVOLUTIONS[kind]
     layer, sizes = ConvolutionAsAttention(convolution).eval(), (9, 7)[: len(convolution.kernel_size)]
-    with quiet():
-        torch.onnx.export(
-            layer,
-            (torch.randn(3, convolution.in_channels, *sizes),),
-            tmp_path / "layer.onnx",
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("B")},),
-            input_names=["x"],
-            opset_version=OPSET,
-            external_data=False,
-            verbose=False,
-        )
-    session = opened(tmp_path / "layer.onnx")
+    session = onnx_of(layer, {"x": torch.randn(3, convolution.in_channels, *sizes)}, tmp_path / "layer.onnx")
     for B in (1, 2, 5):
         x = torch.randn(B, convolution.in_channels, *sizes)
         with torch.no_grad():
             expected = layer(x)
         (y,) = session.run(None, {"x": x.numpy()})
         assert np.abs(y - expected.numpy()).max() <= SAME
-
-
-def opened(file: Path) -> ort.InferenceSession:
-    return ort.InferenceSession(file, providers=["CPUExecutionProvider"])

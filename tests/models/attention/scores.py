@@ -11,7 +11,7 @@ EXACT = 1e-10  # float64: the same formula, summed in another order
 B, H, N_Q, N_K, D_K, D_V = 2, 3, 5, 7, 4, 6
 
 
-def drawn(*shape: int, seed: int) -> Tensor:
+def drawn(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers in float64."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 

@@ -142,23 +142,11 @@ def test_settings_that_are_not_supported(change: dict, message: str) -> None:
         DECODERS["Qwen3_5ForCausalLM"].decoder_config(settings)
 
 
-def test_a_missing_an_unexpected_and_a_misshapen_tensor_are_named(tmp_path: Path) -> None:
-    folder = tiny.save(build("qwen3_5"), tmp_path)
-    weights = folder / "model.safetensors"
-    tensors = load_file(weights)
-    A_log = "model.layers.0.linear_attn.A_log"
-
-    save_file({name: tensor for name, tensor in tensors.items() if name != A_log}, weights)
-    with pytest.raises(CheckpointError, match=f"{A_log} is missing"):
-        load_decoder(folder)
-    save_file({**tensors, "model.layers.9.mlp.up_proj.weight": torch.zeros(1)}, weights)
-    with pytest.raises(CheckpointError, match=r"model.layers.9.mlp.up_proj.weight is unexpected"):
-        load_decoder(folder)
-    save_file({**tensors, A_log: torch.zeros(5)}, weights)
-    with pytest.raises(CheckpointError, match=rf"{A_log} has shape \(5,\), but config.json makes it \(4,\)"):
-        load_decoder(folder)
-    save_file({**tensors, "mtp.norm.weight": torch.zeros(24)}, weights)
-    load_decoder(folder)
+def test_the_head_that_predicts_a_second_token_is_left_out(tmp_path: Path) -> None:
+    """What else does not fit is refused: test_decoder_checkpoint.py."""
+    weights = tiny.save(build("qwen3_5"), tmp_path) / "model.safetensors"
+    save_file({**load_file(weights), "mtp.norm.weight": torch.zeros(24)}, weights)
+    load_decoder(tmp_path)
 
 
 def test_config_without_layer_types_has_a_full_layer_every_fourth(tmp_path: Path) -> None:

@@ -8,18 +8,14 @@ from models.attention.gated.causal_flash import CausalMixedChunkAttention, atten
 from models.attention.gated.flash import MixedChunkAttention, attend_in_groups
 from models.parts.positions import Rotation, rotation_at
 from tests.cases import in_one_test
+from tests.models.attention.scores import EXACT, drawn
 
-EXACT = 1e-10  # float64: the same formula, summed in another order
 G, s, e = 4, 3, 5
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def example(N: int, B: int = 2) -> tuple[list[Tensor], Tensor]:
     """The four maps of z, and v."""
-    return [random(B, 1, N, s, seed=i) for i in range(4)], random(B, 1, N, e, seed=4)
+    return [drawn(B, 1, N, s, seed=i) for i in range(4)], drawn(B, 1, N, e, seed=4)
 
 
 def by_loops(maps: list[Tensor], v: Tensor, *, causal: bool, divisor: str, mask: Tensor, bias: Tensor, quad_divisor: float = G) -> Tensor:
@@ -46,7 +42,7 @@ def test_groups_are_the_loops(N: int, causal: bool, divisor: str) -> None:
     mask = torch.ones(2, N, dtype=torch.bool)
     mask[1, N // 2 :] = False
     mask[0, 1:2] = False
-    bias = random(G, G, seed=5)
+    bias = drawn(G, G, seed=5)
     o = attend_in_groups(*maps, v, group=G, causal=causal, key_mask=mask, bias=bias, divisor=divisor)
     expected = by_loops(maps, v, causal=causal, divisor=divisor, mask=mask, bias=bias)
     assert (o - expected).abs().max() <= EXACT
@@ -58,7 +54,7 @@ def test_the_causal_step_is_the_loops_in_two_calls(cut: int, divisor: str) -> No
     """With another divisor of the scores than G."""
     maps, v = example(11)
     mask = torch.arange(11) < torch.tensor([[11], [9]])
-    given = {"bias": random(G, G, seed=5), "divisor": divisor, "quad_divisor": 3.0}
+    given = {"bias": drawn(G, G, seed=5), "divisor": divisor, "quad_divisor": 3.0}
     first, past = attend_causal_in_groups(*(x[:, :, :cut] for x in (*maps, v)), group=G, mask=mask[:, :cut], **given)
     rest, _ = attend_causal_in_groups(*(x[:, :, cut:] for x in (*maps, v)), past, group=G, mask=mask[:, cut:], **given)
     expected = by_loops(maps, v, causal=True, mask=mask, **given)
@@ -94,7 +90,7 @@ def rotation(N: int) -> Rotation:
 
 @torch.no_grad()
 def test_the_layer_is_the_papers() -> None:
-    unit, x = layer(MixedChunkAttention), random(1, 10, 6)
+    unit, x = layer(MixedChunkAttention), drawn(1, 10, 6)
     u, v, z = (F.silu(to(x[0])) for to in (unit.to_u, unit.to_v, unit.to_z))
     maps = [(z * g[0] + b[0])[None, None] for g, b in zip(unit.gain, unit.offset, strict=True)]
     bias = torch.stack([torch.stack([unit.bias(torch.tensor(j - i)) for j in range(G)]) for i in range(G)])
@@ -107,7 +103,7 @@ def test_the_layer_is_the_papers() -> None:
 @in_one_test("N", [1, 3, 4, 5, 8, 9, 63, 64, 65])
 @torch.no_grad()
 def test_four_recurrences_are_the_groups(N: int, options: dict) -> None:
-    unit, x = layer(**options), random(2, N, 6)
+    unit, x = layer(**options), drawn(2, N, 6)
     u, v, maps = unit.projected(x, rotation(N))
     r = torch.arange(G)
     bias = None if unit.bias is None else unit.bias(r - r[:, None])
@@ -118,7 +114,7 @@ def test_four_recurrences_are_the_groups(N: int, options: dict) -> None:
 @torch.no_grad()
 def test_in_float32_the_first_group_has_no_linear_part_and_the_hundredth_still_has_its_digits() -> None:
     """M and P grow apart: their difference keeps float32's digits, since M is the larger of the two from the second group on."""
-    unit, x = layer(relative_bias=False), random(1, 100 * G, 6)
+    unit, x = layer(relative_bias=False), drawn(1, 100 * G, 6)
     exact, _ = unit(x)
     rounded, _ = unit.float()(x.float())
     assert (rounded - exact).abs().max() <= 1e-5 * exact.abs().max().clamp_min(1)

@@ -10,14 +10,10 @@ from models.attention.gated.causal_gau import CausalGatedAttentionUnit
 from models.attention.gated.gau import DistanceBias, GatedAttentionUnit, weights
 from models.parts.positions import rotation_at
 from tests.cases import in_one_test
+from tests.models.attention.scores import EXACT, drawn
 
-EXACT = 1e-10  # float64: the same formula, summed in another order
 NORMALISATIONS = ("length", "valid", "softmax", "softmax_plus")
 s = 4
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def by_loops(q: Tensor, k: Tensor, normalisation: str, mask: Tensor, bias: Tensor, least: int) -> Tensor:
@@ -43,8 +39,8 @@ def by_loops(q: Tensor, k: Tensor, normalisation: str, mask: Tensor, bias: Tenso
 @in_one_test("normalisation", NORMALISATIONS)
 def test_weights_are_the_loops(normalisation: str, least: int) -> None:
     """With a query that sees nothing, and one that sees one key."""
-    q, k, bias = random(6, s), random(7, s, seed=1), random(6, 7, seed=2)
-    mask = random(6, 7, seed=3) > 0
+    q, k, bias = drawn(6, s), drawn(7, s, seed=1), drawn(6, 7, seed=2)
+    mask = drawn(6, 7, seed=3) > 0
     mask[2], mask[3] = False, torch.arange(7) == 4
     A = weights(q, k, normalisation=normalisation, mask=mask, bias=bias, least_length=least)
     assert (A - by_loops(q, k, normalisation, mask, bias, least)).abs().max() <= EXACT
@@ -53,14 +49,14 @@ def test_weights_are_the_loops(normalisation: str, least: int) -> None:
 
 @in_one_test("normalisation", NORMALISATIONS)
 def test_gradients_of_the_weights(normalisation: str) -> None:
-    q, k = random(3, s).requires_grad_(), random(4, s, seed=1).requires_grad_()
+    q, k = drawn(3, s).requires_grad_(), drawn(4, s, seed=1).requires_grad_()
     mask = torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])
     assert torch.autograd.gradcheck(lambda q, k: weights(q, k, normalisation=normalisation, mask=mask), (q, k), fast_mode=True)
 
 
 def test_length_counts_padding_and_valid_does_not() -> None:
     """The trap: with `length` another token of padding changes the answer, unless the length is given."""
-    q, k = random(2, s), random(9, s, seed=1)
+    q, k = drawn(2, s), drawn(9, s, seed=1)
     mask = torch.arange(9) < 5
     valid, length = (weights(q, k, normalisation=name, mask=mask)[:, :5] for name in ("valid", "length"))
     assert (valid - weights(q, k[:5])).abs().max() <= EXACT
@@ -93,7 +89,7 @@ def unit(kind: type = GatedAttentionUnit, **options: object) -> torch.nn.Module:
 @torch.no_grad()
 def test_the_unit_is_the_papers() -> None:
     """u ⊙ (A v) behind a projection, with q and k from one z, and the bias times sqrt(D) inside the square."""
-    layer, x, t = unit(), random(1, 7, 6), torch.arange(7)
+    layer, x, t = unit(), drawn(1, 7, 6), torch.arange(7)
     u, v, z = (F.silu(to(x[0])) for to in (layer.to_u, layer.to_v, layer.to_z))
     assert u.shape == v.shape == (7, 12)
     q, k = (z * g[0] + b[0] for g, b in zip(layer.gain, layer.offset, strict=True))
@@ -109,7 +105,7 @@ def test_the_causal_unit_is_the_unit_with_a_mask(normalisation: str) -> None:
     layer = unit(CausalGatedAttentionUnit, normalisation=normalisation, relative_bias=False, least_length=3)
     both = unit(normalisation=normalisation, relative_bias=False, least_length=3)
     both.load_state_dict(layer.state_dict())
-    x = random(2, 9, 6)
+    x = drawn(2, 9, 6)
     turned = rotation_at(torch.arange(9)[None], s, base=100.0, dtype=torch.float64)
     y, _ = layer(x, rotation=turned)
     for i in range(9):

@@ -11,18 +11,14 @@ from models.attention.linear.causal_vq import CausalVectorQuantisedAttention, at
 from models.attention.linear.codebook import update_codebooks
 from models.attention.linear.vq import VectorQuantisedAttention, attend_to_codes
 from tests.cases import in_one_test
+from tests.models.attention.scores import EXACT, drawn
 
-EXACT = 1e-10  # float64: the same formula, summed in another order
 H, D_k, D_v, Z = 2, 4, 3, 6
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def example(N_q: int = 5, N_k: int = 9) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v and a codebook."""
-    return random(2, H, N_q, D_k), random(2, H, N_k, D_k, seed=1), random(2, H, N_k, D_v, seed=2), random(H, Z, D_k, seed=3)
+    return drawn(2, H, N_q, D_k), drawn(2, H, N_k, D_k, seed=1), drawn(2, H, N_k, D_v, seed=2), drawn(H, Z, D_k, seed=3)
 
 
 def by_loops(q: Tensor, k: Tensor, v: Tensor, codes: Tensor, seen: list[list[int]]) -> Tensor:
@@ -60,7 +56,7 @@ def test_equally_near_codes_give_the_lowest_number() -> None:
 
 def test_a_code_that_nobody_has_does_not_drown_the_others() -> None:
     """Its score of 10⁴ would leave exp(-10⁴) = 0 for every key, and 0 / 0."""
-    q, v = torch.full((1, 1, 1, 2), 100.0), random(1, 1, 3, 2).float()
+    q, v = torch.full((1, 1, 1, 2), 100.0), drawn(1, 1, 3, 2).float()
     codes = torch.tensor([[[-1.0, 0.0], [100.0, 0.0]]])
     z = torch.zeros(1, 1, 3, dtype=torch.int64)
     assert torch.allclose(attend_to_codes(q, z, v, codes, scale=1.0), v.mean(2, keepdim=True))
@@ -80,7 +76,7 @@ def test_causal_sums_take_a_scale_and_leave_padding_out() -> None:
 @torch.no_grad()
 def test_the_causal_layer_is_softmax_over_rounded_keys(N: int) -> None:
     layer = CausalVectorQuantisedAttention(6, 2, n_codes=Z).double()
-    x = random(2, N, 6)
+    x = drawn(2, N, 6)
     q, k, v = (to(x).unflatten(-1, (2, 3)).transpose(1, 2) for to in (layer.to_q, layer.to_k, layer.to_v))
     q, k = (torch.nn.functional.layer_norm(y, (3,)) for y in (q, k))
     k_hat = book.looked_up(book.nearest(k, layer.codebook.codes), layer.codebook.codes)
@@ -103,7 +99,7 @@ def output(layer: torch.nn.Module, x: Tensor, mask: Tensor | None = None) -> Ten
 
 @in_one_test("number", [0, 1], ids=["both ways", "causal"])
 def test_training_gives_the_same_numbers_and_keys_a_gradient(number: int) -> None:
-    layer, x = layers()[number], random(2, 9, 6)
+    layer, x = layers()[number], drawn(2, 9, 6)
     mask = torch.arange(9) < torch.tensor([9, 4])[:, None]
     y = output(layer, x, mask)
     with torch.no_grad():
@@ -113,7 +109,7 @@ def test_training_gives_the_same_numbers_and_keys_a_gradient(number: int) -> Non
 
 
 def test_training_in_two_calls_is_training_in_one() -> None:
-    layer, x = layers()[1], random(2, 9, 6)
+    layer, x = layers()[1], drawn(2, 9, 6)
     y, state = layer(x)
     first, between = layer(x[:, :4])
     second, after = layer(x[:, 4:], None, between)
@@ -173,10 +169,10 @@ def test_dead_codes_begin_anew_as_tokens_of_the_batch() -> None:
 def test_a_forward_changes_no_codebook_and_a_trained_layer_can_be_copied() -> None:
     layer = layers()[0]
     before = layer.codebook.codes.clone()
-    layer(random(1, 5, 6))
+    layer(drawn(1, 5, 6))
     assert torch.equal(layer.codebook.codes, before)
     update_codebooks(layer)
     assert not torch.equal(layer.codebook.codes, before)
     assert torch.equal(copy.deepcopy(layer).codebook.codes, layer.codebook.codes)
-    layer.eval()(random(1, 5, 6))
+    layer.eval()(drawn(1, 5, 6))
     assert layer.codebook.watched is None

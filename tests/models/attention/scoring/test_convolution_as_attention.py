@@ -3,18 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention, position_weights, quadratic_scores
 from tests.cases import in_one_test
+from tests.models.attention.scores import drawn
 
 EXACT = 1e-9  # float64: off-pixel weights of e^-46
 ROUNDED = 1e-6  # float32, relative to the largest output where that is above 1
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 CONVOLUTIONS = {
@@ -37,7 +34,7 @@ every_convolution = in_one_test(("convolution", "sizes"), CONVOLUTIONS.values(),
 @torch.no_grad()
 def test_it_computes_what_the_convolution_computes(convolution: nn.Conv2d, sizes: tuple[int, ...]) -> None:
     convolution = convolution.double()
-    x = normal(2, convolution.in_channels, *sizes)
+    x = drawn(2, convolution.in_channels, *sizes)
     expected = convolution(x)
     y = ConvolutionAsAttention(convolution)(x)
     assert y.shape == expected.shape
@@ -48,14 +45,14 @@ def test_it_computes_what_the_convolution_computes(convolution: nn.Conv2d, sizes
 @torch.no_grad()
 def test_eighteen_is_enough_in_float32(convolution: nn.Conv2d, sizes: tuple[int, ...]) -> None:
     convolution = convolution.float()
-    x = normal(2, convolution.in_channels, *sizes).float()
+    x = drawn(2, convolution.in_channels, *sizes).float()
     expected = convolution(x)
     error = (ConvolutionAsAttention(convolution, alpha=18.0)(x) - expected).abs().max()
     assert error <= ROUNDED * expected.abs().max().clamp_min(1)
 
 
 def test_the_encoding_is_a_square_up_to_a_constant_that_softmax_forgets() -> None:
-    offsets, shifts = normal(4, 6, 2), normal(3, 2, seed=1)
+    offsets, shifts = drawn(4, 6, 2), drawn(3, 2, seed=1)
     square = -2.5 * (offsets - shifts[:, None, None]).square().sum(-1)  # (3, 4, 6)
     scores = quadratic_scores(offsets, position_weights(shifts, alpha=2.5))
     assert (scores - 2.5 * shifts.square().sum(-1)[:, None, None] - square).abs().max() <= EXACT
@@ -77,7 +74,7 @@ def test_it_is_multi_head_attention_with_a_bias_on_positions_alone() -> None:
     layer.to_out.bias.copy_(convolution.bias)
     places = torch.cartesian_prod(torch.arange(n), torch.arange(n)).double()
     bias = quadratic_scores(places - places.unsqueeze(1), attention.position_weights).unsqueeze(0)
-    x = normal(2, C, n, n)
+    x = drawn(2, C, n, n)
     y = layer(x.flatten(2).mT, pair_bias=bias).mT.unflatten(2, (n, n))
     assert (y[..., 1:-1, 1:-1] - convolution(x)).abs().max() <= EXACT
 
@@ -85,10 +82,10 @@ def test_it_is_multi_head_attention_with_a_bias_on_positions_alone() -> None:
 def test_its_weights_can_be_trained_on() -> None:
     """Where the softmax is not yet one pixel, gradients reach where a head looks."""
     attention = ConvolutionAsAttention(nn.Conv2d(2, 3, 3, padding=1).double(), alpha=0.5)
-    x, target = normal(2, 2, 4, 4), normal(2, 3, 4, 4, seed=1)
+    x, target = drawn(2, 2, 4, 4), drawn(2, 3, 4, 4, seed=1)
     F.mse_loss(attention(x), target).backward()
     assert all(parameter.grad.abs().max() > 1e-4 for parameter in attention.parameters())
-    assert torch.autograd.gradcheck(attention, (normal(1, 2, 3, 3).requires_grad_(),), fast_mode=True)
+    assert torch.autograd.gradcheck(attention, (drawn(1, 2, 3, 3).requires_grad_(),), fast_mode=True)
 
 
 @in_one_test(

@@ -15,8 +15,7 @@ from models.parts.positions import Rotation
 from tests.cases import in_one_test
 from tests.models.attention import test_causal_layers as causal
 from tests.models.attention import test_layers as both_ways
-
-EXACT = 1e-10  # float64: the same formula, summed in another order
+from tests.models.attention.scores import EXACT, drawn
 
 D, H, N_MAX = 12, 3, 20
 
@@ -30,10 +29,6 @@ def make(layer: type = Synthesizer, kinds: tuple[str, ...] = KINDS, **options: o
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return made.double()
-
-
-def normal(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 # The definition
@@ -72,7 +67,7 @@ def by_definition(layer: Synthesizer, x: Tensor, seen: Tensor) -> Tensor:
 @in_one_test("kinds", [*((kind,) for kind in KINDS), KINDS, ("random", "dot_product")])
 @torch.no_grad()
 def test_both_layers_compute_their_definition(kinds: tuple[str, ...]) -> None:
-    x, mask = normal(2, 7, D), torch.arange(7) < torch.tensor([[7], [4]])
+    x, mask = drawn(2, 7, D), torch.arange(7) < torch.tensor([[7], [4]])
     layer, past = make(kinds=kinds), make(CausalSynthesizer, kinds)
     past.load_state_dict(layer.state_dict())
     expected = by_definition(layer, x, mask[:, None, None, :])
@@ -122,7 +117,7 @@ def test_scores_begin_with_variance_one(kind: str) -> None:
 
 @torch.no_grad()
 def test_pairs_that_may_not_meet_and_a_bias_reach_the_scores() -> None:
-    layer, x = make(), normal(2, 9, D)
+    layer, x = make(), drawn(2, 9, D)
     near = (torch.arange(9)[:, None] - torch.arange(9)).abs() <= 1
     bias = torch.where(near, 0.0, -1e4).double()[None, None]
     assert (layer(x, pair_mask=near) - layer(x, pair_bias=bias)).abs().max() <= EXACT
@@ -130,9 +125,9 @@ def test_pairs_that_may_not_meet_and_a_bias_reach_the_scores() -> None:
 
 
 def test_scores_of_millions_stay_finite() -> None:
-    scores = dense_scores(1e4 * normal(1, 5, D), normal(H, 4, D), normal(H, 4), 1e3 * normal(H, 5, 4), normal(H, 5))
+    scores = dense_scores(1e4 * drawn(1, 5, D), drawn(H, 4, D), drawn(H, 4), 1e3 * drawn(H, 5, 4), drawn(H, 5))
     assert scores.abs().max() > 1e6
-    assert torch.isfinite(attend_by_scores(scores, normal(1, H, 5, 4), mask=torch.ones(5, 5, dtype=torch.bool).tril())).all()
+    assert torch.isfinite(attend_by_scores(scores, drawn(1, H, 5, 4), mask=torch.ones(5, 5, dtype=torch.bool).tril())).all()
 
 
 # What is drawn, and what is refused
@@ -147,7 +142,7 @@ def test_fixed_scores_are_those_of_the_seed() -> None:
 
 @torch.no_grad()
 def test_a_full_causal_synthesizer_takes_padding_and_no_token() -> None:
-    layer, x = make(CausalSynthesizer), normal(2, N_MAX, D)
+    layer, x = make(CausalSynthesizer), drawn(2, N_MAX, D)
     _, state = layer(x)
     _, after = layer(x, torch.zeros(2, N_MAX, dtype=torch.bool), state)
     assert all(torch.equal(after[name], state[name]) for name in state)
@@ -157,11 +152,11 @@ def test_a_full_causal_synthesizer_takes_padding_and_no_token() -> None:
 
 def test_what_does_not_fit_is_refused_with_the_values() -> None:
     with pytest.raises(ValueError, match="N=21 tokens, but the Synthesizer has scores for n_positions=20; cut the input"):
-        make()(normal(1, N_MAX + 1, D))
+        make()(drawn(1, N_MAX + 1, D))
     with pytest.raises(ValueError, match="a=3 does not divide n_positions=20"):
         make(kinds=("factorised_dense",), a=3)
     for kinds in ((), ("vanilla",), ("dense", "dense"), "dense"):
         with pytest.raises(ValueError, match=r"must be a list of some of dense, random, .*, each at most once"):
             make(kinds=kinds)
     with pytest.raises(ValueError, match="a Synthesizer supports no rotation"):
-        make()(normal(1, 5, D), rotation=Rotation(torch.ones(5, 2), torch.zeros(5, 2)))
+        make()(drawn(1, 5, D), rotation=Rotation(torch.ones(5, 2), torch.zeros(5, 2)))

@@ -12,20 +12,15 @@ from models.attention.sparse.causal_lsh import attend_lsh_to_cache
 from models.attention.sparse.lsh import LSHAttention, attend_lsh, unit_keys
 from models.attention.sparse.lsh_buckets import angular_buckets, draw_rotations, hyperplane_buckets
 from tests.cases import in_one_test
-
-EXACT = 1e-10  # float64: the same formula, summed in another order
+from tests.models.attention.scores import EXACT, drawn
 
 B, H, D_K = 2, 2, 4
 LAST_RESORT = -1e5
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def heads(N: int, *, seed: int = 1) -> tuple[Tensor, Tensor]:
     """qk and v."""
-    return random(B, H, N, D_K, seed=seed), random(B, H, N, 3, seed=seed + 1)
+    return drawn(B, H, N, D_K, seed=seed), drawn(B, H, N, 3, seed=seed + 1)
 
 
 def random_buckets(N: int, *, n_rounds: int = 3, n_buckets: int = 4, seed: int = 7) -> Tensor:
@@ -104,7 +99,7 @@ def test_computes_what_the_loops_compute(rule: str, causal: bool, before: int, a
 
 def test_a_mask_may_have_holes() -> None:
     (qk, v), buckets = heads(19), random_buckets(19)
-    mask = random(B, 19) > -0.3
+    mask = drawn(B, 19) > -0.3
     how = {"rule": "paper", "causal": False, "chunk": 4, "before": 1, "after": 0}
     ours = attend_lsh(qk, v, buckets, key_mask=mask, **how)
     assert (ours - by_loops(qk, v, buckets, mask, **how)).abs().max() <= EXACT
@@ -116,7 +111,7 @@ def test_a_mask_may_have_holes() -> None:
 
 def test_the_layer_is_full_attention_up_to_a_chunk() -> None:
     torch.manual_seed(0)
-    layer, x = LSHAttention(8, 2, chunk=6, n_buckets=8).double(), random(2, 9, 8)
+    layer, x = LSHAttention(8, 2, chunk=6, n_buckets=8).double(), drawn(2, 9, 8)
     mask = lengths_mask(9, 6, N=9)
     qk, v = (to(x).unflatten(-1, (2, 4)).transpose(1, 2) for to in (layer.to_q, layer.to_v))
     expected = layer.to_out(full(qk, v, mask[:, None, None, :]).transpose(1, 2).flatten(-2))
@@ -173,7 +168,7 @@ def test_autocast_keeps_the_last_resort_above_what_is_hidden(dtype: torch.dtype)
 
 
 def test_an_angular_bucket_is_the_nearest_direction() -> None:
-    x, rotations = random(B, H, 11, D_K), draw_rotations(H, 3, D_K, 6, seed=0)
+    x, rotations = drawn(B, H, 11, D_K), draw_rotations(H, 3, D_K, 6, seed=0)
     buckets = angular_buckets(x, rotations)
     assert buckets.shape == (B, H, 3, 11)
     for r in range(3):
@@ -184,14 +179,14 @@ def test_an_angular_bucket_is_the_nearest_direction() -> None:
 
 
 def test_factors_of_a_bucket_are_hashes_of_their_own() -> None:
-    x, rotations = random(B, H, 40, D_K), draw_rotations(H, 3, D_K, (4, 6, 2), seed=0)
+    x, rotations = drawn(B, H, 40, D_K), draw_rotations(H, 3, D_K, (4, 6, 2), seed=0)
     assert rotations.shape == (H, 3, D_K, 6)
     first, second, third = (angular_buckets(x, part) for part in rotations.split([2, 3, 1], dim=-1))
     assert torch.equal(angular_buckets(x, rotations, (4, 6, 2)), first + 4 * second + 24 * third)
 
 
 def test_hyperplane_buckets_are_bits() -> None:
-    x, planes = random(B, H, 9, D_K), random(H, 2, D_K, 3, seed=3)
+    x, planes = drawn(B, H, 9, D_K), drawn(H, 2, D_K, 3, seed=3)
     bits = (torch.einsum("bhnd,hrdc->bhrnc", x, planes) > 0).long()
     assert torch.equal(hyperplane_buckets(x, planes), bits[..., 0] + 2 * bits[..., 1] + 4 * bits[..., 2])
 
@@ -212,4 +207,4 @@ def test_the_cache_gives_what_the_rounds_give() -> None:
 
 def test_rotations_of_another_width_are_refused() -> None:
     with pytest.raises(ValueError, match=r"n_buckets=\(4, 4\) needs rotations with 4 columns, not 2"):
-        angular_buckets(random(1, 1, 2, D_K), draw_rotations(1, 1, D_K, 4, seed=0), (4, 4))
+        angular_buckets(drawn(1, 1, 2, D_K), draw_rotations(1, 1, D_K, 4, seed=0), (4, 4))

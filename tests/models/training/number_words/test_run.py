@@ -1,9 +1,6 @@
-"""From a config to a checkpoint folder; a run that was killed ends with the same weights as one that was not."""
+"""From a config to a checkpoint folder; a run that was stopped ends with the same weights as one that was not."""
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,6 @@ from models.training.number_words.evaluation import exact, held_out_numbers
 from models.training.number_words.task import NumberWordsTask, build, exact_matches
 from models.training.number_words.tokens import character_tokenizer
 from models.training.number_words.words import Example
-from models.training.run import CHECKPOINTS
 from models.training.start import train_number_words
 from models.training.trainer import train
 
@@ -95,20 +91,16 @@ def test_the_same_command_on_a_finished_run_changes_no_weight(finished: Path, tm
         train_number_words(tmp_path / "config.yaml", finished, Console(quiet=True))
 
 
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """Killed between two checkpoints, in a process of its own; what ends is what would have ended without that."""
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """Between two checkpoints. A run that is killed: training/test_trainer.py."""
     torch.set_num_threads(1)
     file = written(tmp_path)
-    config = read_config(file, NumberWordsConfig)
-    command = [sys.executable, "-m", "tests.models.training.number_words.killed", str(file), str(tmp_path / "killed"), "13"]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    assert [folder.name for folder in (tmp_path / "killed" / CHECKPOINTS).iterdir()] == ["step-000010"]
-    ends = {}
-    for name in ("killed", "whole"):
-        progress = train(NumberWordsTask(config, file), tmp_path / name / CHECKPOINTS)
-        ends[name] = load_file(tmp_path / name / CHECKPOINTS / "step-000024" / "model.safetensors")
-        assert progress.step == 24
-    assert all(tensor.equal(ends["whole"][name]) for name, tensor in ends["killed"].items())
+    config, ends, halted = read_config(file, NumberWordsConfig), {}, iter([False] * 12 + [True])
+    train(NumberWordsTask(config, file), tmp_path / "stopped", stopping=lambda: next(halted))
+    for name in ("stopped", "whole"):
+        assert train(NumberWordsTask(config, file), tmp_path / name).step == 24
+        ends[name] = load_file(tmp_path / name / "step-000024" / "model.safetensors")
+    assert all(tensor.equal(ends["whole"][name]) for name, tensor in ends["stopped"].items())
 
 
 def test_exact_means_every_digit_and_the_end() -> None:
