@@ -23,6 +23,7 @@ _OTHERWISE = "Choose another checkpoint, or correct its tokenizer"
 MOST_GROWTH = {"normalizer": 16, "pre_tokenizer": 16, "post_processor": 16, "decoder": 4}
 MOST_ADDED = 1_000  # most special tokens that a template may add to a text
 MOST_ADDED_TOKENS = 16_384  # most tokens beside the vocabulary: opening takes 50 us for each. Published tokenizers have up to 6,500
+MOST_ADDED_CHARACTERS = 2**20  # most characters of all of them: each takes 0.2 us
 
 
 def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = False, any_pattern: bool = False) -> Tokenizer:
@@ -139,8 +140,12 @@ def _problems(described: Any, *, any_pattern: bool) -> Iterator[str]:
     if not isinstance(described, dict):
         yield f"it holds {described!r:.40} where an object is expected. {_OTHERWISE}"
         return
-    if isinstance(added := described.get("added_tokens"), list) and len(added) > MOST_ADDED_TOKENS:
-        yield f"it has {len(added)} added tokens, and {MOST_ADDED_TOKENS} are the most. {_OTHERWISE}"
+    if isinstance(added := described.get("added_tokens"), list):
+        characters = sum(len(str(token.get("content"))) for token in added if isinstance(token, dict))
+        if len(added) > MOST_ADDED_TOKENS:
+            yield f"it has {len(added)} added tokens, and {MOST_ADDED_TOKENS} are the most. {_OTHERWISE}"
+        if characters > MOST_ADDED_CHARACTERS:
+            yield f"its added tokens have {characters} characters, and {MOST_ADDED_CHARACTERS} are the most. {_OTHERWISE}"
     for part, most in MOST_GROWTH.items():
         growth = 1
         for found in _objects(described.get(part)):
