@@ -14,9 +14,9 @@ from service.dialects.openai.responses import conversations as stored
 from service.dialects.openai.responses.conversations import Conversation, new_items
 from service.dialects.openai.responses.items import page_of
 from service.dialects.openai.responses.schemas import AfterItem, Included, Item, ItemLimit, ItemList, ItemOrder, ListedItem
-from service.dialects.states.finding import store_of, tenant_of
-from service.dialects.states.keeping import quota_of
+from service.dialects.states.finding import on_store, store_of
 from service.dialects.states.options import Metadata
+from service.dialects.states.records import quota_of
 from service.dialects.states.schemas import ERRORS, json_body
 from service.dialects.text.answer import new_id
 from service.errors import DocumentMoved
@@ -63,7 +63,7 @@ async def create(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     """Create a conversation. The body may contain its first items."""
     body = read(CreateConversation, content or b"{}")
     new = Conversation(
-        tenant=tenant_of(call),
+        tenant=call.tenant_name,
         id=new_id("conv_"),
         created_at=int(time.time()),
         metadata=body.metadata,
@@ -91,8 +91,7 @@ async def change(conversation_id: ConversationPath, content: ContentDep, call: C
 @router.delete("/v1/conversations/{conversation_id}", response_model=ConversationDeleted)
 async def delete(conversation_id: ConversationPath, call: CallDep, catalog: CatalogDep) -> Any:
     """Delete a conversation and its items. Its responses and their states are not deleted."""
-    tenant = tenant_of(call)
-    await store_of(catalog).call(lambda engine: stored.erase(engine, tenant, conversation_id))
+    await on_store(catalog, call, stored.erase, conversation_id)
     return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True}, call)
 
 
@@ -134,20 +133,19 @@ async def delete_item(conversation_id: ConversationPath, item_id: ItemPath, call
 
 
 async def _found(conversation: str, call: Call, catalog: Catalog) -> Conversation:
-    tenant = tenant_of(call)
-    return await store_of(catalog).call(lambda engine: stored.find(engine, tenant, conversation))
+    return await on_store(catalog, call, stored.find, conversation)
 
 
 async def _changed(conversation: str, change: Callable[[Conversation], Conversation], call: Call, catalog: Catalog) -> Conversation:
     """Apply `change` to the stored conversation, write the result, and return it."""
-    tenant, quota, ttl_s = tenant_of(call), quota_of(catalog.settings), catalog.settings.state_ttl_s
+    quota, ttl_s = quota_of(catalog.settings), catalog.settings.state_ttl_s
 
-    def changed(engine: GroupingEngine) -> Conversation:
+    def changed(engine: GroupingEngine, tenant: str) -> Conversation:
         return stored.write(engine, change(stored.find(engine, tenant, conversation)), quota, ttl_s)
 
     for _ in range(_TRIES - 1):
         try:
-            return await store_of(catalog).call(changed)
+            return await on_store(catalog, call, changed)
         except DocumentMoved:
             continue
-    return await store_of(catalog).call(changed)
+    return await on_store(catalog, call, changed)

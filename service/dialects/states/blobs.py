@@ -12,22 +12,19 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from service.catalog import Catalog
 from service.dialects.openai import embeddings as openai
-from service.dialects.states.answers import described, replayed, sent
 from service.dialects.states.finding import (
     KeyHeader,
-    MatchHeader,
-    NoneMatchHeader,
+    MatchDep,
     StatePath,
     change_of,
     find,
     key_of,
     metadata_of,
     metadata_parameter,
-    store_of,
-    tenant_of,
+    on_store,
 )
-from service.dialects.states.keeping import new_record, quota_of
 from service.dialects.states.options import KeepFields
+from service.dialects.states.records import described, new_record, quota_of, replayed, sent
 from service.dialects.states.schemas import ERRORS, StateObject
 from service.errors import InvalidRequest, RangeRefused
 from service.generation.model import DecoderModel
@@ -65,13 +62,12 @@ async def blob(
     if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
 ) -> Response:
     """Return the bytes of a state. The ETag is the SHA-256 of the bytes, so forks have the same ETag."""
-    tenant = tenant_of(call)
 
-    def found(engine: GroupingEngine) -> tuple[StateRecord, bytes | None]:
+    def found(engine: GroupingEngine, tenant: str) -> tuple[StateRecord, bytes | None]:
         record = find(engine, tenant, state).record
         return record, None if _known(record, if_none_match) else engine.blob(tenant, record.id)
 
-    record, content = await store_of(catalog).call(found)
+    record, content = await on_store(catalog, call, found)
     headers = {"etag": f'"{record.sha256}"', "accept-ranges": "bytes", "cache-control": "private, no-cache"}
     if content is None:
         return Response(status_code=304, headers={**call.headers, **headers})
@@ -111,20 +107,18 @@ async def upload(
     content: ContentDep,
     call: CallDep,
     catalog: CatalogDep,
+    match: MatchDep,
     name: Annotated[str | None, Query(description="A name that points to the state from now on.")] = None,
     ttl_s: Annotated[str | None, Query(description="Seconds after which the state expires, or never.")] = None,
     pin: Annotated[bool, Query(description="A pinned state is never evicted.")] = False,
     idempotency_key: KeyHeader = None,
-    if_match: MatchHeader = None,
-    if_none_match: NoneMatchHeader = None,
 ) -> Any:
     """Store a state from its bytes. Bytes that are not exactly a state of a model served here are refused, and nothing is written."""
     given = {"name": name, "ttl_s": _seconds(ttl_s), "pin": pin, "metadata": dict(metadata_of(request))}
-    options, tenant, settings = read(KeepFields, orjson.dumps(given)), tenant_of(call), catalog.settings
+    options, settings = read(KeepFields, orjson.dumps(given)), catalog.settings
     digest = await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
-    key = key_of(idempotency_key, "upload", digest, given, if_match, if_none_match)
-    store = store_of(catalog)
-    if key is not None and (earlier := await store.call(lambda engine: replayed(engine, tenant, key))) is not None:
+    key = key_of(idempotency_key, "upload", digest, given, *match)
+    if key is not None and (earlier := await on_store(catalog, call, replayed, key)) is not None:
         return sent(earlier, call, replayed=True, name=options.name)
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise InvalidRequest("the body is multipart, and a state is the body itself: send the file alone, as curl --data-binary @FILE does")
@@ -139,7 +133,7 @@ async def upload(
     record = new_record(
         options,
         settings,
-        tenant=tenant,
+        tenant=call.tenant_name,
         model=model.name,
         fingerprint=whole.fingerprint,
         parent=None,
@@ -150,12 +144,12 @@ async def upload(
     )
     ids = np.array(whole.recent, "<i4").tobytes()
 
-    def kept(engine: GroupingEngine) -> tuple[dict[str, Any], bool]:
-        change = change_of(engine, tenant, options.name, if_match, if_none_match)
+    def kept(engine: GroupingEngine, tenant: str) -> tuple[dict[str, Any], bool]:
+        change = change_of(engine, tenant, options.name, match)
         made = engine.put(record, content, ids=ids, quota=quota_of(settings), name=change, key=key)
         return described(engine, made), made.id != record.id
 
-    made, again = await store.call(kept)
+    made, again = await on_store(catalog, call, kept)
     return sent(made, call, replayed=again, name=options.name)
 
 

@@ -3,10 +3,11 @@ Idempotency-Key, and metadata in a query."""
 
 import hashlib
 import re
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import orjson
-from fastapi import Header, Path, Request
+from fastapi import Depends, Header, Path, Request
 
 from service.call import Call
 from service.catalog import Catalog
@@ -15,7 +16,10 @@ from service.errors import InvalidRequest, NameMoved, RouteNotFound, StateNotFou
 from service.states.engine import StateEngine
 from service.states.record import ID, IdempotencyKey, Name, NameChange, StateRecord
 from service.states.refusals import name_moved
-from service.states.store import Store
+from service.states.store import GroupingEngine, Store
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 _NAME = re.compile(NAME_PATTERN.removesuffix("$"))
 _NO_NAME = ""  # looked up in place of an invalid reference, so that every refusal takes the same time
@@ -30,6 +34,16 @@ KeyHeader = Annotated[
 ]
 MatchHeader = Annotated[str | None, Header(alias="If-Match", description='The version that the name must have, as `"v3"`; `*`: any.')]
 NoneMatchHeader = Annotated[str | None, Header(alias="If-None-Match", description="`*`: the name must be new.")]
+
+
+class Match(NamedTuple):
+    """The headers with the version that a name must have."""
+
+    if_match: MatchHeader = None
+    if_none_match: NoneMatchHeader = None
+
+
+MatchDep = Annotated[Match, Depends()]
 
 
 class Found(NamedTuple):
@@ -47,8 +61,12 @@ def store_of(catalog: Catalog) -> Store:
     return catalog.states
 
 
-def tenant_of(call: Call) -> str:
-    return call.tenant_name
+async def on_store(
+    catalog: Catalog, call: Call, work: Callable[Concatenate[GroupingEngine, str, P], Result], *args: P.args, **options: P.kwargs
+) -> Result:
+    """Return `work(engine, tenant, ..)`, run on the thread of the store, for the tenant of `call`. Raises what `store_of` does."""
+    tenant = call.tenant_name
+    return await store_of(catalog).call(lambda engine: work(engine, tenant, *args, **options))
 
 
 def find(engine: StateEngine, tenant: str, reference: str, param: str = "state") -> Found:
@@ -74,9 +92,10 @@ def etag(version: int) -> str:
     return f'"v{version}"'
 
 
-def change_of(engine: StateEngine, tenant: str, name: str | None, if_match: str | None, if_none_match: str | None) -> NameChange | None:
+def change_of(engine: StateEngine, tenant: str, name: str | None, match: Match) -> NameChange | None:
     """Return a change that points `name` to a state, if the name still has the version that the headers expect. Return None if `name` is
     None. Raises InvalidRequest, or NameMoved if the version is already another one."""
+    if_match, if_none_match = match
     if if_none_match is not None and if_none_match.strip() != "*":
         raise InvalidRequest(f"If-None-Match={if_none_match[:80]!r} is not accepted here: only * is, for a new name", param="If-None-Match")
     if if_match is not None and if_none_match is not None:

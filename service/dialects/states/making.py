@@ -3,29 +3,19 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 from fastapi import APIRouter, Response
+from numpy.typing import NDArray
 
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects.openai.chat import messages_of
-from service.dialects.states.answers import described, replayed, sent
-from service.dialects.states.finding import (
-    KeyHeader,
-    MatchHeader,
-    NoneMatchHeader,
-    StatePath,
-    change_of,
-    find,
-    key_of,
-    no_state,
-    store_of,
-    tenant_of,
-)
-from service.dialects.states.keeping import new_record, quota_of
+from service.dialects.states.finding import KeyHeader, Match, MatchDep, StatePath, change_of, find, key_of, no_state, on_store, store_of
 from service.dialects.states.options import KeepFields
-from service.dialects.states.replay import Replay, beginnings, replay_to
+from service.dialects.states.records import described, new_record, quota_of, replayed, sent
 from service.dialects.states.routes import copied
 from service.dialects.states.schemas import ERRORS, CreateState, RewindState, StateObject, json_body
 from service.dialects.text.request import Beginning, TextCall, beginning_of
@@ -55,21 +45,14 @@ class _Work(NamedTuple):
 
 
 @router.post("/v1/states", response_model=StateObject, openapi_extra=json_body(CreateState))
-async def create(
-    content: ContentDep,
-    call: CallDep,
-    catalog: CatalogDep,
-    idempotency_key: KeyHeader = None,
-    if_match: MatchHeader = None,
-    if_none_match: NoneMatchHeader = None,
-) -> Any:
+async def create(content: ContentDep, call: CallDep, catalog: CatalogDep, match: MatchDep, idempotency_key: KeyHeader = None) -> Any:
     """Let a model read a prompt, and store the state after it. With `parent` the prompt continues that state.
 
     `If-Match` is the version that `name` must have now. If it has another version, the answer is 412.
     """
     body = read(CreateState, content, call)
-    key = key_of(idempotency_key, "create", body.model_dump(), if_match, if_none_match)
-    change, earlier = await _before(body, key, catalog, call, if_match, if_none_match)
+    key = key_of(idempotency_key, "create", body.model_dump(), *match)
+    change, earlier = await _before(body, key, match, catalog, call)
     if earlier is not None:
         return sent(earlier, call, replayed=True, name=body.name)
     param = _one_of(body, "prompt", "token_ids", "messages")
@@ -91,32 +74,26 @@ async def create(
 
 @router.post("/v1/states/{state}/rewind", response_model=StateObject, openapi_extra=json_body(RewindState))
 async def rewind(
-    state: StatePath,
-    content: ContentDep,
-    call: CallDep,
-    catalog: CatalogDep,
-    idempotency_key: KeyHeader = None,
-    if_match: MatchHeader = None,
-    if_none_match: NoneMatchHeader = None,
+    state: StatePath, content: ContentDep, call: CallDep, catalog: CatalogDep, match: MatchDep, idempotency_key: KeyHeader = None
 ) -> Any:
     """Make a state at an earlier position of this state's tokens. The position is given as a number, as a number of tokens to go back, or
     by an ancestor.
 
     The model reads the tokens after the nearest stored ancestor again, which gives the same state.
     """
-    body, tenant = read(RewindState, content), tenant_of(call)
-    key = key_of(idempotency_key, "rewind", state, body.model_dump(), if_match, if_none_match)
-    change, earlier = await _before(body, key, catalog, call, if_match, if_none_match)
+    body = read(RewindState, content)
+    key = key_of(idempotency_key, "rewind", state, body.model_dump(), *match)
+    change, earlier = await _before(body, key, match, catalog, call)
     if earlier is not None:
         return sent(earlier, call, replayed=True, name=body.name)
     param = _one_of(body, "to", "tokens", "to_state")
 
-    def planned(engine: GroupingEngine) -> tuple[StateRecord, Replay]:
+    def planned(engine: GroupingEngine, tenant: str) -> tuple[StateRecord, Replay]:
         record = find(engine, tenant, state).record
         line = beginnings(engine.lineage(tenant, record.id))
         return record, replay_to(_target(engine, tenant, body, record, line), line, time.time(), param)
 
-    record, (nearest, ids) = await store_of(catalog).call(planned)
+    record, (nearest, ids) = await on_store(catalog, call, planned)
     if nearest is not None and not ids:
         copy = replace(copied(nearest, body, catalog.settings), origin="rewind")
 
@@ -166,18 +143,17 @@ def _one_of(body: CreateState | RewindState, *names: str) -> str:
 
 
 async def _before(
-    body: KeepFields, key: IdempotencyKey | None, catalog: Catalog, call: Call, if_match: str | None, if_none_match: str | None
+    body: KeepFields, key: IdempotencyKey | None, match: Match, catalog: Catalog, call: Call
 ) -> tuple[NameChange | None, dict[str, Any] | None]:
     """Do the checks before any computing. Return the change of a name that the request asks for, and the JSON of the state that an earlier
     request with the same key has made. Either may be None."""
-    tenant = tenant_of(call)
 
-    def looked_up(engine: GroupingEngine) -> tuple[NameChange | None, dict[str, Any] | None]:
+    def looked_up(engine: GroupingEngine, tenant: str) -> tuple[NameChange | None, dict[str, Any] | None]:
         if key is not None and (made := engine.answered(tenant, key)) is not None:
             return None, described(engine, made)
-        return change_of(engine, tenant, body.name, if_match, if_none_match), None
+        return change_of(engine, tenant, body.name, match), None
 
-    return await store_of(catalog).call(looked_up)
+    return await on_store(catalog, call, looked_up)
 
 
 async def _made(work: _Work, body: CreateState | RewindState, key: IdempotencyKey | None, change: NameChange | None) -> Response:
@@ -186,7 +162,7 @@ async def _made(work: _Work, body: CreateState | RewindState, key: IdempotencyKe
     record = new_record(
         body,
         catalog.settings,
-        tenant=tenant_of(call),
+        tenant=call.tenant_name,
         model=model.name,
         fingerprint=model.manifest.fingerprint,
         parent=work.parent,
@@ -222,3 +198,49 @@ async def _made(work: _Work, body: CreateState | RewindState, key: IdempotencyKe
     content["usage"] = {"prompt_tokens": runs.prompt_tokens, "cached_tokens": runs.cached_tokens}
     content["exact"] = begin is None or begin.record.numerics == kept.numerics
     return sent(content, call, name=body.name)
+
+
+# The tokens of a state at an earlier position ---------------------------------------------------------------------------------------------
+
+
+class Replay(NamedTuple):
+    """The instructions for computing a state: feed the tokens `ids` to the state `begin`, or to the empty state if `begin` is None."""
+
+    begin: StateRecord | None
+    ids: tuple[int, ...]
+
+
+def beginnings(line: Sequence[Ancestor]) -> list[Ancestor]:
+    """Return the states of a lineage with whose tokens the first state begins. The others are states from which it was rewound: they are
+    at later positions."""
+    reached = accumulate((each.record.position for each in line), min)
+    return [each for each, position in zip(line, reached, strict=True) if each.record.position == position]
+
+
+def replay_to(position: int, line: Sequence[Ancestor], now: float, param: str) -> Replay:
+    """Return how to compute the state at `position` from the nearest ancestor that is still stored.
+
+    `line`: the `beginnings` of a state's lineage. Raises InvalidRequest if some of the tokens to feed are unknown, such
+    as the tokens before an uploaded state.
+    """
+    kept = [each.record for each in line if _is_kept(each.record, now) and each.record.position <= position]
+    begin = max(kept, key=lambda record: record.position, default=None)
+    first = 0 if begin is None else begin.position
+    pieces: list[NDArray[np.int32]] = []
+    end = position  # the tokens from here to `position` are in `pieces`
+    for ancestor in line:
+        ids = np.frombuffer(ancestor.ids, "<i4")
+        at = ancestor.record.position - len(ids)  # the position before the first of these tokens
+        if at < end <= ancestor.record.position and end > first:
+            start = max(at, first)
+            pieces.append(ids[start - at : end - at])
+            end = start
+    if end > first:
+        raise InvalidRequest(
+            f"no state is kept at position {position} or before from which its tokens are known: those before {end} are not", param=param
+        )
+    return Replay(begin, tuple(int(token) for piece in reversed(pieces) for token in piece))
+
+
+def _is_kept(record: StateRecord, now: float) -> bool:
+    return record.status == "ready" and (record.expires is None or record.expires > now)

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from service.dialects.states.answers import ancestor_json, described, list_json, sent
 from service.dialects.states.finding import (
     KeyHeader,
+    Match,
+    MatchDep,
     MatchHeader,
-    NoneMatchHeader,
     StatePath,
     change_of,
     find,
@@ -18,11 +18,10 @@ from service.dialects.states.finding import (
     metadata_of,
     metadata_parameter,
     nth,
-    store_of,
-    tenant_of,
+    on_store,
 )
-from service.dialects.states.keeping import expires_at, new_record, quota_of
 from service.dialects.states.options import KeepFields
+from service.dialects.states.records import ancestor_json, described, expires_at, list_json, new_record, quota_of, sent
 from service.dialects.states.schemas import ERRORS, ChangeState, ForkState, Lineage, StateDeleted, StateList, StateObject, json_body
 from service.errors import InvalidRequest, StateNotFound
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, json_response, read
@@ -50,19 +49,18 @@ async def states(
     origin: Annotated[Origin | None, Query(description="Only states that were made in this way, as `response`.")] = None,
 ) -> Any:
     """List states, newest first."""
-    tenant = tenant_of(call)
     if after is not None and not ID.fullmatch(after):
         raise _no_page()
     wanted = Filter(name=name, metadata=tuple(metadata_of(request)), model=model, origin=origin, after=after, limit=limit + 1)
 
-    def page(engine: GroupingEngine) -> dict[str, Any]:
+    def page(engine: GroupingEngine, tenant: str) -> dict[str, Any]:
         try:
             records = engine.page(tenant, wanted)
         except StateNotFound:
             raise _no_page() from None
         return list_json([described(engine, record) for record in records[:limit]], has_more=len(records) > limit)
 
-    return json_response(await store_of(catalog).call(page), call)
+    return json_response(await on_store(catalog, call, page), call)
 
 
 def _no_page() -> StateNotFound:
@@ -72,86 +70,71 @@ def _no_page() -> StateNotFound:
 @router.get("/v1/states/{state}", response_model=StateObject)
 async def state(state: StatePath, call: CallDep, catalog: CatalogDep) -> Any:
     """Return a state. If the path contains a name of the state, the ETag is the version of the name."""
-    tenant = tenant_of(call)
 
-    def found(engine: GroupingEngine) -> tuple[dict[str, Any], str | None]:
+    def found(engine: GroupingEngine, tenant: str) -> tuple[dict[str, Any], str | None]:
         record, name = find(engine, tenant, state)
         return described(engine, record), name and name.name
 
-    content, name = await store_of(catalog).call(found)
+    content, name = await on_store(catalog, call, found)
     return sent(content, call, name=name)
 
 
 @router.patch("/v1/states/{state}", response_model=StateObject, openapi_extra=json_body(ChangeState))
-async def change(
-    state: StatePath,
-    content: ContentDep,
-    call: CallDep,
-    catalog: CatalogDep,
-    if_match: MatchHeader = None,
-    if_none_match: NoneMatchHeader = None,
-) -> Any:
+async def change(state: StatePath, content: ContentDep, call: CallDep, catalog: CatalogDep, match: MatchDep) -> Any:
     """Change a state's expiry, pin and metadata, or point a name to the state. All changes are made together, or none.
 
     `If-Match` is the version that the name must have now: the name in the body, or else the name in the path. If it has
     another version, the answer is 412.
     """
-    body, tenant, settings = read(ChangeState, content), tenant_of(call), catalog.settings
+    body, settings = read(ChangeState, content), catalog.settings
     expires = None if body.ttl_s is None else expires_at(body.ttl_s, settings, time.time()) or math.inf
 
-    def changed(engine: GroupingEngine) -> tuple[dict[str, Any], str | None]:
+    def changed(engine: GroupingEngine, tenant: str) -> tuple[dict[str, Any], str | None]:
         with engine.group():
             record, by = find(engine, tenant, state)
             name = body.name or (by and by.name)
-            expected = change_of(engine, tenant, name, if_match, if_none_match)
+            expected = change_of(engine, tenant, name, match)
             move, guard = (None, expected) if body.name is None else (expected, None)
             record = engine.change(tenant, record.id, Patch(expires, body.pin, body.metadata), name=move, guard=guard)
             return described(engine, record), name
 
-    made, name = await store_of(catalog).call(changed)
+    made, name = await on_store(catalog, call, changed)
     return sent(made, call, name=name)
 
 
 @router.delete("/v1/states/{state}", response_model=StateDeleted)
 async def delete(state: StatePath, call: CallDep, catalog: CatalogDep, if_match: MatchHeader = None) -> Any:
     """Delete a state and its names. States that were made from it are not deleted."""
-    tenant = tenant_of(call)
 
-    def deleted(engine: GroupingEngine) -> str:
+    def deleted(engine: GroupingEngine, tenant: str) -> str:
         with engine.group():
             record, name = find(engine, tenant, state)
             if name is None and if_match is not None:
                 raise InvalidRequest("If-Match is about a name, and the path has an id: send the name instead", param="If-Match")
-            guard = change_of(engine, tenant, name and name.name, if_match, None)
+            guard = change_of(engine, tenant, name and name.name, Match(if_match))
             engine.delete(tenant, record.id, guard)
             return record.id
 
-    return json_response({"id": await store_of(catalog).call(deleted), "object": "state.deleted", "deleted": True}, call)
+    return json_response({"id": await on_store(catalog, call, deleted), "object": "state.deleted", "deleted": True}, call)
 
 
 @router.post("/v1/states/{state}/fork", response_model=StateObject | StateList, openapi_extra=json_body(ForkState))
 async def fork(
-    state: StatePath,
-    content: ContentDep,
-    call: CallDep,
-    catalog: CatalogDep,
-    idempotency_key: KeyHeader = None,
-    if_match: MatchHeader = None,
-    if_none_match: NoneMatchHeader = None,
+    state: StatePath, content: ContentDep, call: CallDep, catalog: CatalogDep, match: MatchDep, idempotency_key: KeyHeader = None
 ) -> Any:
     """Make copies of a state, which share its bytes. If the body has `n`, the answer is a list of the copies, in the order of creation."""
-    body, tenant, settings = read(ForkState, content or b"{}"), tenant_of(call), catalog.settings
+    body, settings = read(ForkState, content or b"{}"), catalog.settings
     if body.n is not None and body.n > 1 and body.name is not None:
         raise InvalidRequest(f"one name cannot point to n={body.n} states: leave it out, or send n=1", param="name")
-    key = key_of(idempotency_key, "fork", state, body.model_dump(), if_match, if_none_match)
+    key = key_of(idempotency_key, "fork", state, body.model_dump(), *match)
 
-    def forked(engine: GroupingEngine) -> tuple[list[dict[str, Any]], bool]:
+    def forked(engine: GroupingEngine, tenant: str) -> tuple[list[dict[str, Any]], bool]:
         earlier = [engine.answered(tenant, each) for at in range(body.n or 1) if (each := nth(key, at)) is not None]
         if earlier and (found := [each for each in earlier if each is not None]) and len(found) == len(earlier):
             return [described(engine, each) for each in found], True
         with engine.group():
             parent = find(engine, tenant, state).record
-            move = change_of(engine, tenant, body.name, if_match, if_none_match)
+            move = change_of(engine, tenant, body.name, match)
             forks = [Fork(copied(parent, body, settings), nth(key, at)) for at in range(body.n or 1)]
             if move is None:
                 made = engine.fork(forks, quota_of(settings))
@@ -159,7 +142,7 @@ async def fork(
                 made = [engine.put(forks[0].record, None, quota=quota_of(settings), name=move, key=key)]
             return [described(engine, record) for record in made], False
 
-    made, replayed = await store_of(catalog).call(forked)
+    made, replayed = await on_store(catalog, call, forked)
     return sent(made[0] if body.n is None else list_json(made, has_more=False), call, replayed=replayed, name=body.name)
 
 
@@ -188,9 +171,8 @@ async def lineage(
     after: Annotated[str | None, Query(description="The `last_id` of the page before.")] = None,
 ) -> Any:
     """Return the state, its parent, and so on to its first ancestor. For a state that is gone, `status` gives the reason."""
-    tenant = tenant_of(call)
 
-    def line(engine: GroupingEngine) -> dict[str, Any]:
+    def line(engine: GroupingEngine, tenant: str) -> dict[str, Any]:
         record = find(engine, tenant, state).record
         ancestors = engine.lineage(tenant, record.id, limit + 1 if after is None else None)
         if after is not None:
@@ -201,4 +183,4 @@ async def lineage(
         data = [ancestor_json(each, engine.names(tenant, each.record.id)) for each in ancestors[:limit]]
         return list_json(data, has_more=len(ancestors) > limit)
 
-    return json_response(await store_of(catalog).call(line), call)
+    return json_response(await on_store(catalog, call, line), call)

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from service.call import LAST_EVENT_HEADER, RUN_HEADER, Call
 from service.catalog import Catalog
-from service.dialects.states.finding import tenant_of
 from service.dialects.text.answer import derived_id, new_id, unix_time
 from service.dialects.text.request import TextCall, beginning_of, seeds
 from service.dialects.text.schemas import GenerationRequestBody
@@ -217,7 +216,7 @@ class TextRoute(Generic[Body]):
             return None
         run = RunStart(
             id=new_run_id(),
-            tenant=tenant_of(text.call),
+            tenant=text.call.tenant_name,
             path=self.path,
             body=body.model_dump_json(by_alias=True).encode(),
             seeds=start.seeds,
@@ -261,7 +260,7 @@ async def resume(wanted: EventId, routes: Sequence[TextRoute[Any]], call: Call, 
     if (leases := catalog.leases) is None:
         catalog.find(None)
         raise RunNotFound(f"there is no run {wanted.run}: no decoder is served here", param="run")
-    lease = await leases.take_over(tenant_of(call), wanted.run, runs_s=call.deadline - time.monotonic())
+    lease = await leases.take_over(call.tenant_name, wanted.run, runs_s=call.deadline - time.monotonic())
     try:
         if (route := next((route for route in routes if route.path == lease.start.path), None)) is None:
             raise InvalidRequest(f"the run {lease.id} is one of {lease.start.path}: send the request there", param="run")

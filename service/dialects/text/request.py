@@ -12,9 +12,9 @@ import numpy as np
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects.states.finding import check_version, find, store_of, tenant_of
-from service.dialects.states.keeping import new_record, quota_of
+from service.dialects.states.finding import check_version, find, on_store, store_of
 from service.dialects.states.options import Exactness, StateFields, StoreState
+from service.dialects.states.records import new_record, quota_of
 from service.dialects.text.schemas import SamplingFields, StreamOptions
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, NameMoved, TokenizationFailed
 from service.generation.chat.continuation import following
@@ -56,14 +56,13 @@ async def beginning_of(catalog: Catalog, call: Call, reference: str | None, exac
     """Return the state with the id or name `reference`, or None if `reference` is None. Raises StateNotFound or StateGone."""
     if reference is None:
         return None
-    tenant = tenant_of(call)
 
-    def found(engine: GroupingEngine) -> Beginning:
+    def found(engine: GroupingEngine, tenant: str) -> Beginning:
         record = find(engine, tenant, reference, param).record
         last = _last_token(engine.lineage(tenant, record.id, _NEAREST))
         return Beginning(record, _last_token(engine.lineage(tenant, record.id)) if last is None else last, exact)
 
-    return await store_of(catalog).call(found)
+    return await on_store(catalog, call, found)
 
 
 def _last_token(line: Sequence[Ancestor]) -> int | None:
@@ -257,7 +256,7 @@ class TextCall(Generic[Model]):
         store_of(self.catalog)
         settings, begin = self.catalog.settings, self.begin
         about: dict[str, Any] = {
-            "tenant": tenant_of(self.call),
+            "tenant": self.call.tenant_name,
             "model": self.model.name,
             "fingerprint": self.model.manifest.fingerprint,
             "parent": None if begin is None else begin.record.id,
@@ -274,7 +273,7 @@ class TextCall(Generic[Model]):
         """Raise NameMoved if the version of the name in `store_state` is not the expected one. Call this before anything is computed."""
         if (change := _change(body)) is not None and change.version is not None:
             try:
-                await store_of(self.catalog).call(lambda engine: check_version(engine, tenant_of(self.call), change))
+                await on_store(self.catalog, self.call, check_version, change)
             except NameMoved as error:
                 error.param = "store_state.name_version"
                 raise

@@ -18,7 +18,7 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects.openai.responses.items import Item, listed_item
 from service.dialects.openai.responses.schemas import ITEMS, InputItem, ResponseRequest
-from service.dialects.states.finding import store_of, tenant_of
+from service.dialects.states.finding import on_store
 from service.dialects.text.request import Beginning, TextCall, beginning_of
 from service.errors import DocumentMoved, InvalidRequest, ServiceError, StateGone, StateNotFound, StoreFailed
 from service.states.record import Document, Quota
@@ -163,8 +163,7 @@ async def continued(body: ResponseRequest, catalog: Catalog, call: Call) -> tupl
     The request's input is preceded by the conversation's items that the state has not seen, or by all items if there is no state. Raises
     ConversationNotFound, or InvalidRequest if the conversation would have too many items or bytes.
     """
-    tenant, id_ = tenant_of(call), body.conversation_id or ""
-    found = await store_of(catalog).call(lambda engine: find(engine, tenant, id_, "conversation"))
+    found = await on_store(catalog, call, find, body.conversation_id or "", "conversation")
     own = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     found.after([*new_items(own), {}])
     begin = None

@@ -14,7 +14,7 @@ from service.dialects.openai.responses.generated_text import Said, Saying
 from service.dialects.openai.responses.preparing import Prepared
 from service.dialects.openai.responses.stored import ResponseNotFound, Row, drop_state, ended, find, write
 from service.dialects.states.finding import store_of
-from service.dialects.states.keeping import quota_of
+from service.dialects.states.records import quota_of
 from service.dialects.text.answer import sequence_tokens, unix_time, window_warnings
 from service.dialects.text.request import kept, tell_exactness
 from service.errors import DocumentMoved, NotReady, Overloaded, ServiceError, StoreFailed

@@ -17,7 +17,7 @@ from service.dialects.openai.responses.items import messages_of
 from service.dialects.openai.responses.schemas import LOGPROBS, ResponseRequest
 from service.dialects.openai.tool_calls import choose
 from service.dialects.openai.written_calls import written_form
-from service.dialects.states.keeping import state_of
+from service.dialects.states.records import state_of
 from service.dialects.text.answer import check_chat_size
 from service.dialects.text.grammars import format_grammar, grammar_of
 from service.dialects.text.request import Beginning, TextCall, beginning_of

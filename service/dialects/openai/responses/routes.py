@@ -37,8 +37,8 @@ from service.dialects.openai.responses.schemas import (
 )
 from service.dialects.openai.responses.stored import Row
 from service.dialects.openai.responses.stream_source import Follower, StoredView, settled
-from service.dialects.states.finding import key_of, store_of, tenant_of
-from service.dialects.states.keeping import quota_of
+from service.dialects.states.finding import key_of, on_store, store_of
+from service.dialects.states.records import quota_of
 from service.dialects.states.schemas import ERRORS
 from service.dialects.text.answer import new_id, sequence_tokens
 from service.dialects.text.request import Beginning
@@ -80,7 +80,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
     check(body)
     if call.idempotency_key is not None and not body.store:
         raise InvalidRequest("Idempotency-Key needs store=true: the response is found again in the store", param="Idempotency-Key")
-    tenant, running = tenant_of(call), running_of(catalog)
+    tenant, running = call.tenant_name, running_of(catalog)
     key = None
     if call.idempotency_key is not None:
         _check_json(content)
@@ -99,7 +99,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
         call.pass_on_deadline()  # from here on there may be a response, so what there is of it at the deadline is the answer
         made = await store_of(catalog).call(lambda engine: stored.create(engine, new, quota, key))
         if isinstance(made, str):
-            return await _again(made, tenant, body, call, catalog)
+            return await _again(made, body, call, catalog)
         row = replace(new, version=made)
     if body.stream:
         await call.begin_stream()
@@ -122,9 +122,9 @@ async def _continued(body: ResponseRequest, call: Call, catalog: Catalog) -> tup
     """
     if body.conversation is not None:
         return await conversations.continued(body, catalog, call)
-    previous, tenant = None, tenant_of(call)
+    previous = None
     if asked := body.previous_response_id:
-        previous = await store_of(catalog).call(lambda engine: stored.previous(engine, tenant, asked))
+        previous = await on_store(catalog, call, stored.previous, asked)
     return body, await beginning(body, previous, catalog, call), 0
 
 
@@ -159,7 +159,7 @@ def _new_row(
 ) -> Row:
     now = time.time()
     return Row(
-        tenant=tenant_of(call),
+        tenant=call.tenant_name,
         response=head,
         input=listed(body, head["id"]),
         call=prepared.call,
@@ -173,10 +173,10 @@ def _new_row(
     )
 
 
-async def _again(response: str, tenant: str, body: ResponseRequest, call: Call, catalog: Catalog) -> Response:
+async def _again(response: str, body: ResponseRequest, call: Call, catalog: Catalog) -> Response:
     """Answer a request whose idempotency key was used before. `response` is the id of the response to the earlier request."""
     call.headers["idempotent-replayed"] = "true"
-    follower = await _follower(response, tenant, catalog, NEVER)
+    follower = await _follower(response, call, catalog, NEVER)
     if body.stream:
         await call.begin_stream()
         return await sse.stream(follower, Events(follower.answer, padded=body.padded), call, catalog.settings)
@@ -194,10 +194,10 @@ async def _again(response: str, tenant: str, body: ResponseRequest, call: Call, 
 _ALL_SENT = {"description": "With `stream` and `Last-Event-ID`: the response has ended, and the client has its last event."}
 
 
-async def _follower(response: str, tenant: str, catalog: Catalog, after: int) -> Follower:
+async def _follower(response: str, call: Call, catalog: Catalog, after: int) -> Follower:
     """Return a reader of the part of the response that comes after the event with the number `after`. Raises ResponseNotFound."""
-    row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response))
-    live = running_of(catalog).live(tenant, response)
+    row = await on_store(catalog, call, stored.find, response)
+    live = running_of(catalog).live(call.tenant_name, response)
     return Follower(catalog, StoredView(catalog, row) if live is None else live, seen=tokens_before(after))
 
 
@@ -217,19 +217,18 @@ async def response(
     after the one in the header `Last-Event-ID`, or else after `starting_after`."""
     if starting_after is not None and not stream:
         raise InvalidRequest("starting_after needs stream=true", param="starting_after")
-    tenant = tenant_of(call)
     if stream:
         after = NEVER if starting_after is None else starting_after
         if call.last_event_id is not None:
             after = _number(call.last_event_id)
-        follower = await _follower(response_id, tenant, catalog, after)
+        follower = await _follower(response_id, call, catalog, after)
         if call.last_event_id is not None and Events(follower.answer, after).over():
             return Response(status_code=204)  # a browser's EventSource would connect again and again after an empty stream
         await call.begin_stream()
         script = Events(follower.answer, after, padded=include_obfuscation, ids=True)
         return await sse.stream(follower, script, call, catalog.settings)
-    row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response_id))
-    live = running_of(catalog).live(tenant, response_id)
+    row = await on_store(catalog, call, stored.find, response_id)
+    live = running_of(catalog).live(call.tenant_name, response_id)
     newer = live is not None and not live.lost and not row.ended  # whether this process has more of the response than the store
     return json_answer(live.answer.response() if live is not None and newer else row.response, call.headers)
 
@@ -243,9 +242,8 @@ def _number(event_id: str) -> int:
 @router.delete("/v1/responses/{response_id}", response_model=ResponseDeleted)
 async def delete(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) -> Any:
     """Delete a response, and its state unless the state is pinned or has a name. Responses that continue it are not deleted."""
-    tenant = tenant_of(call)
-    await store_of(catalog).call(lambda engine: stored.erase(engine, tenant, response_id))
-    live = running_of(catalog).live(tenant, response_id)
+    await on_store(catalog, call, stored.erase, response_id)
+    live = running_of(catalog).live(call.tenant_name, response_id)
     if live is not None:
         live.stop()
     return json_answer({"id": response_id, "object": "response", "deleted": True}, call.headers)
@@ -254,15 +252,14 @@ async def delete(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) 
 @router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
 async def cancel(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) -> Any:
     """Cancel a background response, and return it. A response that has ended does not change."""
-    tenant = tenant_of(call)
-    live = running_of(catalog).live(tenant, response_id)
+    live = running_of(catalog).live(call.tenant_name, response_id)
     if live is not None and live.background:
         live.stop()
         await live.over()
     quota = quota_of(catalog.settings)
     for attempt in range(_TRIES):
         try:
-            row = await store_of(catalog).call(lambda engine: stored.cancel(engine, tenant, response_id, quota))
+            row = await on_store(catalog, call, stored.cancel, response_id, quota)
             break
         except DocumentMoved:
             if attempt == _TRIES - 1:
@@ -281,6 +278,5 @@ async def input_items(
     include: Included = [],  # noqa: B006
 ) -> Any:
     """List the input of this response. The input of earlier responses, which this one continues, is not included."""
-    tenant = tenant_of(call)
-    row = await store_of(catalog).call(lambda engine: stored.find(engine, tenant, response_id))
+    row = await on_store(catalog, call, stored.find, response_id)
     return json_answer(page_of(row.input if order == "asc" else row.input[::-1], after, limit), call.headers)

@@ -16,7 +16,7 @@ from service.dialects.openai.responses.preparing import beginning, keeping, prep
 from service.dialects.openai.responses.schemas import ResponseRequest
 from service.dialects.openai.responses.stored import KIND, Row
 from service.dialects.states.finding import store_of
-from service.dialects.states.keeping import quota_of
+from service.dialects.states.records import quota_of
 from service.dialects.text.answer import new_id
 from service.errors import DocumentMoved, NotReady, Overloaded, RateLimited, RuntimeFailed, ServiceError
 from service.runtime.lanes import Lane
