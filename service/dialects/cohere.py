@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects.ranking import RerankRequest, role_prompt
+from service.dialects.ranking import RerankRequest, rank, role_prompt
 from service.encoding import vectors
 from service.encoding.request import EncodeRequest
 from service.errors import InvalidRequest, ServiceError
@@ -222,7 +222,7 @@ async def _embed(
 async def rerank(body: CohereRerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the documents ordered by relevance to the query, best first."""
     _choose_lane(call, body.priority)
-    ranking = await body.rank(catalog, call, max_document_tokens=body.max_tokens_per_doc)
+    ranking = await rank(body, call, catalog, max_document_tokens=body.max_tokens_per_doc)
     return {
         "id": call.request_id,
         "results": [{"index": one.index, "relevance_score": one.score} for one in ranking.results],

@@ -17,7 +17,7 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects.cohere import ApiVersion, search_units
 from service.dialects.openai.embeddings import OpenAIUsage
-from service.dialects.ranking import DocumentText, RerankRequest
+from service.dialects.ranking import DocumentText, RerankRequest, rank
 from service.dialects.text.schemas import VLLM, VLLM_IGNORED
 from service.errors import ServiceError
 from service.http.dialect import Dialect
@@ -92,7 +92,7 @@ async def rerank(body: JinaRerankRequest, call: CallDep, catalog: CatalogDep) ->
 
 async def answer(body: JinaRerankRequest, call: Call, catalog: Catalog, shown: Sequence[Any]) -> dict[str, Any]:
     """Return the answer. `shown`: the documents in the form in which it has them."""
-    ranking = await body.rank(catalog, call)
+    ranking = await rank(body, call, catalog)
     return {
         "model": ranking.model.name,
         "object": "list",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from pydantic import Field
@@ -52,6 +52,18 @@ class Ranking:
     warnings: list[str]
 
 
+class RerankBody(Protocol):
+    """What the bodies of all rerank routes have. `texts` are the documents; a `top_n` of 0 or None means all of them."""
+
+    model: str | None
+    query: str
+    raw_scores: bool
+    top_n: int | None
+
+    @property
+    def texts(self) -> list[str]: ...
+
+
 class DocumentText(Body):
     text: str
 
@@ -73,43 +85,34 @@ class RerankRequest(Body, strict=True):
     def texts(self) -> list[str]:
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
-    async def rank(self, catalog: Catalog, call: Call, **options: Any) -> Ranking:
-        return await rank(
-            catalog, call, self.model, self.query, self.texts, raw_scores=self.raw_scores, top_n=self.top_n or None, **options
-        )
-
 
 async def rank(
-    catalog: Catalog,
+    body: RerankBody,
     call: Call,
-    name: str | None,
-    query: str,
-    documents: Sequence[str],
+    catalog: Catalog,
     *,
-    raw_scores: bool = False,
-    top_n: int | None = None,
     max_document_tokens: int | None = None,
     cut: Callable[[Model], Cut] = lambda model: Cut(),
     field: str = "documents",
 ) -> Ranking:
-    """Rank `documents` with the named model. Without a name, use the first reranker, or the first encoder if there is no reranker.
+    """Rank the documents with the body's model. Without a name, use the first reranker, or the first encoder if there is no reranker.
 
     `cut` returns how a model truncates texts that are too long. `field` is the name of the documents in the body, for errors.
     """
-    model = catalog.get(name, "reranker", "encoder")
+    model, documents = catalog.get(body.model, "reranker", "encoder"), body.texts
     call.item_errors = False  # an error of one input fails the request, because documents cannot be ordered if some have no score
     texts, lost = await _shorten(catalog, call, model.texts, documents, max_document_tokens)
     by_pair = model.manifest.traits.ranks
     if not by_pair and "" in documents:
         raise EmptyInput(f"`{field}` cannot be empty, not one of them", param=field)
-    raw, answer, warnings = await (_logits if by_pair else _cosines)(model, call, query, texts, cut(model))
+    raw, answer, warnings = await (_logits if by_pair else _cosines)(model, call, body.query, texts, cut(model))
     encoded = [item for item in answer.encoded if isinstance(item, Encoded)][-len(documents) :]
     before = [item.n_tokens + cut for item, cut in zip(encoded, lost, strict=True)]
     truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
     query_cut = None if by_pair else next((one for one in answer.truncated if one.index == 0), None)  # the query is input 0
     call.report(truncated, query_cut)
-    best = sorted(range(len(raw)), key=lambda index: -raw[index])[:top_n]  # documents with equal scores keep their order
-    scores = raw if raw_scores else [sigmoid(number) if by_pair else (1 + number) / 2 for number in raw]
+    best = sorted(range(len(raw)), key=lambda index: -raw[index])[: body.top_n or None]  # documents with equal scores keep their order
+    scores = raw if body.raw_scores else [sigmoid(number) if by_pair else (1 + number) / 2 for number in raw]
     return Ranking(model, [Ranked(index, scores[index]) for index in best], answer.n_tokens, truncated, warnings)
 
 

@@ -8,15 +8,18 @@ OpenAI's fields: the sampling fields of `DrawingFields`. With the same `seed`, a
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Literal
 
+import numpy as np
 from fastapi import APIRouter
+from PIL import Image
+from PIL.Image import Resampling
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from export import contract
 from service.catalog import Catalog
 from service.dialects.openai.embeddings import ERRORS, render
-from service.dialects.openai.png import png
 from service.dialects.text.answer import unix_time
 from service.dialects.text.request import TextCall
 from service.dialects.text.schemas import STREAM, DrawingFields, Ignored, SamplingFields
@@ -233,3 +236,19 @@ class _ImageStream(sse.Script[tuple[int, Delta]]):
     def _event(self, kind: str, token_ids: Sequence[int], **content: Any) -> bytes:
         picture = {"b64_json": self._sheet.base64(token_ids), "created_at": self._created, "size": self._sheet.size}
         return sse.event({"type": kind, **picture, "quality": "auto", "background": "opaque", "output_format": "png", **content}, kind)
+
+
+def png(levels: Sequence[int], *, width: int, height: int, n_levels: int, enlarged: int = 1) -> bytes:
+    """Return an 8-bit grey PNG of the levels, row by row from the upper left; 0 is black, `n_levels - 1` white.
+
+    Each pixel becomes a square of `enlarged` by `enlarged` pixels. The missing pixels of an unfinished picture are black.
+    """
+    assert len(levels) <= width * height
+    grey = np.zeros(width * height, np.uint8)
+    grey[: len(levels)] = np.rint(np.array(levels, np.float64) * (255 / (n_levels - 1)))
+    picture = Image.fromarray(grey.reshape(height, width))
+    if enlarged > 1:
+        picture = picture.resize((width * enlarged, height * enlarged), Resampling.NEAREST)
+    file = BytesIO()
+    picture.save(file, "PNG", compress_level=1)
+    return file.getvalue()

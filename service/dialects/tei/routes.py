@@ -204,17 +204,7 @@ class _RerankKind(BaseModel):
 
 
 async def _ranked(body: TeiRerankRequest, call: Call, catalog: Catalog) -> list[dict[str, Any]]:
-    ranked = await ranking.rank(
-        catalog,
-        call,
-        body.model,
-        body.query,
-        body.texts,
-        raw_scores=body.raw_scores,
-        top_n=body.top_n or None,
-        cut=lambda model: as_cut(body, model),
-        field="texts",
-    )
+    ranked = await ranking.rank(body, call, catalog, cut=lambda model: as_cut(body, model), field="texts")
     call.headers.update(measures(call, ranked.model, len(body.texts)))
     if ranked.warnings:
         call.headers["x-warnings"] = "; ".join(ranked.warnings)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.dialects.openai.png import png
+from service.dialects.openai.images import png
 
 
 def read(file: bytes) -> np.ndarray:

@@ -4,9 +4,9 @@ With `store` a response is a document in the state store. It is written before t
 Between these two writes one process owns the response. Every write names the version of the document that the writer knows. So a process
 that was paused while another process took over cannot write.
 
-Read in this order: `schemas.py` (bodies and answers), `items.py` (the input as messages, and as a list), `generated_text.py` (the text,
-token by token), `answer.py` (a response as JSON), `events.py` (the events of a stream and their numbers), `preparing.py` (converts a body
-to a request to the engine), `conversations.py` (conversations in the store), `stored.py` (responses in the store), `live.py` (one response
-while this process generates it), `running.py` (all responses that this process generates, including those taken over from other
-processes), `stream_source.py` (the source of a stream), `routes.py`. The routes of conversations are in `../conversations.py`.
+Read in this order: `schemas.py` (bodies and answers), `items.py` (the input as messages, and as a list), `answer.py` (a response's text,
+token by token, and its JSON), `events.py` (the events of a stream and their numbers), `preparing.py` (converts a body to a request to the
+engine), `conversations.py` (conversations in the store), `stored.py` (responses in the store), `live.py` (one response while this process
+generates it), `running.py` (all responses that this process generates, including those taken over from other processes),
+`stream_source.py` (the source of a stream), `routes.py`. The routes of conversations are in `../conversations.py`.
 """

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from service.dialects.openai.responses.answer import Answer
-from service.dialects.openai.responses.generated_text import joined
+from service.dialects.openai.responses.answer import Answer, joined
 from service.dialects.openai.written_calls import WrittenCalls, content_of
 from service.errors import ServiceError
 from service.http import sse

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects.openai.responses.answer import Answer, error_of, usage_of
-from service.dialects.openai.responses.generated_text import Said, Saying
+from service.dialects.openai.responses.answer import Answer, Said, Saying, error_of, usage_of
 from service.dialects.openai.responses.preparing import Prepared
 from service.dialects.openai.responses.stored import ResponseNotFound, Row, drop_state, ended, find, write
 from service.dialects.states.finding import store_of

@@ -16,9 +16,8 @@ from service.call import LAST_EVENT_HEADER, Call
 from service.catalog import Catalog
 from service.dialects.openai.embeddings import OpenAIErrorResponse
 from service.dialects.openai.responses import conversations, stored
-from service.dialects.openai.responses.answer import Answer, head_of
+from service.dialects.openai.responses.answer import Answer, Said, head_of
 from service.dialects.openai.responses.events import NEVER, Events, tokens_before
-from service.dialects.openai.responses.generated_text import Said
 from service.dialects.openai.responses.items import listed, page_of
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.preparing import Prepared, beginning, check, keeping, prepare, work_of

@@ -12,8 +12,7 @@ from typing import Any, Self
 import orjson
 
 from service.dialects.openai.responses import conversations
-from service.dialects.openai.responses.answer import ENDED, Answer
-from service.dialects.openai.responses.generated_text import Said
+from service.dialects.openai.responses.answer import ENDED, Answer, Said
 from service.errors import InvalidRequest, KeyReused, ServiceError, StateNotFound
 from service.http.answers import whole
 from service.states.record import Document, IdempotencyKey, Quota
