@@ -48,7 +48,7 @@ Send = Callable[[Message], Awaitable[None]]
 log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # Paths that begin with one of these need no key. They are probes, and pages for browsers with nothing specific to this installation.
-_OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json", "/console/")
+OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json", "/console/")
 USAGE_PATH = "/v1/usage"
 _OWNED = re.compile(r"/v1/(?:states|responses|conversations|stream)/")  # paths that continue with the id or name of a tenant's data
 INTERNAL_ERROR = "internal error; the log has it under this request's id"
@@ -84,7 +84,7 @@ class Edge:
         headers = {name.decode("latin-1"): value.decode("latin-1").rstrip() for name, value in scope["headers"]}
         call = Call(request_id(headers.get("x-request-id", "")), time.monotonic())
         span = None
-        if (tracer := self.catalog.tracer) is not None and not scope["path"].startswith(_OPEN):  # probes are not traced
+        if (tracer := self.catalog.tracer) is not None and not scope["path"].startswith(OPEN):  # probes are not traced
             span = tracer.request(scope["method"], _shown_path(scope), headers, call.started)
             span.mark(call)
         answer = _TrackedSend(CompressingSend(send, headers.get("accept-encoding", "")), call, span)
@@ -131,7 +131,7 @@ class Edge:
     async def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
         """Set the client of `call`. Raises NotReady during shutdown, Unauthorized without a key, RateLimited if
         the tenant is over one of its limits."""
-        if scope["path"].startswith(_OPEN) or scope["method"] == "OPTIONS":
+        if scope["path"].startswith(OPEN) or scope["method"] == "OPTIONS":
             return
         if self.catalog.draining:
             raise NotReady("the service is shutting down: send the request to another replica")
@@ -229,11 +229,11 @@ class Edge:
             call.tenant.settle(call, status)
         elapsed_s = time.monotonic() - call.started
         route = getattr(scope.get("route"), "path", "unmatched")
-        if status != 503 or not scope["path"].startswith(_OPEN):  # a probe that is told "not ready" is answered, not refused
+        if status != 503 or not scope["path"].startswith(OPEN):  # a probe that is told "not ready" is answered, not refused
             self.catalog.metrics.request(route, call.model, status, elapsed_s, bulk=call.bulk or call.lane == Lane.BULK)
         if span is not None:
             span.end(route, status, call)
-        if self.catalog.settings.access_log or (status >= 500 and not scope["path"].startswith(_OPEN)):
+        if self.catalog.settings.access_log or (status >= 500 and not scope["path"].startswith(OPEN)):
             log.log(
                 logging.INFO if status < 500 else logging.WARNING,
                 "request",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from service.http.content_encoding import ACCEPTED
+from service.http.edge import OPEN
 
 DESCRIPTION = (
     "Attention models over HTTP: embeddings and rerank scores from encoders, text from decoders, in the forms of OpenAI, "
@@ -67,8 +68,6 @@ _PARAMETERS = {
 }
 _DEVELOPMENT_TAG = "Development"
 _REFERENCE = re.compile(r'"#/components/schemas/([^"]+)"')
-_OPEN_TAG = "Operation"  # routes with this tag need no API key
-_OPEN_PATHS = ("/health", "/ping", "/v2/health/live", "/v2/health/ready")
 
 
 def refined(document: dict[str, Any], *, needs_key: bool, development: bool) -> dict[str, Any]:
@@ -209,6 +208,6 @@ def _secure(document: dict[str, Any], needs_key: bool) -> None:
     if not needs_key:
         return
     document["security"] = [{"bearer": []}]
-    for path, _, operation in _operations(document):
-        if _OPEN_TAG in operation.get("tags", ()) or path in _OPEN_PATHS:
+    for path, method, operation in _operations(document):
+        if path.startswith(OPEN) or (path == "/" and method == "get"):
             operation["security"] = []
