@@ -115,7 +115,8 @@ class JsonRoute(APIRoute):
         """Return `handle`, preceded by a check of the query's names if the route takes a query."""
         described = (self.openapi_extra or {}).get("parameters", ())
         objects = [parameter["name"] for parameter in described if parameter["in"] == "query"]  # sent as NAME[key]=value
-        names = sorted({*(parameter.alias for parameter in self.dependant.query_params), *objects})
+        declared = (self.dependant, *self.dependant.dependencies)
+        names = sorted({*(parameter.alias for each in declared for parameter in each.query_params), *objects})
         if not names:
             return handle
 

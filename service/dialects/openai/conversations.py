@@ -12,11 +12,11 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects.openai.responses import conversations as stored
 from service.dialects.openai.responses.conversations import Conversation, new_items
-from service.dialects.openai.responses.items import page_of
-from service.dialects.openai.responses.schemas import AfterItem, Included, Item, ItemLimit, ItemList, ItemOrder, ListedItem
+from service.dialects.openai.responses.items import PageDep
+from service.dialects.openai.responses.schemas import Item, ItemList, ListedItem
 from service.dialects.states.finding import on_store, store_of
 from service.dialects.states.options import Metadata
-from service.dialects.states.records import quota_of
+from service.dialects.states.records import list_json, quota_of
 from service.dialects.states.schemas import ERRORS, json_body
 from service.dialects.text.answer import new_id
 from service.errors import DocumentMoved
@@ -96,18 +96,9 @@ async def delete(conversation_id: ConversationPath, call: CallDep, catalog: Cata
 
 
 @router.get("/v1/conversations/{conversation_id}/items", response_model=ItemList)
-async def items(
-    conversation_id: ConversationPath,
-    call: CallDep,
-    catalog: CatalogDep,
-    limit: ItemLimit = 20,
-    order: ItemOrder = "desc",
-    after: AfterItem = None,
-    include: Included = [],  # noqa: B006
-) -> Any:
+async def items(conversation_id: ConversationPath, call: CallDep, catalog: CatalogDep, page: PageDep) -> Any:
     """List the items of a conversation."""
-    found = (await _found(conversation_id, call, catalog)).items
-    return json_response(page_of(found if order == "asc" else found[::-1], after, limit), call)
+    return json_response(page.of((await _found(conversation_id, call, catalog)).items), call)
 
 
 @router.post("/v1/conversations/{conversation_id}/items", response_model=ItemList, openapi_extra=json_body(AddItems))
@@ -115,7 +106,7 @@ async def add(conversation_id: ConversationPath, content: ContentDep, call: Call
     """Append items to a conversation, and return them. The next response reads these items before its own input."""
     new = new_items(read(AddItems, content).items)
     await _changed(conversation_id, lambda found: found.after(new), call, catalog)
-    return json_response(page_of(new, None, len(new)), call)
+    return json_response(list_json(new, has_more=False), call)
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}", response_model=ListedItem)

@@ -1,10 +1,13 @@
 """Converts the input of a response to messages for the chat template, and to the items that clients can list."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
-from service.dialects.openai.responses.schemas import CallItem, CallOutputItem, InputItem, InputPart, ResponseRequest
+from fastapi import Depends, Query
+
+from service.dialects.openai.responses.schemas import CallItem, CallOutputItem, Include, InputItem, InputPart, ResponseRequest
 from service.dialects.openai.tool_calls import arguments_of
+from service.dialects.states.records import list_json
 from service.errors import InvalidRequest
 
 Item = InputItem | CallItem | CallOutputItem
@@ -53,12 +56,22 @@ def listed_item(item: Item, place: str) -> dict[str, Any]:
     return {"id": f"msg_{place}", "type": "message", "status": "completed", "role": item.role, "content": content}
 
 
-def page_of(items: Sequence[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
-    """Return a page: at most `limit` of `items`, after the item with the id `after`. Raises InvalidRequest if there is no such item."""
-    ids = [item["id"] for item in items]
-    if after is not None and after not in ids:
-        raise InvalidRequest(f"there is no item {after[:100]!r}: begin with the first page", param="after")
-    begin = 0 if after is None else ids.index(after) + 1
-    page = items[begin : begin + limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": begin + limit < len(items)}
+class Page(NamedTuple):
+    """The query of a route that lists items: which of them to return."""
+
+    limit: Annotated[int, Query(ge=1, le=100, description="Most items of a page.")] = 20
+    order: Annotated[Literal["asc", "desc"], Query(description="desc: the last item first.")] = "desc"
+    after: Annotated[str | None, Query(description="The `last_id` of the page before.")] = None
+    include: Annotated[Sequence[Include], Query(alias="include[]", description="Accepted and ignored.")] = []
+
+    def of(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the page of `items`. Raises InvalidRequest if there is no item with the id `after`."""
+        items = items if self.order == "asc" else items[::-1]
+        ids = [item["id"] for item in items]
+        if self.after is not None and self.after not in ids:
+            raise InvalidRequest(f"there is no item {self.after[:100]!r}: begin with the first page", param="after")
+        begin = 0 if self.after is None else ids.index(self.after) + 1
+        return list_json(items[begin : begin + self.limit], has_more=begin + self.limit < len(items))
+
+
+PageDep = Annotated[Page, Depends()]

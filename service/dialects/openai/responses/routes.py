@@ -18,18 +18,14 @@ from service.dialects.openai.embeddings import OpenAIErrorResponse
 from service.dialects.openai.responses import conversations, stored
 from service.dialects.openai.responses.answer import Answer, Said, head_of
 from service.dialects.openai.responses.events import NEVER, Events, tokens_before
-from service.dialects.openai.responses.items import listed, page_of
+from service.dialects.openai.responses.items import PageDep, listed
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.preparing import Prepared, beginning, check, keeping, prepare, work_of
 from service.dialects.openai.responses.running import Running, call_of, running_of
 from service.dialects.openai.responses.schemas import (
-    AfterItem,
     Include,
-    Included,
     InputTokenCount,
-    ItemLimit,
     ItemList,
-    ItemOrder,
     ResponseDeleted,
     ResponseObject,
     ResponseRequest,
@@ -267,15 +263,7 @@ async def cancel(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) 
 
 
 @router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
-async def input_items(
-    response_id: ResponsePath,
-    call: CallDep,
-    catalog: CatalogDep,
-    limit: ItemLimit = 20,
-    order: ItemOrder = "desc",
-    after: AfterItem = None,
-    include: Included = [],  # noqa: B006
-) -> Any:
+async def input_items(response_id: ResponsePath, call: CallDep, catalog: CatalogDep, page: PageDep) -> Any:
     """List the input of this response. The input of earlier responses, which this one continues, is not included."""
     row = await on_store(catalog, call, stored.find, response_id)
-    return json_answer(page_of(row.input if order == "asc" else row.input[::-1], after, limit), call.headers)
+    return json_answer(page.of(row.input), call.headers)

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Query
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag, TypeAdapter
 
 from service.dialects.states.options import Metadata, StateFields
@@ -36,12 +35,6 @@ Include = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-
-# Query parameters of the routes that list items.
-ItemLimit = Annotated[int, Query(ge=1, le=100, description="Most items of a page.")]
-ItemOrder = Annotated[Literal["asc", "desc"], Query(description="desc: the last item first.")]
-AfterItem = Annotated[str | None, Query(description="The `last_id` of the page before.")]
-Included = Annotated[list[Include], Query(alias="include[]", description="Accepted and ignored.")]
 
 
 class InputPart(Fields):
