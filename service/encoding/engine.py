@@ -125,6 +125,11 @@ class EncoderEngine:
         with self._changed:
             self._queue.check(lane, time.monotonic(), client)
 
+    def keeps_places(self, lane: Lane) -> bool:
+        """Return whether this lane of the queue keeps places for clients that were refused."""
+        with self._changed:
+            return self._queue.keeps_places(lane, time.monotonic())
+
     def refused(self, tokens: float) -> None:
         """Add tokens that a gateway refused to the offered load."""
         self.offered.add(tokens / self.tokens_per_s)

@@ -131,6 +131,10 @@ class EncoderQueue(BatchingQueue):
         told_s = self._bounds[item.lane].promised_s(now, wait_s, item.client, work_s)
         return Overloaded("Model is overloaded: it took too long to begin", retry_after_s=told_s)
 
+    def keeps_places(self, lane: Lane, now: float) -> bool:
+        """Return whether this lane keeps places for clients that were refused."""
+        return self._bounds[lane].promises.outstanding(now)
+
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
         """Record that the run of this batch took `seconds`. The measured rate changes only if `answered` is True, because a failed run may
         end at once and seem fast.

@@ -104,6 +104,11 @@ class Admission(Generic[J]):
         # A place that was promised may become free a whole turn later, because the runs may have begun together.
         return most_wait_s if most_wait_s <= self._max_wait_s[lane] else most_wait_s + holding.turn_s
 
+    def keeps_places(self, lane: Lane, now: float) -> bool:
+        """Return whether places are kept for clients that were refused in this lane."""
+        with self._changed:
+            return self._bounds[lane].promises.outstanding(now)
+
     def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
         """Estimate the seconds until a new request gets its first slot. The estimate assumes that every job needs one slot and that jobs
         take turns.

@@ -140,6 +140,9 @@ class StepEngine(ABC, Generic[J]):
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
+    def keeps_places(self, lane: Lane) -> bool:
+        return self._admission.keeps_places(lane, time.monotonic())
+
     def refused(self, runs: float) -> None:
         """Count runs that a gateway has rejected because no replica could accept them."""
         self.offered.refuse(runs)

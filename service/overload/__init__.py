@@ -17,6 +17,7 @@ answers have the header `Retry-After`.
 | 429 for an encoding when the queue is too long | tokens before it / rate > bound | `encoding/queue.py`, `queue_bound.py` |
 | 429 for an encoding when there is no room in the queue | queued + own tokens > `max_queue_tokens` | `encoding/queue.py` |
 | 429 for an encoding that would miss its deadline | tokens before it / rate > time left | `encoding/queue.py` |
+| 429 by a replica that keeps places, if another one is asked afterwards | any place | `pools/host.py` |
 | 429 at a gateway for an encoding that the pool has just refused | 0.05 s since that refusal | `refusals.py` |
 | 429 for a text when the wait for a slot would be, or is, too long | wait > `max_wait_s` | `generation/admission.py` |
 | 429 for a text when too many wait; the client with the most waiting runs loses its newest request | 256 runs | `generation/admission.py` |
@@ -44,7 +45,7 @@ So a client that sends without pause is refused while other clients are admitted
 
 **Places** are kept for clients that come back when `Retry-After` told them to. Their work counts as queued from their refusal on, so that
 each client is told a later time than those before it, and new requests do not take their places. On their return they may wait longer than
-`max_wait_s`, by half of the time that they were told.
+`max_wait_s`, by half of the time that they were told. In a pool one replica keeps the place of a request (`pools/tries.py`).
 
 Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `promises.py` (places for clients that were
 refused), `refusals.py` (requests that are read late, refused requests that come back, and the delay of refusals), `byte_shares.py` and

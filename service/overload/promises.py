@@ -42,9 +42,7 @@ class Promises:
         """Return how long a new request of this client has to wait. `queue_s` is the work in the queue, `work_s` that of the request. Work
         of another client counts up to the client's own promised work, with this request. Promises whose turn comes later do not count.
         """
-        if now - self._swept > _SWEEP_S:
-            self._swept = now
-            self._promises = [each for each in self._promises if now <= each.due + each.late_s]
+        self._sweep(now)
         who, counted = name_of(client), Counter[str]()
         own = work_s + sum(each.work_s for each in self._promises if each.who == who)
         for each in self._promises:
@@ -54,6 +52,11 @@ class Promises:
             counted[each.who] += more  # type: ignore[assignment]
             queue_s += more
         return queue_s
+
+    def outstanding(self, now: float) -> bool:
+        """Return whether a client may still come back that was promised a place."""
+        self._sweep(now)
+        return bool(self._promises)
 
     def make(self, client: str, now: float, wait_s: float, work_s: float) -> float:
         """Promise a place to a client whose request is refused. Returns how many seconds it is told to wait, at least `wait_s`."""
@@ -77,6 +80,11 @@ class Promises:
         """Forget the promise of a client that has come back and was admitted. Does nothing if there is none."""
         if (promise := self._due(client, now)) is not None:
             self._promises.remove(promise)
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept > _SWEEP_S:
+            self._swept = now
+            self._promises = [each for each in self._promises if now <= each.due + each.late_s]
 
     def _due(self, client: str, now: float) -> _Promise | None:
         who = name_of(client)

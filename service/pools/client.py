@@ -1,10 +1,10 @@
 """The engines of a gateway. They have the interface of local engines, but a pool of replicas does their work.
 
 If a replica is lost, work that it had not accepted is sent to another replica. Accepted encodings are sent again too, since they have no
-side effects. Work is sent again only once, because the request itself may have crashed the replica. An accepted generation ends with an
-error, after which `generation/reopening.py` opens it again on another replica.
+side effects. Work is sent again only once, because the request itself may have crashed the replica (`tries.py`). An accepted generation
+ends with an error, after which `generation/reopening.py` opens it again on another replica.
 
-If a replica rejects work, another replica, which may have capacity, is tried once before the client gets an error. Work that no replica
+If a replica rejects work, another replica, which may have capacity, is tried before the client gets an error. Work that no replica
 accepts is reported to one replica, because Serve scales the pool by the demand that replicas report.
 """
 
@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from export import contract
@@ -24,11 +25,13 @@ from service.encoding.selftest import SelfTest
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
 from service.generation.run import Run
+from service.overload.promises import name_of
 from service.overload.refusals import RefusedRequests
 from service.pools import wire
 from service.pools.limits import PART_BYTES
 from service.pools.messages import Accepted, Failed, Receiver, named
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
+from service.pools.tries import Tries
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array
@@ -38,6 +41,7 @@ from service.tokenization.texts import Encoded
 log = logging.getLogger("attnserve")
 
 _PART_INPUTS, _PART_TOKENS = 64, 8192  # most inputs and tokens in one call of a replica, so that a bulk request is spread over the pool
+_NAMING_TOKENS = 64  # the first tokens of a request, which tell it from others
 _ADMISSION_S = 30.0  # longest time in which a replica must accept a request, including a grammar's compilation
 
 
@@ -97,35 +101,6 @@ class _PoolEngine:
             self.refused(-work)
 
 
-class _Tries:
-    """The replicas that were tried for one call, and the decision whether to try another one."""
-
-    def __init__(self, replicas: Replicas, key: Key) -> None:
-        self.tried: list[Replica] = []
-        self._replicas, self._key = replicas, key
-        self._full: list[Replica] = []  # replicas in `tried` that had no free slot, but may queue the work
-        self._lost = self._refused = False
-
-    def again(self, replica: Replica, error: ServiceError, *, waits: bool = True) -> bool:
-        """Return whether to try again: once after a lost replica, and once after a rejection if there is another replica.
-
-        A replica that was asked with `waits` False has not rejected the work. If there is no other replica, it is asked again to queue the
-        work.
-        """
-        self.tried.append(replica)
-        if isinstance(error, ReplicaLost):
-            again, self._lost = not self._lost, True
-            return again
-        if not waits and isinstance(error, Overloaded):
-            self._full.append(replica)
-            return True
-        if not isinstance(error, Overloaded | NotReady) or self._refused:
-            return False
-        self._refused = True
-        self.tried = [each for each in self.tried if each not in self._full]
-        return self._replicas.others(self._key, self.tried)
-
-
 class PoolEncoder(_PoolEngine):
     """The client of the `EncoderEngine`s on replicas."""
 
@@ -161,13 +136,13 @@ class PoolEncoder(_PoolEngine):
                         on_row(part.first + at, row)
 
             ask = self._by_row if on_row or part.size_bytes > PART_BYTES else self._at_once
-            tries = _Tries(self._replicas, self._key)
+            tries = Tries(self._replicas, self._key, lambda: _request(task.client, task.inputs[part.first].ids))
             while True:
                 await self._replicas.wait(deadline)
-                replica = self._replicas.least(self._key, tries.tried)
+                replica = tries.choose(lambda tried: self._replicas.least(self._key, tried))
                 try:
                     async with replica.asked(deadline, part.tokens):
-                        kind, *content = await ask(replica, wire.pack_task(task, inputs), take)
+                        kind, *content = await ask(replica, (wire.pack_task(task, inputs), tries.last), take)
                     if kind == "refused":
                         raise wire.unpack_error(content[0])
                     break
@@ -214,12 +189,12 @@ class PoolEncoder(_PoolEngine):
         await self._replicas.ask()
 
     async def _at_once(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Any, ...]:
-        answer: tuple[Any, ...] = await self._replicas.pool.call(replica.name, "encode", self._key, message)
+        answer: tuple[Any, ...] = await self._replicas.pool.call(replica.name, "encode", self._key, *message)
         return answer
 
     async def _by_row(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Any, ...]:
         pieces = wire.Pieces()
-        async with contextlib.aclosing(self._replicas.pool.stream(replica.name, "encode_by_row", self._key, message)) as messages:
+        async with contextlib.aclosing(self._replicas.pool.stream(replica.name, "encode_by_row", self._key, *message)) as messages:
             async for kind, *content in messages:
                 if kind == "rows":
                     for at, row in content[0]:
@@ -292,7 +267,8 @@ class PoolGenerator(_PoolEngine):
         """Queue the runs and return them, as `GeneratorEngine.open` does. One replica computes all runs of a request and sends them in one
         stream. It is the replica of session `key`, or any replica if `key` is "".
         """
-        tries, slots = _Tries(self._replicas, self._key), sum(request.slots for request in requests)
+        tries = Tries(self._replicas, self._key, lambda: _request(client, requests[0].prompt))
+        slots = sum(request.slots for request in requests)
         client, content = requests[0].client, hash(tuple(request.prompt for request in requests))
 
         def refuse(error: Overloaded) -> None:
@@ -316,20 +292,20 @@ class PoolGenerator(_PoolEngine):
         movable = self._key if all(request.takes_known for request in requests) else None
         return _Stream(requests, accepted, running, elsewhere, refuse, movable).runs
 
-    async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: _Tries, slots: int) -> "_Accepted":
+    async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: Tries, slots: int) -> "_Accepted":
         """Find a replica that queues all runs. Returns the replica and the stream of its further messages."""
         latest = time.monotonic() + _ADMISSION_S
         deadline = min(latest, *(request.deadline for request in requests))
         numerics = next((request.numerics for request in requests if request.numerics), "")
+        replicas = self._replicas
+        choice = partial(replicas.owner, key) if key else replicas.freest
         while True:
-            replicas = self._replicas
             await replicas.wait(deadline)
-            choice = (self._key, tries.tried, numerics)
-            replica = replicas.owner(key, *choice) if key else replicas.freest(*choice)
+            replica = tries.choose(lambda tried: choice(self._key, tried, numerics), numerics)
             # This gateway learns of other gateways' runs only from heartbeats, so the chosen replica may be full. Therefore, if there are
             # several replicas, the first one rejects runs that would have to wait for a slot.
-            waits = bool(key or tries.tried) or not replicas.others(self._key, [replica])
-            messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits)
+            waits = bool(key or tries.tried) or tries.last
+            messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits, tries.last)
             try:
                 with replica.running(self._key, slots):
                     try:
@@ -431,13 +407,14 @@ class _Stream:
 
     async def _follow(self) -> None:
         try:
-            try:
-                await self._read()
-            except Overloaded as refusal:
-                if self._begun:
-                    raise
-                self._take_place(await self._elsewhere(self._accepted.replica, refusal))
-                await self._read()
+            while True:
+                try:
+                    await self._read()
+                    break
+                except Overloaded as refusal:
+                    if self._begun:
+                        raise
+                    self._take_place(await self._elsewhere(self._accepted.replica, refusal))
         except Overloaded as refusal:
             self._refused(refusal)
             self._fail(refusal)
@@ -452,6 +429,10 @@ class _Stream:
     def _fail(self, error: ServiceError) -> None:
         for run in self.runs:
             run.fail(error)  # no effect on a run that has ended
+
+
+def _request(client: str, ids: Sequence[int]) -> str:
+    return f"{name_of(client)} {list(ids[:_NAMING_TOKENS])}"
 
 
 async def _refusal(part: Awaitable[None]) -> QueueTooLong | None:

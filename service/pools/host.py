@@ -13,6 +13,7 @@ from service.generation.runs import Runs
 from service.pools import messages, wire
 from service.pools.messages import plain
 from service.pools.replicas import SILENCE_S, Key
+from service.runtime.lanes import Lane
 from service.runtime.pacing import Pace
 
 METHODS = ("describe", "heartbeat", "encode", "encode_by_row", "generate", "attention")  # what gateways may call
@@ -70,23 +71,25 @@ class Host:
             for name, model in self.catalog.models.items()
         ]
 
-    async def encode(self, key: Key, message: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Encode the inputs of an `EncodeMessage`. Returns ("done", *EncodeDone) or ("refused", Refusal)."""
+    async def encode(self, key: Key, message: tuple[Any, ...], last: bool) -> tuple[Any, ...]:
+        """Encode the inputs of an `EncodeMessage`. Returns ("done", *EncodeDone) or ("refused", Refusal). `last` means that no other
+        replica is asked if this one refuses.
+        """
         task = wire.unpack_task(message)
         try:
-            rows = await self._encoder(key).engine.run(task)
+            rows = await self._encoder(key, task.lane, last).engine.run(task)
         except ServiceError as error:
             return "refused", wire.pack_error(error)
         return "done", *wire.EncodeDone(wire.pack_rows(rows), task.spent.queue_s, task.spent.inference_s)
 
-    async def encode_by_row(self, key: Key, message: tuple[Any, ...]) -> AsyncIterator[tuple[Any, ...]]:
+    async def encode_by_row(self, key: Key, message: tuple[Any, ...], last: bool) -> AsyncIterator[tuple[Any, ...]]:
         """Encode as `encode` does, but send rows before the end. Yields ("rows", [(index, row), ..]) whenever a runtime call ends,
         ("piece", *Piece) for each piece of a row that is larger than a message, and at the end the result of `encode` without rows.
         """
         computed: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         task = wire.unpack_task(message, lambda at, row: computed.put_nowait((at, row)))
         try:
-            work = asyncio.create_task(self._encoder(key).engine.run(task))
+            work = asyncio.create_task(self._encoder(key, task.lane, last).engine.run(task))
         except ServiceError as error:
             yield "refused", wire.pack_error(error)
             return
@@ -107,7 +110,9 @@ class Host:
         finally:
             work.cancel()
 
-    async def generate(self, key: Key, requests: bytes, session: str, waits: bool = True) -> AsyncIterator[tuple[Any, ...]]:
+    async def generate(
+        self, key: Key, requests: bytes, session: str, waits: bool = True, last: bool = True
+    ) -> AsyncIterator[tuple[Any, ...]]:
         """Generate texts. Yields messages of `messages.py` as plain tuples.
 
         If `waits` is False and no slot is free, the request is rejected with Overloaded, because another replica may have a free slot. The
@@ -121,6 +126,7 @@ class Host:
                 model = self._generator(key)
                 if not waits and model.engine.full:
                     raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
+                _check_places(model.engine, asked[0].lane, last)
                 runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt", stream=False)
                 yield plain(messages.Accepted(model.engine.numerics))
                 untold = {at for at, request in enumerate(asked) if request.prompt_logprobs is not None}
@@ -182,14 +188,24 @@ class Host:
             raise NotReady(f"this replica serves another version of model {name}, since models are being exchanged: try again")
         return model
 
-    def _encoder(self, key: Key) -> Model:
-        """Return the encoder, even if it has failed or hangs. Its requests then stay pending, and gateways avoid replicas with pending
-        requests. If it rejected requests quickly, gateways would send it more.
+    def _encoder(self, key: Key, lane: Lane, last: bool) -> Model:
+        """Return the encoder, after `_check_places`, even if it has failed or hangs. Its requests then stay pending, and gateways avoid
+        replicas with pending requests. If it rejected requests quickly, gateways would send it more.
         """
-        return cast(Model, self._found(key))
+        model = cast(Model, self._found(key))
+        _check_places(model.engine, lane, last)
+        return model
 
     def _generator(self, key: Key) -> Any:
         """Return the generator. Raises NotReady if it has failed or hangs, because accepted runs would end with an error."""
         model = self._found(key)
         self.catalog.check(model)
         return model
+
+
+def _check_places(engine: Any, lane: Lane, last: bool) -> None:
+    """Raise Overloaded if the engine keeps places for clients that were refused, and another replica will be asked. Otherwise requests
+    whose place is elsewhere would take these places.
+    """
+    if not last and engine.keeps_places(lane):
+        raise Overloaded("Model is overloaded: this replica keeps places for clients that were refused", retry_after_s=1.0)
