@@ -9,7 +9,6 @@ import numpy as np
 import orjson
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
-Durability = Literal["turn", "checkpoint", "none"]
 
 RUN_KIND, REQUEST_KIND = "run", "run_request"
 
