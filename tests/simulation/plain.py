@@ -57,7 +57,7 @@ def tensors(ids: Sequence[int]) -> tuple[NDArray[np.float32], NDArray[np.int64]]
 
 def embedded(token: int) -> NDArray[np.float32]:
     """Return what one token adds to the state."""
-    added: NDArray[np.float32] = _steps()._embedding[token]
+    added: NDArray[np.float32] = _steps().embedding[token]
     return added
 
 
