@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,13 +28,13 @@ CHECKPOINTS = {
 def test_the_kind_is_decided_by_one_read(kind: type[Exporter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = CHECKPOINTS[kind](tmp_path / "checkpoint")
     read: list[Path] = []
-    original = folder._read_json
+    original = folder.read_text
 
-    def counted(file: Path, most_bytes: int) -> Any:
+    def counted(file: Path, most_bytes: int) -> str:
         read.append(file)
         return original(file, most_bytes)
 
-    monkeypatch.setattr(folder, "_read_json", counted)
+    monkeypatch.setattr(folder, "read_text", counted)
     loaded = load(checkpoint, Options())
     assert type(loaded) is kind
     assert read.count(checkpoint / "config.json") == 1

@@ -19,6 +19,7 @@ from service.generation.session import OnnxStepSession
 from service.generation.text import Vocabulary
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.decoders import byte_tokenizer, tiny_decoder
+from tests.models.checkpoints.test_decoder_families import TEXT
 
 V, WINDOW, N_CONTINUED = 256, 16, 40
 MISTRAL = {  # every layer has a window, and three heads share keys
@@ -31,19 +32,6 @@ MISTRAL = {  # every layer has a window, and three heads share keys
     "max_position_embeddings": 32,
     "sliding_window": WINDOW,
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32},
-}
-QWEN = {
-    "vocab_size": V,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 6,
-    "max_position_embeddings": 512,
 }
 
 
@@ -58,7 +46,9 @@ def mistral(folder: Path) -> transformers.PreTrainedModel:
 
 def qwen(folder: Path, layer_types: tuple[str, ...] = ("linear_attention",) * 3) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = transformers.Qwen3_5TextConfig(**QWEN, num_hidden_layers=len(layer_types), layer_types=list(layer_types))
+    config = transformers.Qwen3_5TextConfig(
+        **TEXT | {"vocab_size": V, "num_hidden_layers": len(layer_types)}, layer_types=list(layer_types)
+    )
     model = transformers.Qwen3_5ForCausalLM(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

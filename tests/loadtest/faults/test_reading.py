@@ -103,7 +103,7 @@ END = b"data: [DONE]\n\n"
 
 
 def test_a_client_comes_back_with_its_last_complete_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
     with serving(stream(event("a", 1), HALF_AN_EVENT), refused, stream(event("b", 2), END)) as (port, asked):
         got = read(port, {}, resumes=True)
     assert (got.choices[0].text, got.error, got.connections) == ("ab", None, 3)

@@ -139,7 +139,7 @@ def test_a_failed_write_leaves_the_older_checkpoint(config: TrainingConfig, tmp_
     model = build(config, Path("config.yaml"))
     optimizer = optimizer_of(model, config)
     checkpoints.save(tmp_path, 5, model, optimizer, {"step": 5})
-    monkeypatch.setattr(checkpoints, "_flush", lambda path: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save(tmp_path, 10, model, optimizer, {"step": 10})
     assert checkpoints.load(checkpoints.newest(tmp_path), model, optimizer) == {"step": 5}

@@ -9,34 +9,19 @@ from torch import Tensor
 from models.attention.linear.causal_hybrid import CausalHybridAttention
 from models.decoder.model import Decoder, DecoderConfig
 from models.decoder.window import LongWindow, hybrid, softmax_of, windowed
-from models.parts.positions import Rotation, rotate, rotation_at
+from models.parts.positions import rotate
 from tests.cases import in_one_test
-
-EXACT = 1e-10  # float64: the same formula, summed in another order
-D, H, H_K, D_K, BASE = 8, 4, 2, 6, 100.0
-W, G, PIECE = 7, 2, 3
+from tests.models.attention.scores import EXACT
+from tests.models.attention.windows import D_K, H_K, PIECE, SIZES, D, G, H, W, at, every_cut, in_pieces, tokens
 
 
 def make(**options: object) -> CausalHybridAttention:
     torch.manual_seed(0)
-    sizes = {"d_head": D_K, "window": W, "n_first": G, "piece": PIECE, "n_kv_heads": H_K}
-    layer = CausalHybridAttention(D, H, **(sizes | options)).double()
+    layer = CausalHybridAttention(D, H, **(SIZES | options)).double()
     for phi in (layer.phi_q, layer.phi_k):  # another map for every head
         torch.nn.init.normal_(phi.weight)
         torch.nn.init.normal_(phi.bias)
     return layer
-
-
-def tokens(B: int, N: int) -> Tensor:
-    return torch.randn(B, N, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def at(t: Tensor) -> Rotation:
-    return rotation_at(t, D_K, base=BASE, dtype=torch.float64)
-
-
-def turned(t: Tensor) -> Rotation:
-    return at(t)._replace(t=t, near={W: at(t.clamp_max(W - 1))})
 
 
 def reference(layer: CausalHybridAttention, x: Tensor) -> Tensor:
@@ -62,18 +47,13 @@ def reference(layer: CausalHybridAttention, x: Tensor) -> Tensor:
     return layer.to_out(torch.cat(outputs, dim=2).transpose(1, 2).flatten(2))
 
 
-@in_one_test("pieces", [(40,), (1,) * 40, (3, 1, 2, 3, 1, 1, 29)])
+@every_cut
 @torch.no_grad()
 def test_weights_are_exponentials_near_and_products_of_features_far(pieces: tuple[int, ...]) -> None:
     """In any pieces; the slots are reused several times."""
     layer, x = make(counted=False), tokens(2, 40)
-    outputs, state, begin = [], None, 0
-    for n in pieces:
-        t = torch.arange(begin, begin + n).expand(2, n)
-        y, state = layer(x[:, begin : begin + n], None, state, rotation=turned(t))
-        outputs.append(y)
-        begin += n
-    assert (torch.cat(outputs, dim=1) - reference(layer, x)).abs().max() <= EXACT
+    y, state = in_pieces(layer, x, pieces)
+    assert (y - reference(layer, x)).abs().max() <= EXACT
     assert {name: tensor.shape[1:] for name, tensor in state.items()} == layer.state_shapes
 
 

@@ -6,26 +6,15 @@ from torch import Tensor
 
 from models.attention.sparse.sink_window import SinkWindowAttention
 from models.layers import LAYERS
-from models.parts.positions import rotate, rotation_at
-from tests.cases import in_one_test
-
-EXACT = 1e-10  # float64: the same formula, summed in another order
-D, H, D_K, BASE = 8, 4, 6, 100.0
-W, G, PIECE = 7, 2, 3
+from models.parts.positions import rotate
+from tests.models.attention.scores import EXACT
+from tests.models.attention.windows import D_K, SIZES, D, G, H, W, at, every_cut, in_pieces, tokens, turned
 
 
 def make(**options: object) -> SinkWindowAttention:
     torch.manual_seed(0)
-    layer = SinkWindowAttention(D, H, **({"d_head": D_K, "window": W, "n_first": G, "piece": PIECE, "n_kv_heads": 2} | options))
+    layer = SinkWindowAttention(D, H, **(SIZES | options))
     return layer.double()
-
-
-def tokens(B: int, N: int) -> Tensor:
-    return torch.randn(B, N, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def rotated(x: Tensor, t: Tensor) -> Tensor:
-    return rotate(x, rotation_at(t, D_K, base=BASE, dtype=x.dtype))
 
 
 def reference(layer: SinkWindowAttention, x: Tensor) -> Tensor:
@@ -36,28 +25,18 @@ def reference(layer: SinkWindowAttention, x: Tensor) -> Tensor:
     for t in range(x.shape[1]):
         seen = [j for j in range(t + 1) if j < G or j > t - (W - G)]
         places = torch.arange(len(seen))[None]
-        scores = rotated(q[:, :, t : t + 1], places[:, -1:]) @ rotated(k[:, :, seen], places).mT * D_K**-0.5
+        scores = rotate(q[:, :, t : t + 1], at(places[:, -1:])) @ rotate(k[:, :, seen], at(places)).mT * D_K**-0.5
         outputs.append(scores.softmax(-1) @ v[:, :, seen])
     return layer.to_out(torch.cat(outputs, dim=2).transpose(1, 2).flatten(2))
 
 
-def turned(t: Tensor) -> object:
-    near = rotation_at(t.clamp_max(W - 1), D_K, base=BASE, dtype=torch.float64)
-    return rotation_at(t, D_K, base=BASE, dtype=torch.float64)._replace(t=t, near={W: near})
-
-
-@in_one_test("pieces", [(40,), (1,) * 40, (3, 1, 2, 3, 1, 1, 29)])
+@every_cut
 @torch.no_grad()
 def test_positions_are_those_within_the_cache(pieces: tuple[int, ...]) -> None:
     """In any pieces; the slots are reused several times."""
     layer, x = make(counted=False), tokens(2, 40)
-    outputs, state, begin = [], None, 0
-    for n in pieces:
-        t = torch.arange(begin, begin + n).expand(2, n)
-        y, state = layer(x[:, begin : begin + n], None, state, rotation=turned(t))
-        outputs.append(y)
-        begin += n
-    assert (torch.cat(outputs, dim=1) - reference(layer, x)).abs().max() <= EXACT
+    y, state = in_pieces(layer, x, pieces)
+    assert (y - reference(layer, x)).abs().max() <= EXACT
     assert {name: tensor.shape[1:] for name, tensor in state.items()} == layer.state_shapes
 
 
