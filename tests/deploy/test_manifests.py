@@ -120,6 +120,8 @@ def test_pods(install: str) -> None:
         assert pod.spec["securityContext"]["runAsNonRoot"] is True
         assert pod.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         rights = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+        if asks:
+            assert ray_service(found)["rayClusterConfig"]["autoscalerOptions"]["securityContext"] == rights
         for each in (container, *pod.spec.get("initContainers", ())):
             assert each["securityContext"] == rights
             assert re.search(r"@sha256:[0-9a-f]{64}$|:(?!latest)[^/:]+$", each["image"])
@@ -159,10 +161,12 @@ def test_ports_and_probes() -> None:
     assert service["spec"]["ports"] == [{"name": "http", "port": 8000, "targetPort": "http"}]
     assert chosen({"matchLabels": service["spec"]["selector"]}, found) == [pod]
     routes = {route.path for route in health.router.routes}  # type: ignore[attr-defined]
-    for each in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert pod.container[each]["httpGet"]["path"] in routes
-        assert pod.container[each]["httpGet"]["port"] == "http"
-    assert pod.container["livenessProbe"]["httpGet"]["path"] == "/health/live"  # readiness fails while a queue is full or a start fails
+    # Readiness fails while a queue is full or a start fails, which may take 300 s: no reason for a restart.
+    for each, path, least_s in (("startup", "ready", 300), ("readiness", "ready", 0), ("liveness", "live", 60)):
+        probe = pod.container[f"{each}Probe"]
+        assert probe["httpGet"] == {"path": f"/health/{path}", "port": "http"}
+        assert probe["httpGet"]["path"] in routes
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= least_s
 
 
 @pytest.mark.parametrize("install", ["plain", "cpu", "gpu"])

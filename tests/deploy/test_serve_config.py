@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from tests.cluster.nodes import START_S, Cluster
+from tests.cluster.nodes import Cluster
 from tests.deploy.rendered import OVERLAYS, deployments, environment, groups, installed, ray_service, serving
 from tests.deploy.test_manifests import clusters, made
 from tests.service.fakes import PATIENCE_S
@@ -67,7 +67,7 @@ def cluster(classifier_bundle: Path, decoder_bundle: Path, tmp_path_factory: pyt
             cpus = int(pod.container["resources"]["limits"]["cpu"])
             running.start_worker(group["groupName"], cpus=cpus, resources=resources(group))
         running.deploy()
-        running.until(running.settled, "every replica runs", START_S)
+        running.until(running.settled, "every replica runs")
         yield running
     finally:
         running.stop()
@@ -88,8 +88,8 @@ def test_the_rendered_cluster_answers(cluster: Cluster) -> None:
     for name, group in homes.items():
         assert [replica["node_ip"] for replica in cluster.replicas(name)] == [cluster.address(group)]
     for worker in ("encoders", "generators"):
-        cluster.until(partial(cluster.ready, worker), f"a worker of {worker} answers", START_S)
-        cluster.until(partial(ask, cluster, worker, "/-/healthz"), f"KubeRay's probe of {worker} is answered", START_S)
+        cluster.until(partial(cluster.ready, worker), f"a worker of {worker} answers")
+        cluster.until(partial(ask, cluster, worker, "/-/healthz"), f"KubeRay's probe of {worker} is answered")
         with pytest.raises(HTTPError, match="401"):
             ask(cluster, worker, "/v1/models", key="not-a-key-of-it")
         models = [each["id"] for each in json.loads(ask(cluster, worker, "/v1/models"))["data"]]
