@@ -213,6 +213,14 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
+def wait_until(condition: Callable[[], object]) -> None:
+    """The same for a thread without a loop."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"not so after {PATIENCE_S} s"
+        time.sleep(0.01)
+
+
 def first(count: int, values: Iterable[Any]) -> list[Any]:
     """Return the values as parameters: only the first ones are tested by `make test`, and all by `make test-all`."""
     return [value if at < count else pytest.param(value, marks=pytest.mark.exhaustive) for at, value in enumerate(values)]
@@ -234,6 +242,15 @@ def case(*values: object) -> Iterator[None]:
 def fake_tokenizer() -> Tokenizer:
     """Over words, letters, digits and ASCII marks: every ASCII text has ids, and most words are one token."""
     return wordpiece(VOCABULARY, SPECIAL)
+
+
+_TOKENIZER = fake_tokenizer()
+
+
+def fake_ids(text: str, pair: str | None = None) -> list[int]:
+    """What that tokenizer makes of a text, or of a pair."""
+    ids: list[int] = _TOKENIZER.encode(text, pair).ids
+    return ids
 
 
 def fake_bundle(

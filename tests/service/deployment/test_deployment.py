@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from service.deployment.ports import free_port
-from tests.service.fakes import PATIENCE_S
+from tests.service.fakes import PATIENCE_S, wait_until
 from tests.service.live import LiveService, live
 
 pytestmark = pytest.mark.live
@@ -187,7 +187,7 @@ def test_second_signal_ends_at_once_and_leaves_nothing(encoder_bundle: Path, tra
         connection = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
         connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
         connection.sendall(b" " * 40_000)  # more than HAProxy holds back, of a request that never ends
-        until(lambda: "attnserve_active_requests 2.0" in metrics(service))  # the scrape itself is the other one
+        wait_until(lambda: "attnserve_active_requests 2.0" in metrics(service))  # the scrape itself is the other one
         service.process.send_signal(signal.SIGTERM)
         service.wait_for("stopping")
         assert service.stop(signal.SIGTERM) == 128 + signal.SIGTERM
@@ -283,7 +283,7 @@ def test_who_only_hangs_keeps_nobody_else_from_an_answer(service: LiveService) -
                 assert post(connection, f"beside a crowd {number}")[0] == 200
             connection.request("POST", "/v1/completions", json.dumps(short), {"content-type": "application/json"})
             assert json.loads(connection.getresponse().read())["usage"]["completion_tokens"] == 8
-    until(lambda: re.search(r"^vllm:num_requests_running\{[^}]*tiny-decoder[^}]*\} 0.0$", metrics(service), re.MULTILINE))
+    wait_until(lambda: re.search(r"^vllm:num_requests_running\{[^}]*tiny-decoder[^}]*\} 0.0$", metrics(service), re.MULTILINE))
 
 
 def test_taken_port_stops_the_start(encoder_bundle: Path, service: LiveService) -> None:
@@ -307,12 +307,6 @@ def test_changed_byte_stops_the_start(encoder_bundle: Path, tmp_path: Path) -> N
     assert service.stop() == 1
     assert str(bundle / "model.onnx") in service.output
     assert "Traceback" not in service.output
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def metrics(service: LiveService) -> str:

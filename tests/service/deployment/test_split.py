@@ -21,7 +21,7 @@ import yaml
 from service.settings import LIVE
 from tests.encoder_decoders import endless_encoder_decoder_bundle
 from tests.service.dialects.test_encoder_decoder_clients import expect_what_torch_writes
-from tests.service.fakes import PATIENCE_S
+from tests.service.fakes import PATIENCE_S, wait_until
 from tests.service.live import LiveService, live
 
 pytestmark = pytest.mark.live
@@ -68,7 +68,7 @@ def until_there_are(service: LiveService, pool: str, number: int) -> None:
         output = service.output
         return output.count('"message": "a replica has come"') - output.count('"message": "a replica has left"')
 
-    until(lambda: len(replicas(service, pool)) == number and known() == 4)
+    wait_until(lambda: len(replicas(service, pool)) == number and known() == 4)
 
 
 def test_openais_client_embeds(client: openai.OpenAI) -> None:
@@ -92,18 +92,6 @@ def test_openais_client_streams_the_text_it_would_get_at_once(client: openai.Ope
 
 def test_openais_client_has_an_encoder_decoder_write(client: openai.OpenAI) -> None:
     expect_what_torch_writes(client)
-
-
-def test_what_a_replica_refuses_comes_as_it_was_said(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="tiny-decoder", prompt="a", logit_bias={"999999": 1})
-    assert bad.value.param == "logit_bias"
-    with pytest.raises(openai.APIStatusError) as large:
-        client.embeddings.create(model="tiny-encoder", input=["three red birds " * 30] * 200)
-    assert large.value.status_code == 413
-    with pytest.raises(openai.APIStatusError, match="41 tokens and the maximum context length is 40") as long:
-        client.completions.create(model="tiny-writer", prompt="x" * 41)
-    assert (long.value.status_code, long.value.code) == (400, "context_length_exceeded")
 
 
 def streams_of_both(client: openai.OpenAI) -> list[openai.Stream[Any]]:
@@ -173,10 +161,10 @@ def test_a_replica_that_hangs_costs_no_request_of_its_pool(split: LiveService, c
     replaced = threading.Event()
     with asking(split, TEXT, VECTORS) as outcomes, ThreadPoolExecutor(len(streams)) as readers:
         errors = [readers.submit(error_of, stream, lambda read: replaced.is_set()) for stream in streams]
-        until(lambda: len(outcomes) > 30)
+        wait_until(lambda: len(outcomes) > 30)
         for process in stopped:
             process.suspend()
-        until(lambda: not any(process.is_running() for process in stopped))
+        wait_until(lambda: not any(process.is_running() for process in stopped))
         until_there_are(split, "encoder", 2)
         until_there_are(split, "generator", 2)
         replaced.set()
@@ -189,26 +177,17 @@ def test_while_a_pool_has_no_replica_it_is_said_at_once_and_the_other_pool_answe
     """Both generators hang, until they are replaced."""
     stopped = replicas(split, "generator")
     with asking(split, TEXT) as texts, asking(split, VECTORS) as vectors:
-        until(lambda: len(texts) > 10)
+        wait_until(lambda: len(texts) > 10)
         for process in stopped:
             process.suspend()
-        until(lambda: texts[-1][0] == 503)
+        wait_until(lambda: texts[-1][0] == 503)
         refused = len(texts)
-        until(lambda: len(texts) > refused + 10)
+        wait_until(lambda: len(texts) > refused + 10)
         assert all(seconds < LONGEST_S and retry_after and int(retry_after) >= 1 for _, seconds, retry_after in texts[refused:][:10])
-        until(lambda: texts[-1][0] == 200)
+        wait_until(lambda: texts[-1][0] == 200)
     assert {status for status, *_ in texts} == {200, 503}
     assert {status for status, *_ in vectors} == {200}
     until_there_are(split, "generator", 2)
-
-
-def until(condition: Callable[[], object]) -> None:
-    waiting = threading.Event()
-    for _ in range(int(PATIENCE_S) * 20):
-        if condition():
-            return
-        waiting.wait(0.05)
-    raise AssertionError(f"not so after {PATIENCE_S} s")
 
 
 def error_of(stream: openai.Stream[Any], enough: Callable[[int], bool] = lambda read: read == 50) -> str | None:

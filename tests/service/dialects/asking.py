@@ -1,5 +1,6 @@
 """A route that generates, as tests ask it: by hand, without a socket."""
 
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -49,6 +50,43 @@ class Route:
     async def prompt(self, **fields: Any) -> str:
         """The same, the prompt alone, as text."""
         return self.model.decode((await self.request(**fields)).prompt)
+
+
+class Stored:
+    """Routes under one path whose objects are in the store, as their clients use them."""
+
+    path: str
+
+    def __init__(self, http: httpx.AsyncClient, model: FakeGenerator) -> None:
+        self.http, self.model, self.engine = http, model, model.engine
+
+    async def ask(self, method: str, path: str = "", json: Any = None, **options: Any) -> httpx.Response:
+        return await self.http.request(method, f"{self.path}{path}", json=json, **options)
+
+    async def done(self, method: str, path: str = "", json: Any = None, **options: Any) -> dict[str, Any]:
+        """The answer to what must succeed."""
+        answer = await self.ask(method, path, json, **options)
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    async def refused(self, status: int, method: str, path: str = "", json: Any = None, **options: Any) -> dict[str, Any]:
+        """The error of what must fail with this status."""
+        answer = await self.ask(method, path, json, **options)
+        assert answer.status_code == status, answer.text
+        assert answer.headers.get("x-should-retry") == ("false" if status in (409, 412) else None)
+        error: dict[str, Any] = answer.json()["error"]
+        return error
+
+    def later(self, seconds: float) -> None:
+        """Have the store's clock be ahead."""
+        store: Any = self.engine.states
+        store._engine._clock = lambda: time.time() + seconds  # the service opens its store itself, by a setting
+
+    async def text(self, state: str) -> str:
+        """Everything that a state has seen."""
+        content = (await self.http.get(f"/v1/states/{state}/blob")).content
+        return self.model.text_of(content)
 
 
 async def expect_refusals(service: Route, rows: Iterable[tuple[dict[str, Any], str, str]]) -> None:

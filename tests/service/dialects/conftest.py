@@ -13,6 +13,7 @@ from tests.service import fakes
 from tests.service.dialects.asking import Route
 from tests.service.fakes import PATIENCE_S, app_of, serve_in_thread, until
 from tests.service.generation_fakes import FakeGenerator, generator_app
+from tests.service.live import LiveService
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -76,3 +77,10 @@ def official(served: tuple[str, FakeGenerator]) -> Iterator[openai.OpenAI]:
     served[1].engine.forget()
     with openai.OpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of the real thing."""
+    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
+        yield client

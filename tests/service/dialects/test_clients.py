@@ -21,12 +21,6 @@ MODEL = "all-MiniLM-L6-v2"
 LEAST_COSINE = 0.999999
 
 
-@pytest.fixture(scope="module")
-def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
-        yield client
-
-
 def test_vectors_equal_sentence_transformers(client: openai.OpenAI, minilm: Path) -> None:
     """The main job: a real checkpoint, rebuilt, exported and served, gives the vectors of the library it was made with."""
     from sentence_transformers import SentenceTransformer

@@ -16,23 +16,17 @@ from fastapi import FastAPI
 
 from export import contract
 from service.dialects.cohere import CohereRerankResponse, EmbedResponse
-from tests.service.fakes import WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+from tests.service.fakes import WIDTH, FakeSession, client, fake_app, fake_bundle, fake_ids, serve_in_thread
 
-TOKENIZER = fake_tokenizer()
 FLOAT32 = 1e-6  # a unit vector rounded to float32
 
 
-def ids(text: str, pair: str | None = None) -> list[int]:
-    encoded: list[int] = TOKENIZER.encode(text, pair).ids
-    return encoded
-
-
 def vector(text: str) -> np.ndarray:
-    return FakeSession().row(contract.EMBEDDING, ids(text))
+    return FakeSession().row(contract.EMBEDDING, fake_ids(text))
 
 
 def logit(query: str, document: str) -> float:
-    return float(FakeSession().row(contract.LOGITS, ids(query, document))[0])
+    return float(FakeSession().row(contract.LOGITS, fake_ids(query, document))[0])
 
 
 def sigma(x: float) -> float:
@@ -64,7 +58,7 @@ async def test_embed_answers_every_type_from_one_run(http: httpx.AsyncClient, ap
     assert body["id"] == response.headers["x-request-id"]
     assert body["response_type"] == "embeddings_by_type"
     assert body["texts"] == ["the cat", "a dog"]
-    tokens = len(ids("passage: the cat")) + len(ids("passage: a dog"))
+    tokens = len(fake_ids("passage: the cat")) + len(fake_ids("passage: a dog"))
     assert body["meta"] == {
         "api_version": {"version": "2"},
         "billed_units": {"input_tokens": tokens},
@@ -100,7 +94,7 @@ async def test_input_type_chooses_the_prompt(
     app = fake_app(fake_bundle(tmp_path / "enc", prompts=prompts, default_prompt=default))
     async with client(app) as http:
         assert (await http.post("/v2/embed", json=embed("the cat", input_type=input_type))).status_code == 200
-        assert app.state.catalog.session("enc").batches == [[ids(prompt + "the cat")]]
+        assert app.state.catalog.session("enc").batches == [[fake_ids(prompt + "the cat")]]
 
 
 async def test_output_dimension_is_cut_then_brought_back_to_length_1(http: httpx.AsyncClient) -> None:
@@ -113,7 +107,7 @@ async def test_output_dimension_is_cut_then_brought_back_to_length_1(http: httpx
 async def test_a_long_text_is_cut_at_the_end_that_was_named(http: httpx.AsyncClient, app: FastAPI, truncate: str, kept: str) -> None:
     request = embed("the cat", "one two three four five", input_type="clustering", truncate=truncate, max_tokens=4)
     response = await http.post("/v2/embed", json=request)
-    assert [ids("the cat"), ids(kept)] == [row for batch in app.state.catalog.session("enc").batches for row in batch]
+    assert [fake_ids("the cat"), fake_ids(kept)] == [row for batch in app.state.catalog.session("enc").batches for row in batch]
     meta = response.json()["meta"]
     assert meta["truncated"] == [{"index": 1, "tokens": 7, "kept": 4}]
     assert "cut" in meta["warnings"][0]
@@ -175,7 +169,7 @@ async def test_rerank_gives_sigmoids_of_logits_best_first(http: httpx.AsyncClien
     logits = [logit("where is the cat", document) for document in DOCUMENTS]
     order = sorted(range(4), key=lambda index: -logits[index])
     assert body["results"] == [{"index": index, "relevance_score": pytest.approx(sigma(logits[index]), abs=1e-15)} for index in order]
-    tokens = sum(len(ids("where is the cat", document)) for document in DOCUMENTS)
+    tokens = sum(len(fake_ids("where is the cat", document)) for document in DOCUMENTS)
     assert body["id"] == response.headers["x-request-id"]
     assert body["meta"] == {
         "api_version": {"version": "2"},
@@ -194,7 +188,7 @@ async def test_documents_may_be_objects_and_top_n_keeps_the_best(http: httpx.Asy
 async def test_scores_that_saturate_still_stand_in_the_order_of_their_logits(http: httpx.AsyncClient, app: FastAPI) -> None:
     query = "where is the cat"
     logits = {"one": -800.0, "two": 40.0, "three": 50.0, "four": 40.0}
-    app.state.catalog.session("ranker").bad_rows = {tuple(ids(query, document)): number for document, number in logits.items()}
+    app.state.catalog.session("ranker").bad_rows = {tuple(fake_ids(query, document)): number for document, number in logits.items()}
     results = (await http.post("/v2/rerank", json=rerank(*logits))).json()["results"]
     assert [result["index"] for result in results] == [2, 1, 3, 0]
     assert [result["relevance_score"] for result in results] == [1.0, 1.0, 1.0, 0.0]
@@ -204,7 +198,7 @@ async def test_scores_that_saturate_still_stand_in_the_order_of_their_logits(htt
 
 @pytest.mark.pool
 async def test_a_logit_that_is_no_number_never_leaves(http: httpx.AsyncClient, app: FastAPI) -> None:
-    app.state.catalog.session("ranker").bad_rows = {tuple(ids("where is the cat", "a dog")): math.nan}
+    app.state.catalog.session("ranker").bad_rows = {tuple(fake_ids("where is the cat", "a dog")): math.nan}
     response = await http.post("/v2/rerank", json=rerank(*DOCUMENTS), headers={"x-item-errors": "1"})
     assert response.status_code == 500
     assert "not finite" in response.json()["message"]
@@ -214,9 +208,9 @@ async def test_max_tokens_per_doc_cuts_the_document_alone_and_says_so(http: http
     response = await http.post("/v2/rerank", json=rerank("one two three four", "one", max_tokens_per_doc=2))
     query = "where is the cat"
     assert sorted(row for batch in app.state.catalog.session("ranker").batches for row in batch) == sorted(
-        [ids(query, "one two"), ids(query, "one")]
+        [fake_ids(query, "one two"), fake_ids(query, "one")]
     )
-    whole, kept = len(ids(query, "one two three four")), len(ids(query, "one two"))
+    whole, kept = len(fake_ids(query, "one two three four")), len(fake_ids(query, "one two"))
     assert response.json()["meta"]["truncated"] == [{"index": 0, "tokens": whole, "kept": kept}]
     assert response.headers["x-truncated-inputs"] == f"1; 0:{whole}>{kept}"
 
@@ -243,7 +237,7 @@ async def test_an_encoder_ranks_by_cosine_and_a_warning_says_so(tmp_path: Path) 
 
 async def test_a_long_query_of_an_encoder_is_cut_and_the_warning_says_so(http: httpx.AsyncClient) -> None:
     response = await http.post("/v2/rerank", json=rerank("one", "dog " * 100, model="enc", query="cat " * 100))
-    body, n_tokens = response.json(), len(ids("query: " + "cat " * 100))
+    body, n_tokens = response.json(), len(fake_ids("query: " + "cat " * 100))
     assert response.headers["x-truncated-inputs"].startswith(f"2; query:{n_tokens}>64, 1:")
     assert f"the query was cut: it has {n_tokens} tokens and 64 were kept" in body["meta"]["warnings"]
     assert [cut["index"] for cut in body["meta"]["truncated"]] == [1]
@@ -286,7 +280,7 @@ async def test_priority_0_passes_a_higher_number(http: httpx.AsyncClient, app: F
     tasks += [await send("a dog", 7), await send("a bird", 0)]
     session.open()
     assert [response.status_code for response in await asyncio.gather(*tasks)] == [200, 200, 200]
-    assert session.batches == [[ids("the cat")], [ids("a bird")], [ids("a dog")]]
+    assert session.batches == [[fake_ids("the cat")], [fake_ids("a bird")], [fake_ids("a dog")]]
 
 
 # The real client -------------------------------------------------------------------------------------------------------------------------

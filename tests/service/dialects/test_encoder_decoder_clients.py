@@ -1,7 +1,5 @@
 """OpenAI's client, unchanged, against the real service: an encoder-decoder beside the other models, on one port."""
 
-from collections.abc import Iterator
-
 import openai
 import pytest
 import torch
@@ -9,17 +7,10 @@ import torch
 from models.encoder_decoder.search import attended, beam
 from models.folders.byte_tokenizer import byte_tokenizer
 from tests.encoder_decoders import random_encoder_decoder
-from tests.service.live import LiveService
 
 pytestmark = pytest.mark.live
 
 MODEL, PROMPT = "tiny-writer", "forty-two"
-
-
-@pytest.fixture(scope="module")
-def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
-        yield client
 
 
 def test_greedy_beam_stream_attention_and_a_refusal(client: openai.OpenAI) -> None:

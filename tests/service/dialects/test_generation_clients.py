@@ -1,10 +1,8 @@
 """OpenAI's client, unchanged, against the real service: text from a decoder beside the encoders, on one port."""
 
-import asyncio
 import json
 import socket
 import urllib.request
-from collections.abc import Iterator
 
 import jsonschema
 import openai
@@ -17,12 +15,6 @@ pytestmark = pytest.mark.live
 
 MODEL = "tiny-decoder"
 _LOOKS = 2000  # at the metrics, before something that should have ended counts as a hang
-
-
-@pytest.fixture(scope="module")
-def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
-        yield client
 
 
 def complete(client: openai.OpenAI, prompt: str = "def f(x):", **options: object) -> str:
@@ -59,21 +51,6 @@ def test_chat_and_responses_speak_through_the_template(client: openai.OpenAI) ->
     numbers = [event.sequence_number for event in events]
     assert numbers == sorted(set(numbers)), "they count tokens, so they have gaps"
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == plain
-
-
-def test_a_seed_gives_the_same_text_alone_and_among_others(live_service: LiveService, client: openai.OpenAI) -> None:
-    alone = complete(client, "the same", seed=42)
-
-    async def together() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as several:
-            asked = [(f"other {number}" * (number + 1), number, 10 + number) for number in range(15)]
-            asked.insert(8, ("the same", 42, 24))
-            answers = await asyncio.gather(
-                *(several.completions.create(model=MODEL, prompt=prompt, seed=seed, max_tokens=most) for prompt, seed, most in asked)
-            )
-            return [answer.choices[0].text for answer in answers]
-
-    assert asyncio.run(together())[8] == alone
 
 
 def test_a_client_that_disappears_frees_its_slot(live_service: LiveService, client: openai.OpenAI) -> None:

@@ -1,7 +1,6 @@
 """OpenAI's client, unchanged, against the real service: pictures from the engine that writes text."""
 
 from base64 import b64decode
-from collections.abc import Iterator
 from io import BytesIO
 
 import numpy as np
@@ -10,18 +9,11 @@ import pytest
 from PIL import Image
 
 from tests.decoders import tiny_image
-from tests.service.live import LiveService
 
 pytestmark = pytest.mark.live
 
 MODEL = "tiny-digits"
 LEVELS = {letter: 85 * level for level, letter in enumerate("abcd")}
-
-
-@pytest.fixture(scope="module")
-def client(live_service: LiveService) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{live_service.url}/v1", api_key="not needed", max_retries=0) as client:
-        yield client
 
 
 def pixels(b64_json: str | None) -> np.ndarray:

@@ -10,12 +10,11 @@ import pytest_asyncio
 
 from export import contract
 from service.dialects.jina import JinaRerankResponse
-from tests.service.fakes import FakeSession, client, fake_app, fake_bundle, fake_tokenizer
+from tests.service.fakes import FakeSession, client, fake_app, fake_bundle, fake_ids
 
-TOKENIZER = fake_tokenizer()
 QUERY = "where is the cat"
 DOCUMENTS = ["a dog", "the cat", "red fish", "green bird"]
-LOGITS = [float(FakeSession().row(contract.LOGITS, TOKENIZER.encode(QUERY, document).ids)[0]) for document in DOCUMENTS]
+LOGITS = [float(FakeSession().row(contract.LOGITS, fake_ids(QUERY, document))[0]) for document in DOCUMENTS]
 ORDER = sorted(range(4), key=lambda index: -LOGITS[index])
 
 
@@ -35,7 +34,7 @@ async def test_rerank_answers_in_jinas_form(http: httpx.AsyncClient) -> None:
     response = await http.post("/v1/rerank", json=rerank(*DOCUMENTS))
     assert response.status_code == 200
     JinaRerankResponse.model_validate(response.json())
-    tokens = sum(len(TOKENIZER.encode(QUERY, document).ids) for document in DOCUMENTS)
+    tokens = sum(len(fake_ids(QUERY, document)) for document in DOCUMENTS)
     assert response.json() == {
         "model": "ranker",
         "object": "list",

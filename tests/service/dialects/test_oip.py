@@ -16,16 +16,10 @@ from fastapi import FastAPI
 from export import contract
 from service.call import JSON_LENGTH_HEADER
 from service.dialects.oip.schemas import InferResponse
-from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_ids, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
-TOKENIZER = fake_tokenizer()
 LENGTH = JSON_LENGTH_HEADER
-
-
-def ids(text: str, pair: str | None = None) -> list[int]:
-    encoded: list[int] = TOKENIZER.encode(text, pair).ids
-    return encoded
 
 
 def row(output: str, tokens: list[int], **session: Any) -> list[Any]:
@@ -214,7 +208,7 @@ async def test_text_in_and_its_vectors_out(http: httpx.AsyncClient) -> None:
     vectors = body.pop("outputs")[0]
     assert body == {"model_name": "enc", "model_version": "1", "id": "42"}
     assert (vectors["name"], vectors["datatype"], vectors["shape"]) == ("sentence_embedding", "FP32", [2, WIDTH])
-    assert array(vectors).tolist() == [row("sentence_embedding", ids("the cat")), row("sentence_embedding", ids("a dog"))]
+    assert array(vectors).tolist() == [row("sentence_embedding", fake_ids("the cat")), row("sentence_embedding", fake_ids("a dog"))]
     assert response.headers["x-truncated-inputs"] == "0"
 
 
@@ -223,7 +217,7 @@ async def test_all_outputs_are_sent_where_none_is_asked_for(http: httpx.AsyncCli
     for fields in ({}, {"outputs": None}, {"outputs": []}):
         body = (await infer(http, texts("the cat"), **fields)).json()
         assert [output["name"] for output in body["outputs"]] == names
-        assert [array(output)[0].tolist() for output in body["outputs"]] == [row(name, ids("the cat")) for name in names]
+        assert [array(output)[0].tolist() for output in body["outputs"]] == [row(name, fake_ids("the cat")) for name in names]
         body = (await infer(http, texts("the cat"), model="labels", **fields)).json()
         assert [output["name"] for output in body["outputs"]] == ["logits"]
 
@@ -235,7 +229,7 @@ async def test_text_may_be_a_column(http: httpx.AsyncClient) -> None:
 
 
 async def test_token_vectors_are_padded_with_zeros_to_the_longest_row(http: httpx.AsyncClient) -> None:
-    short, long = ids("the cat"), ids("one two three four")
+    short, long = fake_ids("the cat"), fake_ids("one two three four")
     body = (await infer(http, texts("the cat", "one two three four"), outputs=[{"name": "token_embeddings"}])).json()
     vectors = array(body["outputs"][0])
     assert vectors.shape == (2, len(long), HIDDEN)
@@ -246,12 +240,12 @@ async def test_token_vectors_are_padded_with_zeros_to_the_longest_row(http: http
 
 async def test_pairs_reach_a_reranker(http: httpx.AsyncClient) -> None:
     body = (await infer(http, texts("the cat", "one"), texts("a dog", "two", name="text_pair"), model="ranker")).json()
-    assert array(body["outputs"][0]).tolist() == [row("logits", ids("the cat", "a dog")), row("logits", ids("one", "two"))]
+    assert array(body["outputs"][0]).tolist() == [row("logits", fake_ids("the cat", "a dog")), row("logits", fake_ids("one", "two"))]
 
 
 @pytest.mark.parametrize("flat", [False, True])
 async def test_ids_run_as_they_are_up_to_the_end_of_their_mask(http: httpx.AsyncClient, app: FastAPI, flat: bool) -> None:
-    short, long = ids("the cat"), ids("one two three four")
+    short, long = fake_ids("the cat"), fake_ids("one two three four")
     tensors = batch(short, long)
     if flat:
         tensors = [{**tensor, "data": [number for each in tensor["data"] for number in each]} for tensor in tensors]
@@ -313,25 +307,25 @@ async def test_text_as_bytes_and_vectors_as_bytes(http: httpx.AsyncClient) -> No
             }
         ],
     }
-    wanted = [row("sentence_embedding", ids(text)) for text in ("the cat", "日本", "a dog")]
+    wanted = [row("sentence_embedding", fake_ids(text)) for text in ("the cat", "日本", "a dog")]
     assert np.frombuffer(tail, "<f4").reshape(3, WIDTH).tolist() == wanted
     assert response.headers["x-truncated-inputs"] == "0"
 
 
 async def test_ids_as_bytes_stand_in_the_order_of_the_inputs(http: httpx.AsyncClient) -> None:
-    tokens, mask = np.array([ids("the cat"), [2, 5, 3, 0]], "<i8"), np.array([[1, 1, 1, 1], [1, 1, 1, 0]], "<i8")
+    tokens, mask = np.array([fake_ids("the cat"), [2, 5, 3, 0]], "<i8"), np.array([[1, 1, 1, 1], [1, 1, 1, 0]], "<i8")
     response = await infer_binary(
         http, (header("attention_mask", "INT64", 2, 4), mask.tobytes()), (header("input_ids", "INT64", 2, 4), tokens.tobytes())
     )
     assert response.headers["content-type"] == "application/json"
     assert array(response.json()["outputs"][0]).tolist() == [
-        row("sentence_embedding", ids("the cat")),
+        row("sentence_embedding", fake_ids("the cat")),
         row("sentence_embedding", [2, 5, 3]),
     ]
 
 
 async def test_json_and_bytes_can_be_mixed_on_both_sides(http: httpx.AsyncClient) -> None:
-    tokens = ids("the cat")
+    tokens = fake_ids("the cat")
     head = orjson.dumps(
         {
             "inputs": [
@@ -470,7 +464,7 @@ def test_a_real_server_keeps_slashes_and_bytes_intact(tmp_path: Path) -> None:
     with serve_in_thread(fake_app(fake_bundle(tmp_path / "named", name="org/team.model"))) as url, httpx.Client(base_url=url) as http:
         for name in ("org/team.model", "org%2Fteam.model"):
             response = http.post(f"/v2/models/{name}/versions/1/infer", content=head + blob, headers={LENGTH: str(len(head))})
-            assert array(response.json()["outputs"][0]).tolist() == [row("sentence_embedding", ids("the cat"))]
+            assert array(response.json()["outputs"][0]).tolist() == [row("sentence_embedding", fake_ids("the cat"))]
 
 
 async def test_the_configuration_is_that_of_the_tensors(http: httpx.AsyncClient) -> None:

@@ -18,14 +18,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from export import contract
 from service.dialects.tei.routes import render
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, RouteNotFound, RuntimeFailed, ServiceError
-from tests.service.fakes import HIDDEN, WIDTH, FakeSession, app_of, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+from tests.service.fakes import HIDDEN, WIDTH, FakeSession, app_of, client, fake_app, fake_bundle, fake_ids, serve_in_thread
 
 # A score is computed in float64 from the same float32 logit on both sides, so only the last bits may differ.
 SCORE_TOLERANCE = 1e-12
 # float32 numbers survive JSON exactly; what was normalised again is off by rounding.
 FLOAT32_TOLERANCE = 1e-6
 
-IDS = fake_tokenizer()
 MAX_TOKENS = 16
 MODELS = ("encoder", "reranker", "classifier", "token_classifier")
 
@@ -42,11 +41,6 @@ async def shared(tmp_path_factory: pytest.TempPathFactory, where: str) -> AsyncI
         yield connection
 
 
-def ids(text: str, pair: str | None = None) -> list[int]:
-    encoded: list[int] = IDS.encode(text, pair).ids
-    return encoded
-
-
 def session(http: httpx.AsyncClient, name: str) -> FakeSession:
     fake: FakeSession = app_of(http).state.catalog.session(name)
     return fake
@@ -57,7 +51,7 @@ def row(http: httpx.AsyncClient, output: str, token_ids: list[int], model: str =
 
 
 def logits(http: httpx.AsyncClient, model: str, text: str, pair: str | None = None) -> np.ndarray:
-    return row(http, contract.LOGITS, ids(text, pair), model).astype(np.float64)
+    return row(http, contract.LOGITS, fake_ids(text, pair), model).astype(np.float64)
 
 
 def assert_error(response: httpx.Response, status: int, kind: str, text: str = "") -> None:
@@ -74,11 +68,11 @@ def assert_error(response: httpx.Response, status: int, kind: str, text: str = "
 
 async def test_embed_takes_texts_and_ids_and_answers_a_list_of_vectors(http: httpx.AsyncClient) -> None:
     rows: list[tuple[Any, list[list[int]]]] = [
-        ("the cat", [ids("the cat")]),
-        (["the cat"], [ids("the cat")]),
-        (["the cat", "a dog", "the cat"], [ids("the cat"), ids("a dog"), ids("the cat")]),
+        ("the cat", [fake_ids("the cat")]),
+        (["the cat"], [fake_ids("the cat")]),
+        (["the cat", "a dog", "the cat"], [fake_ids("the cat"), fake_ids("a dog"), fake_ids("the cat")]),
         ([2, 4, 3], [[2, 4, 3]]),
-        (["the cat", [2, 4, 3]], [ids("the cat"), [2, 4, 3]]),
+        (["the cat", [2, 4, 3]], [fake_ids("the cat"), [2, 4, 3]]),
         ([[2, 4, 3], [2, 5, 6, 3]], [[2, 4, 3], [2, 5, 6, 3]]),
     ]
     for inputs, expected in rows:
@@ -105,7 +99,7 @@ async def test_what_is_wrong_with_a_request_is_a_validation_error(http: httpx.As
 
 async def test_a_prompt_by_its_name_stands_before_the_text(http: httpx.AsyncClient) -> None:
     response = await http.post("/embed", json={"inputs": "the cat", "prompt_name": "query"})
-    np.testing.assert_array_equal(np.array(response.json()[0], np.float32), row(http, contract.EMBEDDING, ids("query: the cat")))
+    np.testing.assert_array_equal(np.array(response.json()[0], np.float32), row(http, contract.EMBEDDING, fake_ids("query: the cat")))
     assert_error(await http.post("/embed", json={"inputs": "a", "prompt_name": "nobody"}), 422, "Validation", "query")
     assert_error(await http.post("/embed", json={"inputs": [2, 3], "prompt_name": "query"}), 422, "Validation", "prompt")
 
@@ -124,7 +118,7 @@ async def test_a_long_text_loses_tokens_on_the_side_asked_for(http: httpx.AsyncC
     ]
     for options, kept in rows:
         response = await http.post("/embed", json={"inputs": LONG, **options})
-        np.testing.assert_array_equal(np.array(response.json()[0], np.float32), row(http, contract.EMBEDDING, ids(" ".join(kept))))
+        np.testing.assert_array_equal(np.array(response.json()[0], np.float32), row(http, contract.EMBEDDING, fake_ids(" ".join(kept))))
         assert response.headers["x-truncated-inputs"] == "1; 0:24>16"
 
 
@@ -155,7 +149,7 @@ async def test_success_says_in_its_headers_what_it_took(http: httpx.AsyncClient)
     headers = response.headers
     assert headers["x-compute-type"] == "cpu+optimized"
     assert headers["x-compute-characters"] == "13"
-    assert headers["x-compute-tokens"] == str(len(ids("the cat")) + len(ids("a dog!")))
+    assert headers["x-compute-tokens"] == str(len(fake_ids("the cat")) + len(fake_ids("a dog!")))
     for name in ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"):
         assert 0 <= int(headers[name]) <= 10_000
 
@@ -186,8 +180,8 @@ async def test_ndjson_sends_a_line_for_each_input_and_closes_with_the_usage(http
     *lines, last = [json.loads(line) for line in response.text.splitlines()]
     found = {line["index"]: line for line in lines}
     assert found[1] == {"index": 1, "error": "`inputs` cannot be empty", "error_type": "Empty"}
-    np.testing.assert_array_equal(np.array(found[2]["embedding"], np.float32), row(http, contract.EMBEDDING, ids("a dog")))
-    assert last["usage"]["total_tokens"] == len(ids("the cat")) + len(ids("a dog"))
+    np.testing.assert_array_equal(np.array(found[2]["embedding"], np.float32), row(http, contract.EMBEDDING, fake_ids("a dog")))
+    assert last["usage"]["total_tokens"] == len(fake_ids("the cat")) + len(fake_ids("a dog"))
 
 
 # The other vectors -----------------------------------------------------------------------------------------------------------------------
@@ -195,7 +189,7 @@ async def test_ndjson_sends_a_line_for_each_input_and_closes_with_the_usage(http
 
 async def test_embed_all_sends_a_vector_for_each_token_not_normalised(http: httpx.AsyncClient) -> None:
     response = await http.post("/embed_all", json={"inputs": ["the cat", "a small bird", [2, 4, 3]]})
-    for got, token_ids in zip(response.json(), (ids("the cat"), ids("a small bird"), [2, 4, 3]), strict=True):
+    for got, token_ids in zip(response.json(), (fake_ids("the cat"), fake_ids("a small bird"), [2, 4, 3]), strict=True):
         assert np.shape(got) == (len(token_ids), HIDDEN)
         np.testing.assert_array_equal(np.array(got, np.float32), row(http, contract.TOKEN_EMBEDDINGS, token_ids))
     assert response.headers["x-compute-characters"] == str(len("the cat") + len("a small bird") + 3)
@@ -209,7 +203,7 @@ async def test_embed_sparse_is_a_wrong_model_type_and_not_documented(http: httpx
 async def test_similarity_is_the_cosine_with_each_sentence(http: httpx.AsyncClient) -> None:
     body = {"inputs": {"source_sentence": "the cat", "sentences": ["a dog", "the cat"]}}
     response = await http.post("/similarity", json=body)
-    source, dog = (row(http, contract.EMBEDDING, ids(text)).astype(np.float64) for text in ("the cat", "a dog"))
+    source, dog = (row(http, contract.EMBEDDING, fake_ids(text)).astype(np.float64) for text in ("the cat", "a dog"))
     np.testing.assert_allclose(response.json(), [source @ dog, 1], atol=FLOAT32_TOLERANCE)
     assert max(response.json()) <= 1
     prompted = await http.post("/similarity", json={**body, "parameters": {"prompt_name": "query", "truncate": True}})
@@ -376,7 +370,7 @@ async def test_predict_refuses_what_is_neither_text_nor_pair_nor_batch(http: htt
 async def test_tokenize_counts_bytes_also_where_a_character_has_several(http: httpx.AsyncClient) -> None:
     text = "é the 日本cat 🙂!"
     (tokens,) = (await http.post("/tokenize", json={"inputs": text})).json()
-    assert [token["id"] for token in tokens] == ids(text)
+    assert [token["id"] for token in tokens] == fake_ids(text)
     assert tokens[0] == {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
     assert tokens[-1]["special"]
     words = tokens[1:-1]
@@ -397,8 +391,8 @@ async def test_tokenize_without_specials_with_a_prompt_and_in_a_batch(http: http
 
 
 async def test_decode_is_the_way_back(http: httpx.AsyncClient) -> None:
-    assert (await http.post("/decode", json={"ids": ids("the cat")})).json() == ["the cat"]
-    both = await http.post("/decode", json={"ids": [ids("the cat"), ids("paris")], "skip_special_tokens": False})
+    assert (await http.post("/decode", json={"ids": fake_ids("the cat")})).json() == ["the cat"]
+    both = await http.post("/decode", json={"ids": [fake_ids("the cat"), fake_ids("paris")], "skip_special_tokens": False})
     assert both.json() == ["[CLS] the cat [SEP]", "[CLS] paris [SEP]"]
     assert (await http.post("/decode", json={"ids": [2**31 - 1]})).json() == [""]
     for nothing in ([], [[]], [[4], []]):
@@ -549,7 +543,7 @@ def test_the_hubs_client_sends_its_options_and_shows_our_refusals(tmp_path: Path
         for path in ("", "/embed"):
             with InferenceClient(model=url + path) as inference:
                 short = inference.feature_extraction(LONG, truncate=True, truncation_direction="left", prompt_name="query", normalize=False)
-                pooled = FakeSession().row(contract.POOLED, ids(" ".join([*["the"] * 13, "dog"])))
+                pooled = FakeSession().row(contract.POOLED, fake_ids(" ".join([*["the"] * 13, "dog"])))
                 np.testing.assert_array_equal(short, [pooled])
                 assert inference.feature_extraction("the cat", dimensions=4).shape == (1, 4)
         with InferenceClient(model=url + "/predict") as inference:

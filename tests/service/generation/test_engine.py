@@ -104,19 +104,6 @@ async def test_many_runs_share_steps_and_none_sees_the_others(steps: FakeSteps, 
     assert len(steps.calls) < sum(map(len, answers)), "steps were shared"
 
 
-@pytest.mark.parametrize("others", [0, 15])
-async def test_a_seed_gives_the_same_tokens_alone_and_among_others_in_any_order(steps: FakeSteps, tokenizer: Path, others: int) -> None:
-    async with running(steps, tokenizer, slots=16) as engine:
-        alone = await tokens_of(engine.submit(ask(1, 2, 3, sampling=RANDOM, max_tokens=20)))
-        for place in (0, others):
-            noise = [dataclasses.replace(RANDOM, seed=100 + at) for at in range(others)]
-            requests = [ask(9, at + 1, sampling=sampling, max_tokens=5 + at) for at, sampling in enumerate(noise)]
-            requests.insert(place, ask(1, 2, 3, sampling=RANDOM, max_tokens=20))
-            answers = await asyncio.gather(*(tokens_of(engine.submit(request)) for request in requests))
-            assert answers[place] == alone
-    assert len(set(alone)) > 5, "the draw is random"
-
-
 @pytest.mark.parametrize(("prompt", "drawn"), [(range(1, 6), 6), (range(1, 11), 1), (range(1, 4), 8)])
 async def test_a_run_ends_where_positions_end(tokenizer: Path, prompt: range, drawn: int) -> None:
     """The last token drawn is not fed. A run that asks for less is not touched."""

@@ -28,6 +28,7 @@ from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
 from tests.service.generation.test_engine import all_of, ask, begun, tokens_of
+from tests.service.states.sequences import a_record
 
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.3)
 ROOM = Quota(states=100, size=2**24)
@@ -40,19 +41,7 @@ class Kept:
         self.engine, self.store, self.keeper = engine, store, keeper
 
     def keep(self, parent: str | None = None, *, quota: Quota = ROOM) -> Keep:
-        now = time.time()
-        record = StateRecord(
-            id=new_state_id(),
-            tenant="t",
-            model="m",
-            fingerprint="",
-            numerics="",
-            position=0,
-            parent=parent,
-            origin="prompt",
-            created=now,
-            used=now,
-        )
+        record = a_record(time.time(), tenant="t", position=0, parent=parent)
         return Keep(record=record, quota=quota)
 
     async def run(self, *prompt: int, start: str | None = None, exact: bool = True, **options: Any) -> tuple[Delta, str]:

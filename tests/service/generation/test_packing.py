@@ -7,8 +7,9 @@ import numpy as np
 from service.generation.saved.packing import Packing
 from service.generation.state import State
 from service.states.blob import MOST_RECENT, unpack
-from service.states.record import StateRecord, new_state_id
+from service.states.record import new_state_id
 from tests.service.generation.fake_steps import VOCAB_SIZE, FakeSteps
+from tests.service.states.sequences import a_record
 
 STEPS = FakeSteps()
 PACKING = Packing(STEPS.decoder, vocab_size=VOCAB_SIZE, fingerprint="fake", numerics="ab")
@@ -28,10 +29,7 @@ def test_the_newest_tokens_of_a_state_are_those_of_its_whole_text() -> None:
 
 
 def test_the_bytes_of_a_state_name_its_parent() -> None:
-    times = {"created": 1.5, "used": 1.5}
-    record = StateRecord(
-        id=new_state_id(), tenant="t", model="m", fingerprint="", numerics="", position=1, parent=new_state_id(), origin="prompt", **times
-    )
+    record = a_record(1.5, parent=new_state_id())
     for parent in (record.parent, None):
         packed = PACKING.pack(replace(record, parent=parent), PACKING.whole(state(1), None, (5,)))
         blob = unpack(packed, STEPS.decoder, VOCAB_SIZE, "fake")

@@ -11,10 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from export.contract import BundleError
 from service.generation.text import TextStream, Vocabulary, _whole
-from tests.texts import ODD, SCRIPTS
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
-EMOJI = "👩‍👩‍👧‍👦 🏳️‍🌈 é 🇫🇷 👍🏽 𝔘𝔫𝔦"
 SPECIAL = "<|end|>"
 
 
@@ -75,14 +73,6 @@ def test_every_byte_has_a_token_and_every_token_its_bytes(vocabulary: Vocabulary
     assert vocabulary[tokenizer.token_to_id(SPECIAL)] == SPECIAL.encode()
     assert vocabulary.special == {tokenizer.token_to_id(SPECIAL)}
     assert vocabulary[10**6] == b"", "ids that only the model has"
-
-
-@pytest.mark.parametrize("text", [EMOJI, *ODD, *(words for words, _ in SCRIPTS.values())])
-def test_all_scripts_come_out_as_they_went_in(text: str, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    token_ids = tokenizer.encode(text).ids
-    parts = told(stream(vocabulary), token_ids)
-    assert "".join(parts) == text == tokenizer.decode(token_ids)
-    assert "".join(told(stream(vocabulary), ids_of(text.encode(), vocabulary))) == text
 
 
 @MANY

@@ -3,8 +3,7 @@
 import asyncio
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -13,7 +12,7 @@ import uvicorn
 import uvloop
 
 from service.http.connections import Connection, Server
-from tests.service.fakes import PATIENCE_S, fake_app, fake_bundle, serve_in_thread
+from tests.service.fakes import PATIENCE_S, fake_app, fake_bundle, serve_in_thread, wait_until
 
 SOON_S = 0.05  # what a test waits for
 
@@ -119,13 +118,6 @@ def test_a_client_that_ends_its_side_gets_its_answer_and_one_that_closes_is_comp
         assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
         assert b'"embedding":[' in received
         assert len(session.batches) == 1, "the input of the client that left is not computed"
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_an_idle_connection_after_an_answer_stays(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

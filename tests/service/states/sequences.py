@@ -6,11 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from service.errors import ServiceError, StoreFailed
-from service.states.record import Document, Filter, Fork, IdempotencyKey, NameChange, Origin, Patch, Quota, StateRecord
+from service.states.record import Document, Filter, Fork, IdempotencyKey, NameChange, Origin, Patch, Quota, StateRecord, new_state_id
 from service.states.store import GroupingEngine
 
 TENANTS = ("acme", "other {tenant}")
 QUOTA = Quota(states=12, size=25_000)
+
+
+def a_record(at: float = 1.0, **fields: Any) -> StateRecord:
+    """A state that was made and used at this time."""
+    given = {"id": new_state_id(), "tenant": "acme", "model": "m", "fingerprint": "f", "numerics": "n", "position": 1}
+    return StateRecord(**{**given, "parent": None, "origin": "prompt", "created": at, "used": at, **fields})
 
 
 def plain(value: Any) -> Any:
@@ -94,17 +100,13 @@ def _forks(
 
 
 def _record(chance: random.Random, tenant: str, at: int, parent: str | None, origin: Origin, nth: int = 0) -> StateRecord:
-    return StateRecord(
+    return a_record(
+        float(at),
         id=f"state_{100 * at + nth:032x}",
         tenant=tenant,
-        model="m",
-        fingerprint="f",
-        numerics="n",
         position=at,
         parent=parent,
         origin=origin,
-        created=float(at),
-        used=float(at),
         expires=at + 20.0 if chance.random() < 0.2 else None,
         pinned=chance.random() < 0.1,
         metadata={"odd": str(at % 2)},

@@ -11,11 +11,11 @@ import apsw
 import pytest
 
 from service.errors import ServiceError, StoreFailed
-from service.states.record import NameChange, Quota, StateRecord
+from service.states.record import NameChange, Quota
 from service.states.sqlite import INLINE_BYTES, SqliteEngine
 from tests.service.fakes import first
 from tests.service.states.crashing_vfs import RecordingVfs, after_crash
-from tests.service.states.sequences import TENANTS, contents, step
+from tests.service.states.sequences import TENANTS, a_record, contents, step
 
 
 @pytest.fixture
@@ -115,19 +115,7 @@ class TestFiles:
     LARGE = bytes(INLINE_BYTES + 1)
 
     def put(self, engine: SqliteEngine, blob: bytes) -> str:
-        record = StateRecord(
-            id=f"state_{os.urandom(16).hex()}",
-            tenant="acme",
-            model="m",
-            fingerprint="f",
-            numerics="n",
-            position=1,
-            parent=None,
-            origin="prompt",
-            created=1.0,
-            used=1.0,
-        )
-        return engine.put(record, blob, quota=Quota(states=10, size=10**8)).id
+        return engine.put(a_record(), blob, quota=Quota(states=10, size=10**8)).id
 
     def files(self, folder: Path) -> list[Path]:
         return [file for file in (folder / "blobs").rglob("*") if file.is_file()]

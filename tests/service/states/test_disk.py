@@ -11,12 +11,13 @@ from typing import TypeVar
 import pytest
 
 from service.errors import StoreFailed, StoreFull
-from service.states.record import Filter, Quota, StateRecord, new_state_id
+from service.states.record import Filter, Quota
 from service.states.sqlite import INLINE_BYTES, SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.telemetry.metrics import Metrics
 from service.telemetry.state_store_metrics import StateStoreMetrics
 from tests.service.fakes import PATIENCE_S
+from tests.service.states.sequences import a_record
 
 T = TypeVar("T")
 AMPLE = Quota(10_000, 2**40)
@@ -25,9 +26,7 @@ SIZES = {"rows": 100_000, "files": INLINE_BYTES + 1}
 
 def put(engine: GroupingEngine, size: int, quota: Quota = AMPLE) -> str:
     """Store a state with a blob of this size, and return its id."""
-    given = {"tenant": "acme", "model": "m", "fingerprint": "f", "numerics": "n", "origin": "prompt"}
-    record = StateRecord(id=new_state_id(), position=1, parent=None, created=1.0, used=1.0, **given)  # type: ignore[arg-type]
-    return engine.put(record, os.urandom(size), quota=quota).id
+    return engine.put(a_record(), os.urandom(size), quota=quota).id
 
 
 class Opened:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from service.errors import StoreFailed
-from service.states.record import Document, Filter, NameChange, Quota, StateRecord, new_state_id
+from service.states.record import Document, Filter, NameChange, Quota
 from service.states.redis import RedisEngine
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
 from tests.service.states.conftest import PASSWORD, RedisServer, redis_server_in
+from tests.service.states.sequences import a_record
 
 AMPLE = Quota(states=10**6, size=10**12)
 _ENDLESS = "from tests.service.states.test_durability import endless; endless({!r})"
@@ -22,8 +23,7 @@ _ENDLESS = "from tests.service.states.test_durability import endless; endless({!
 
 def put(engine: GroupingEngine) -> str:
     """Keep a state, a name that points to it, and a document, as a stream with durability `turn` does. Return the state's id."""
-    fields = {"model": "m", "fingerprint": "f", "numerics": "n", "position": 1, "parent": None, "origin": "prompt"}
-    record = StateRecord(id=new_state_id(), tenant="acme", created=1.0, used=1.0, **fields)  # type: ignore[arg-type]
+    record = a_record()
     engine.put(record, record.id.encode(), quota=AMPLE, name=NameChange(record.id))
     engine.write(Document(kind="run", id=record.id, tenant="acme", body=b"{}"), 0, AMPLE)
     return record.id

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from service.errors import StateGone, StoreFailed
-from service.states.record import Document, Filter, NameChange, Quota, StateRecord, Usage, new_state_id
+from service.states.record import Document, Filter, NameChange, Quota, Usage
 from service.states.redis import RedisEngine
 from tests.service.states.conftest import PASSWORD, Clock, RedisServer, redis_server_in
+from tests.service.states.sequences import a_record
 
 AMPLE = Quota(states=100, size=10**9)
 
@@ -25,11 +26,6 @@ def engine(redis_server: RedisServer, clock: Clock) -> Iterator[RedisEngine]:
     made.close()
 
 
-def record(tenant: str = "acme", **fields: object) -> StateRecord:
-    given = {"position": 7, "parent": None, "origin": "prompt", "created": 1.0, "used": 1.0, "model": "m", "fingerprint": "f"} | fields
-    return StateRecord(id=new_state_id(), tenant=tenant, numerics="n", **given)  # type: ignore[arg-type]
-
-
 def only(server: RedisServer, pattern: str) -> bytes:
     (found,) = server.client.keys(pattern)
     return bytes(found)
@@ -40,7 +36,7 @@ def test_a_redis_that_is_back_has_all_and_is_used_again(tmp_path: Path, monkeypa
     monkeypatch.setattr("redis.retry.sleep", waits.append)
     with redis_server_in(tmp_path) as server:
         engine = RedisEngine(server.url, password=PASSWORD)
-        kept = engine.put(record(), b"tensors", quota=AMPLE, name=NameChange("doc"))
+        kept = engine.put(a_record(), b"tensors", quota=AMPLE, name=NameChange("doc"))
         server.kill()
         with pytest.raises(StoreFailed, match=r"Connection (refused|closed|reset)") as failed:
             engine.get("acme", kept.id)
@@ -57,9 +53,9 @@ def test_a_redis_that_is_back_has_all_and_is_used_again(tmp_path: Path, monkeypa
 
 
 def test_a_connection_that_was_closed_while_idle_is_replaced(engine: RedisEngine, redis_server: RedisServer) -> None:
-    engine.put(record(), b"1", quota=AMPLE)
+    engine.put(a_record(), b"1", quota=AMPLE)
     redis_server.client.client_kill_filter(_type="normal", skipme=True)
-    engine.put(record(), b"2", quota=AMPLE)
+    engine.put(a_record(), b"2", quota=AMPLE)
     assert engine.usage("acme").states == 2
 
 
@@ -109,8 +105,8 @@ def test_a_call_whose_answer_is_lost_is_not_sent_again(request: pytest.FixtureRe
 
 @pytest.mark.parametrize("harm", ["flipped", "missing"])
 def test_damaged_bytes_are_set_apart_and_never_given(engine: RedisEngine, redis_server: RedisServer, harm: str) -> None:
-    state = engine.put(record(pinned=True), b"tensors", quota=AMPLE, name=NameChange("doc"))
-    fork = engine.put(record(parent=state.id, origin="fork"), None, quota=AMPLE)
+    state = engine.put(a_record(pinned=True), b"tensors", quota=AMPLE, name=NameChange("doc"))
+    fork = engine.put(a_record(parent=state.id, origin="fork"), None, quota=AMPLE)
     key = only(redis_server, "*:blob:*")
     if harm == "flipped":
         redis_server.client.setrange(key, 0, b"T")
@@ -123,25 +119,25 @@ def test_damaged_bytes_are_set_apart_and_never_given(engine: RedisEngine, redis_
     assert engine.page("acme", Filter()) == []
     apart = redis_server.client.keys("*:damaged:*")
     assert [redis_server.client.get(each) for each in apart] == ([b"Tensors"] if harm == "flipped" else [])
-    again = engine.put(record(), b"tensors", quota=AMPLE)
+    again = engine.put(a_record(), b"tensors", quota=AMPLE)
     assert engine.blob("acme", again.id) == b"tensors"
 
 
 def test_bytes_that_were_replaced_meanwhile_are_not_set_apart(engine: RedisEngine) -> None:
-    state = engine.put(record(), b"tensors", quota=AMPLE)
+    state = engine.put(a_record(), b"tensors", quota=AMPLE)
     damaged = hashlib.sha1(b"Tensors", usedforsecurity=False).hexdigest()  # as another process has read them
     engine._call("acme", "quarantine", {"sha256": state.sha256, "damaged": damaged, "kept_s": 60})
     assert engine.blob("acme", state.id) == b"tensors"
 
 
 def test_a_full_redis_refuses_writes_and_can_be_read_and_emptied(engine: RedisEngine, redis_server: RedisServer, clock: Clock) -> None:
-    states = [engine.put(record(expires=clock.now + 60), bytes([at]) * 1000, quota=AMPLE, name=NameChange("doc")) for at in range(3)]
+    states = [engine.put(a_record(expires=clock.now + 60), bytes([at]) * 1000, quota=AMPLE, name=NameChange("doc")) for at in range(3)]
     engine.write(Document(kind="run", id="run_1", tenant="acme", body=b"{}"), 0, AMPLE)
     before = engine.usage("acme")
     redis_server.client.config_set("maxmemory", 1)
     try:
         with pytest.raises(StoreFailed, match="maxmemory"):
-            engine.put(record(), b"new", quota=AMPLE)
+            engine.put(a_record(), b"new", quota=AMPLE)
         with pytest.raises(StoreFailed):
             engine.write(Document(kind="run", id="run_1", tenant="acme", body=b"longer"), 1, AMPLE)
         assert engine.usage("acme") == before
@@ -194,7 +190,7 @@ def test_a_store_of_another_version_is_refused(engine: RedisEngine, redis_server
 
 
 def test_all_keys_of_a_tenant_are_on_one_node_of_a_cluster(engine: RedisEngine, redis_server: RedisServer) -> None:
-    engine.put(record("a{b}c"), b"1", quota=AMPLE)
+    engine.put(a_record(tenant="a{b}c"), b"1", quota=AMPLE)
     keys = [key.decode() for key in redis_server.client.keys("*")]
     assert len({key.split(":")[1] for key in keys if "{" in key}) == 1
     assert sorted(key for key in keys if "{" not in key) == ["attnserve:tenants", "attnserve:version"]
@@ -204,7 +200,7 @@ def test_all_keys_of_a_tenant_are_on_one_node_of_a_cluster(engine: RedisEngine, 
 def test_a_long_line_and_many_states_are_read_in_parts(engine: RedisEngine) -> None:
     parent = None
     for at in range(450):
-        kept = engine.put(record(parent=parent, position=at), b"%d" % at, ids=b"%03d" % at, quota=Quota(states=1000, size=10**6))
+        kept = engine.put(a_record(parent=parent, position=at), b"%d" % at, ids=b"%03d" % at, quota=Quota(states=1000, size=10**6))
         parent = kept.id
     line = engine.lineage("acme", kept.id)
     assert [each.ids for each in line] == [b"%03d" % at for at in reversed(range(450))]

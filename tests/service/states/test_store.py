@@ -9,13 +9,14 @@ from contextlib import contextmanager
 import pytest
 
 from service.errors import InvalidRequest, Overloaded, QuotaExceeded, StateGone, StoreFailed
-from service.states.record import Document, Quota, StateRecord, Usage, new_state_id
+from service.states.record import Document, Quota, Usage
 from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine, Store
 from service.telemetry.metrics import Metrics
 from service.telemetry.state_store_metrics import StateStoreMetrics
 from tests.service.fakes import PATIENCE_S
 from tests.service.states.conftest import IN_REDIS, Clock
+from tests.service.states.sequences import a_record
 
 QUOTA = Quota(states=10, size=10**6)
 
@@ -49,12 +50,6 @@ def store(engine: CountingEngine) -> Iterator[Store]:
 
 def run(id: str) -> Document:
     return Document(kind="run", id=id, tenant="acme", body=b"{}")
-
-
-def record(at: int, tenant: str = "acme", expires: float | None = None) -> StateRecord:
-    times = {"created": float(at), "used": float(at), "expires": expires}
-    named = {"model": "m", "fingerprint": "f", "numerics": "n"}
-    return StateRecord(id=new_state_id(), tenant=tenant, position=1, parent=None, origin="prompt", **named, **times)  # type: ignore[arg-type]
 
 
 def held(store: Store) -> threading.Event:
@@ -131,12 +126,12 @@ def test_what_a_store_does_is_counted_without_tenants(engine: CountingEngine) ->
         return metrics.registry.get_sample_value(name, labels)
 
     store.submit(lambda engine: engine.write(run("run_1"), 0, quota)).result(PATIENCE_S)
-    kept = [store.submit(lambda engine, at=at: engine.put(record(at), b"1234", quota=quota)).result(PATIENCE_S) for at in range(4)]
+    kept = [store.submit(lambda engine, at=at: engine.put(a_record(at), b"1234", quota=quota)).result(PATIENCE_S) for at in range(4)]
     store.submit(lambda engine: engine._db.execute("UPDATE blobs SET content = ?", (b"5678",))).result(PATIENCE_S)  # type: ignore[attr-defined]
     with pytest.raises(StateGone):
         store.submit(lambda engine: engine.blob("acme", kept[-1].id)).result(PATIENCE_S)
     with pytest.raises(QuotaExceeded):
-        store.submit(lambda engine: engine.put(record(5), bytes(10), quota=Quota(states=0, size=0))).result(PATIENCE_S)
+        store.submit(lambda engine: engine.put(a_record(5), bytes(10), quota=Quota(states=0, size=0))).result(PATIENCE_S)
     free = held(store)
     waits = [store.submit(lambda engine: None) for _ in range(3)]
     assert value("attnserve_state_store_queue") == 3
@@ -155,9 +150,9 @@ def test_what_a_store_does_is_counted_without_tenants(engine: CountingEngine) ->
 @pytest.mark.parametrize("opened", ["memory", IN_REDIS[0]], indirect=True)
 def test_engines_count_what_ended(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
     engine, quota = opened(), Quota(states=3, size=10**6)
-    states = [engine.put(record(at, expires=None if at else clock.now + 5), b"%d" % at, quota=quota) for at in range(4)]
+    states = [engine.put(a_record(at, expires=None if at else clock.now + 5), b"%d" % at, quota=quota) for at in range(4)]
     engine.delete("acme", states[1].id)
-    engine.put(record(5, tenant="other", expires=clock.now + 5), b"5", quota=quota)
+    engine.put(a_record(5, tenant="other", expires=clock.now + 5), b"5", quota=quota)
     engine.write(run("run_1"), 0, quota)
     engine.write(run("run_2"), 0, Quota(states=1, size=10**6))
     clock.now += 6

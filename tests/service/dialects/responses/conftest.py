@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from service.app import Application
 from service.dialects.openai.responses.running import Running, running_of
+from tests.service.dialects.asking import Stored
 from tests.service.fakes import PATIENCE_S, client
 from tests.service.generation_fakes import FakeGenerator, events, generator_app
 
@@ -20,46 +21,32 @@ NO_RESPONSE = "resp_" + "0" * 32
 
 
 async def so(condition: Callable[[], object]) -> None:
-    """Wait until something is so."""
+    """Wait until something is so, and leave the threads of the store their time."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
 
 
-class Responses:
+class Responses(Stored):
     """`/v1/responses` as its clients use it."""
 
+    path = "/v1/responses"
+
     def __init__(self, http: httpx.AsyncClient, app: Application, model: FakeGenerator) -> None:
-        self.http, self.app, self.model, self.engine = http, app, model, model.engine
+        super().__init__(http, model)
+        self.app = app
 
     @property
     def running(self) -> Running:
         return running_of(self.app.state.catalog)
 
-    async def ask(self, method: str, path: str = "", json: Any = None, **options: Any) -> httpx.Response:
-        return await self.http.request(method, f"/v1/responses{path}", json=json, **options)
-
     async def make(self, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
         """A response, whole."""
-        answer = await self.ask("POST", json={"input": "Hi", **fields}, headers=headers)
-        assert answer.status_code == 200, answer.text
-        content: dict[str, Any] = answer.json()
-        return content
+        return await self.done("POST", json={"input": "Hi", **fields}, headers=headers)
 
     async def read(self, response: str) -> dict[str, Any]:
-        answer = await self.ask("GET", f"/{response}")
-        assert answer.status_code == 200, answer.text
-        content: dict[str, Any] = answer.json()
-        return content
-
-    async def refused(self, status: int, method: str, path: str = "", json: Any = None, **options: Any) -> dict[str, Any]:
-        """The error of what must fail with this status."""
-        answer = await self.ask(method, path, json, **options)
-        assert answer.status_code == status, answer.text
-        assert answer.headers.get("x-should-retry") == ("false" if status in (409, 412) else None)
-        error: dict[str, Any] = answer.json()["error"]
-        return error
+        return await self.done("GET", f"/{response}")
 
     async def streamed(self, response: str, **query: Any) -> list[Any]:
         """The events of a stored response."""
@@ -77,16 +64,6 @@ class Responses:
 
     async def ended(self, response: str) -> dict[str, Any]:
         return await self.until(lambda found: found["status"] not in ("queued", "in_progress"), response)
-
-    async def words(self, state: str) -> str:
-        """Everything that a state has seen."""
-        content = (await self.http.get(f"/v1/states/{state}/blob")).content
-        return self.model.text_of(content)
-
-    def later(self, seconds: float) -> None:
-        """Have the store's clock be ahead."""
-        store: Any = self.engine.states
-        store._engine._clock = lambda: time.time() + seconds
 
 
 @asynccontextmanager

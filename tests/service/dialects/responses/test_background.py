@@ -225,7 +225,7 @@ async def test_a_restarted_service_finishes_a_response_with_the_same_tokens(
         if whole["output"][0]["type"] == "message":
             assert whole["output"][0]["content"] == plain["output"][0]["content"]
         assert whole["created_at"] == made["created_at"]
-        assert await responses.words(whole["state"]["id"]) == await responses.words(plain["state"]["id"])
+        assert await responses.text(whole["state"]["id"]) == await responses.text(plain["state"]["id"])
         told = await responses.streamed(made["id"])
         assert texts(told) == text_of(plain)
 

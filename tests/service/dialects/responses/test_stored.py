@@ -22,7 +22,7 @@ async def test_a_response_is_read_as_it_was_answered(responses: Responses) -> No
     made = await responses.make(metadata={"a": "b"})
     assert await responses.read(made["id"]) == made
     assert (made["status"], made["store"], made["background"]) == ("completed", True, False)
-    assert await responses.words(made["state"]["id"]) == FED + SAID + "</s>"
+    assert await responses.text(made["state"]["id"]) == FED + SAID + "</s>"
 
 
 async def test_the_state_of_a_response_names_it(responses: Responses) -> None:
@@ -74,7 +74,7 @@ async def test_a_response_continues_the_one_before_at_the_cost_of_what_is_new(re
     assert usage["input_tokens"] == N_FED + n_first + len(NEXT)
     assert usage["total_tokens"] == usage["input_tokens"] + N_SAID
     said = SAID + "</s>" if not limits else SAID[:4]
-    assert await responses.words(second["state"]["id"]) == FED + said + NEXT + SAID + "</s>"
+    assert await responses.text(second["state"]["id"]) == FED + said + NEXT + SAID + "</s>"
 
 
 async def test_only_a_response_that_has_ended_well_is_continued(responses: Responses) -> None:
