@@ -101,7 +101,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._masks = Masks(session.vocab_size)
         self._prefixes = Prefixes(PrefixCache(limits.prefix_cache_bytes), shared, session.fingerprint, metrics)
         self._step_s = 0.0
-        self._prompt_work = PromptWork(self._prefill.price, lambda: [*self._holders, *self._admission.waiting()])
+        self._prompt_work = PromptWork(lambda: self.prompt_token_s, self._unfed)
 
     @property
     def _held(self) -> int:
@@ -128,6 +128,13 @@ class GeneratorEngine(StepEngine[Sequence]):
         once.states, once.checkpoints = await self._states.load(requests)
         for request in {id(request.prompt): request for request in requests if request.checkpoint not in once.checkpoints}.values():
             await self._prefixes.fetch(request)
+
+    @property
+    def prompt_token_s(self) -> float:
+        return self._prefill.price.token_s
+
+    def _unfed(self) -> list[tuple[GenerationRequest, int]]:
+        return [(each.request, each.left_of_prompt) for each in (*self._holders, *self._admission.waiting())]
 
     @contextmanager
     def expecting(self, client: str, tokens: float, deadline: float) -> Iterator[None]:

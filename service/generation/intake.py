@@ -19,7 +19,6 @@ from service.generation.state import State
 from service.generation.step_engine import Once
 from service.generation.submission import Submission
 from service.generation.text import TextStream, Vocabulary
-from service.runtime.price import Price
 from service.telemetry.usage import Usage
 
 _LEAST_RETRY_S = 1.0
@@ -137,9 +136,11 @@ class Intake:
 class PromptWork:
     """The prompts of one engine that are not fed yet, also those that are still being tokenised. Used on the event loop."""
 
-    def __init__(self, price: Price, unfed: Callable[[], Iterable[Sequence]]) -> None:
-        """`price` is that of a call that feeds a piece of a prompt. `unfed` returns the runs in the queue and those that have slots."""
-        self._price = price
+    def __init__(self, token_s: Callable[[], float], unfed: Callable[[], Iterable[tuple[GenerationRequest, int]]]) -> None:
+        """`token_s` returns the seconds that a token of a prompt takes. `unfed` returns each request that waits or has a slot, with the
+        number of tokens that are left of its prompt.
+        """
+        self._token_s = token_s
         self._unfed = unfed
         self._expected: dict[int, tuple[str, float]] = {}  # client and estimated tokens of each prompt that is being tokenised
         self._numbers = itertools.count()
@@ -157,7 +158,7 @@ class PromptWork:
 
     def check(self, client: str, tokens: float, deadline: float) -> None:
         """Raise QueueTooLong if the prompts before a new one of this size take until after its deadline. An idle engine admits any."""
-        before_s = self._before(client, tokens) * self._price.token_s
+        before_s = self._before(client, tokens) * self._token_s()
         left_s = max(deadline - time.monotonic(), 0.0)
         if before_s > left_s:
             raise QueueTooLong(
@@ -169,7 +170,7 @@ class PromptWork:
         """Return how many tokens are fed before a new prompt's last piece, at least. Pieces alternate between the client that has been fed
         least and the shortest prompt (`prefill.py`), so it is the smaller number of both orders.
         """
-        prompts = {id(each.request.prompt): (each.request.client, float(each.left_of_prompt)) for each in self._unfed()}
+        prompts = {id(request.prompt): (request.client, float(left)) for request, left in self._unfed()}
         waiting = [*prompts.values(), *self._expected.values()]
         by_client = Counter[str]()
         for each, left in waiting:

@@ -121,6 +121,11 @@ class StepEngine(ABC, Generic[J]):
         return numerics == self.numerics
 
     @property
+    def prompt_token_s(self) -> float:
+        """Return the seconds that a token of a prompt takes. 0: not known, or prompts are short."""
+        return 0.0
+
+    @property
     def full(self) -> bool:
         """Return whether one more run would have to wait for a slot."""
         return self.pending >= self.limits.slots

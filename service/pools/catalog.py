@@ -10,7 +10,8 @@ from service.catalog import Catalog, Served
 from service.encoding.model import Encoder, Model
 from service.encoding.selftest import SelfTest
 from service.generation.model import Generating, Generator
-from service.pools.client import PoolEncoder, PoolGenerator, ask_attention, limits_of, row_bytes, selftest_of
+from service.pools.client import PoolEncoder, ask_attention, limits_of, row_bytes, selftest_of
+from service.pools.generators import PoolGenerator
 from service.pools.replicas import Pool, Replicas
 from service.runtime.onnx import Array
 from service.settings import Settings

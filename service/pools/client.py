@@ -1,8 +1,7 @@
-"""The engines of a gateway. They have the interface of local engines, but a pool of replicas does their work.
+"""The engines of a gateway's encoders. They have the interface of local engines, but a pool of replicas does their work.
 
 If a replica is lost, work that it had not accepted is sent to another replica. Accepted encodings are sent again too, since they have no
-side effects. Work is sent again only once, because the request itself may have crashed the replica (`tries.py`). An accepted generation
-ends with an error, after which `generation/reopening.py` opens it again on another replica.
+side effects. Work is sent again only once, because the request itself may have crashed the replica (`tries.py`).
 
 If a replica rejects work, another replica, which may have capacity, is tried before the client gets an error. Work that no replica
 accepts is reported to one replica, because Serve scales the pool by the demand that replicas report.
@@ -13,39 +12,31 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from export import contract
 from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeTask, OnResult, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
-from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
-from service.generation.request import GenerationRequest
-from service.generation.run import Run
-from service.overload.promises import name_of
+from service.errors import NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.overload.refusals import RefusedRequests
 from service.pools import wire
 from service.pools.limits import PART_BYTES
-from service.pools.messages import Accepted, Failed, Receiver, named
-from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
-from service.pools.tries import Tries
+from service.pools.replicas import Replica, ReplicaLost, Replicas
+from service.pools.tries import Tries, name_of_request
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array
-from service.telemetry.usage import Usage
 from service.tokenization.texts import Encoded
 
 log = logging.getLogger("attnserve")
 
 _PART_INPUTS, _PART_TOKENS = 64, 8192  # most inputs and tokens in one call of a replica, so that a bulk request is spread over the pool
-_NAMING_TOKENS = 64  # the first tokens of a request, which tell it from others
-_ADMISSION_S = 30.0  # longest time in which a replica must accept a request, including a grammar's compilation
 
 
-class _PoolEngine:
+class PoolEngine:
     """The base of engines whose work is done by a pool of replicas."""
 
     def __init__(self, replicas: Replicas, name: str, fingerprint: str) -> None:
@@ -101,7 +92,7 @@ class _PoolEngine:
             self.refused(-work)
 
 
-class PoolEncoder(_PoolEngine):
+class PoolEncoder(PoolEngine):
     """The client of the `EncoderEngine`s on replicas."""
 
     def __init__(
@@ -136,7 +127,7 @@ class PoolEncoder(_PoolEngine):
                         on_row(part.first + at, row)
 
             ask = self._by_row if on_row or part.size_bytes > PART_BYTES else self._at_once
-            tries = Tries(self._replicas, self._key, lambda: _request(task.client, task.inputs[part.first].ids))
+            tries = Tries(self._replicas, self._key, lambda: name_of_request(task.client, task.inputs[part.first].ids))
             while True:
                 await self._replicas.wait(deadline)
                 replica = tries.choose(lambda tried: self._replicas.least(self._key, tried))
@@ -246,88 +237,6 @@ class _Part:
     size_bytes: int
 
 
-class PoolGenerator(_PoolEngine):
-    """The client of a `GeneratorEngine` or a `EncoderDecoderEngine` on replicas."""
-
-    @property
-    def provider(self) -> str:
-        """Return the ONNX Runtime provider of one replica. Others may differ: with the setting `auto`, perhaps only some nodes find a
-        GPU.
-        """
-        return str(self._replicas.described[self._name]["provider"])
-
-    def has_numerics(self, numerics: str) -> bool:
-        return self._replicas.has_numerics(self._key, numerics)
-
-    def expecting(self, client: str, tokens: float, deadline: float) -> contextlib.AbstractContextManager[None]:
-        """Admit every prompt: a replica checks it when it is tokenised."""
-        return contextlib.nullcontext()
-
-    async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
-        """Queue the runs and return them, as `GeneratorEngine.open` does. One replica computes all runs of a request and sends them in one
-        stream. It is the replica of session `key`, or any replica if `key` is "".
-        """
-        tries = Tries(self._replicas, self._key, lambda: _request(client, requests[0].prompt))
-        slots = sum(request.slots for request in requests)
-        client, content = requests[0].client, hash(tuple(request.prompt for request in requests))
-
-        def refuse(error: Overloaded) -> None:
-            self._refuse(client, content, slots, error)
-
-        try:
-            accepted = await self._accepted(requests, key, tries, slots)
-        except Overloaded as error:
-            refuse(error)
-            raise
-        self._admitted(client, content)
-
-        async def elsewhere(replica: Replica, error: Overloaded) -> "_Accepted":
-            if not tries.again(replica, error):
-                raise error
-            return await self._accepted(requests, key, tries, slots)
-
-        def running(replica: Replica) -> contextlib.AbstractContextManager[None]:
-            return replica.running(self._key, slots)
-
-        movable = self._key if all(request.takes_known for request in requests) else None
-        return _Stream(requests, accepted, running, elsewhere, refuse, movable).runs
-
-    async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: Tries, slots: int) -> "_Accepted":
-        """Find a replica that queues all runs. Returns the replica and the stream of its further messages."""
-        latest = time.monotonic() + _ADMISSION_S
-        deadline = min(latest, *(request.deadline for request in requests))
-        numerics = next((request.numerics for request in requests if request.numerics), "")
-        replicas = self._replicas
-        choice = partial(replicas.owner, key) if key else replicas.freest
-        while True:
-            await replicas.wait(deadline)
-            replica = tries.choose(lambda tried: choice(self._key, tried, numerics), numerics)
-            # This gateway learns of other gateways' runs only from heartbeats, so the chosen replica may be full. Therefore, if there are
-            # several replicas, the first one rejects runs that would have to wait for a slot.
-            waits = bool(key or tries.tried) or tries.last
-            messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits, tries.last)
-            try:
-                with replica.running(self._key, slots):
-                    try:
-                        async with replica.asked(deadline):
-                            first = named(await anext(messages))
-                    except DeadlineExceeded:
-                        if deadline < latest:
-                            raise
-                        raise NotReady(f"no replica took the request within {_ADMISSION_S:g} s") from None
-                if isinstance(first, Failed):
-                    await messages.aclose()
-                    raise wire.unpack_error(first.error)
-                return _Accepted(replica, messages, cast(Accepted, first).numerics)
-            except ServiceError as error:
-                if not tries.again(replica, error, waits=waits):
-                    raise
-
-    async def probe(self, deadline: float) -> None:
-        """Ask the replicas again whether their models are healthy."""
-        await self._replicas.ask()
-
-
 async def ask_attention(
     replicas: Replicas, key: tuple[str, str], ids: Sequence[int], layers: Sequence[int], deadline: float
 ) -> list[Array]:
@@ -346,93 +255,6 @@ async def ask_attention(
     if len(maps) < len(layers):
         raise ReplicaLost("the replica ended before its answer was complete: send the request again")
     return [maps[at] for at in range(len(layers))]
-
-
-class _Accepted(NamedTuple):
-    """The replica that has queued the runs of a request, the stream of the messages that follow from the replica, and the `numerics` of its
-    engine (see `states/numerics.py`)."""
-
-    replica: Replica
-    messages: AsyncGenerator[Any, None]
-    numerics: str
-
-
-class _Stream:
-    """The runs of one request, fed from one stream of messages. The stream is closed once all runs are closed.
-
-    A replica may still reject an accepted request that has waited too long for its first slot. Then another replica is tried.
-    """
-
-    def __init__(
-        self,
-        requests: Sequence[GenerationRequest],
-        accepted: _Accepted,
-        running: Callable[[Replica], contextlib.AbstractContextManager[None]],
-        elsewhere: Callable[[Replica, Overloaded], Awaitable[_Accepted]],
-        refused: Callable[[Overloaded], None],
-        movable: Key | None,
-    ) -> None:
-        """`movable` is the model if the runs can go on in another replica, else None."""
-        now = time.monotonic()
-        self.runs = [
-            Run(request, Usage(len(request.prompt), submitted=now, started=now), self._leave)
-            for request in requests
-            for _ in range(request.outputs)
-        ]
-        self._wanted = len(self.runs)
-        self._take_place(accepted)
-        self._running, self._elsewhere, self._refused, self._movable = running, elsewhere, refused, movable
-        self._begun = False  # whether any run has generated a token
-        self._following = asyncio.create_task(self._follow())
-
-    def _take_place(self, accepted: _Accepted) -> None:
-        self._accepted = accepted
-        for run in self.runs:
-            run.numerics = accepted.numerics
-
-    def _leave(self, run: Run) -> None:
-        self._wanted -= 1
-        if not self._wanted:
-            self._following.cancel()
-
-    async def _read(self) -> None:
-        receiver = Receiver(self.runs)
-        with self._running(self._accepted.replica):
-            async with self._accepted.replica.asked(movable=self._movable), contextlib.aclosing(self._accepted.messages) as messages:
-                async for packed in messages:
-                    if isinstance(message := named(packed), Failed):
-                        raise wire.unpack_error(message.error)
-                    self._begun = True
-                    receiver.give(message)
-
-    async def _follow(self) -> None:
-        try:
-            while True:
-                try:
-                    await self._read()
-                    break
-                except Overloaded as refusal:
-                    if self._begun:
-                        raise
-                    self._take_place(await self._elsewhere(self._accepted.replica, refusal))
-        except Overloaded as refusal:
-            self._refused(refusal)
-            self._fail(refusal)
-        except ServiceError as error:
-            self._fail(error)
-        except Exception:
-            log.exception("a stream from a replica failed")
-            self._fail(ServiceError("internal error; the log has it"))
-        else:
-            self._fail(ReplicaLost("the replica ended the stream before its text was complete: send the request again"))
-
-    def _fail(self, error: ServiceError) -> None:
-        for run in self.runs:
-            run.fail(error)  # no effect on a run that has ended
-
-
-def _request(client: str, ids: Sequence[int]) -> str:
-    return f"{name_of(client)} {list(ids[:_NAMING_TOKENS])}"
 
 
 async def _refusal(part: Awaitable[None]) -> QueueTooLong | None:

@@ -40,9 +40,10 @@ class Host:
         """Return, for each model, the properties that a gateway needs, as JSON values."""
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
-    async def heartbeat(self, gateway: str, refused: Mapping[str, float]) -> tuple[int, list[tuple[str, str, bool, int, str]]]:
+    async def heartbeat(self, gateway: str, refused: Mapping[str, float]) -> tuple[int, list[tuple[str, str, bool, int, float, str]]]:
         """Return the number of gateways that send heartbeats, and for each model its name, its bundle's fingerprint, whether it is healthy,
-        and for a generator its running and waiting runs and its arithmetic (see `states/numerics.py`). `gateway` names the caller.
+        and for a generator its running and waiting runs, the seconds that a token of a prompt takes, and its arithmetic (see
+        `states/numerics.py`). `gateway` names the caller.
 
         A model whose last run failed is probed with a short input. The heartbeat does not wait long for the probe, because a gateway
         treats a replica that answers late as one that does not respond. `refused` contains, for each model, the tokens or runs that the
@@ -66,6 +67,7 @@ class Host:
                 model.manifest.fingerprint,
                 self._probing[name].done() and self._probing[name].result(),
                 engines[name].pending if name in engines else 0,
+                engines[name].prompt_token_s if name in engines else 0.0,
                 engines[name].numerics if name in engines else "",
             )
             for name, model in self.catalog.models.items()

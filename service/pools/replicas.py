@@ -16,6 +16,7 @@ import logging
 import math
 import random
 import secrets
+import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
@@ -69,6 +70,7 @@ class Replica:
         self._leaves = False  # whether the replica is being stopped, so that its movable runs continue on another replica
         self.load = 0  # number of tokens in this gateway's pending calls
         self.runs: Counter[Key] = Counter()  # model -> number of this gateway's runs
+        self.prompt_token_s: Mapping[Key, float] = {}  # model -> seconds that a token of a prompt takes, from the last heartbeat
         self.others: Mapping[Key, int] = {}  # model -> number of runs of other gateways, from the last heartbeat
         self.models: Mapping[Key, bool] | None = None  # whether each model is healthy, from the last heartbeat
         self.numerics: Mapping[Key, str] = {}  # model -> arithmetic of its engine, from the last heartbeat
@@ -286,6 +288,11 @@ class Replicas:
         """Return whether at least one replica has reported that it computes the model with this arithmetic."""
         return any(replica.computes(key, numerics) for replica in self._living())
 
+    def prompt_token_s(self, key: Key) -> float:
+        """Return the seconds that the pool takes for a token of this gateway's prompts, if all gateways send it as many."""
+        known = [token_s for replica in self._living() if (token_s := replica.prompt_token_s.get(key))]
+        return statistics.harmonic_mean(known) * self.gateways / len(known) if known else 0.0
+
     async def ask(self) -> None:
         """Send a heartbeat to each replica, to learn whether its models are healthy. Does not wait for silent replicas."""
         self._living()
@@ -331,7 +338,8 @@ class Replicas:
                 log.exception("a replica could not be asked")
             return
         replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy, *_ in said}
-        replica.others = {(name, fingerprint): max(runs - replica.runs[name, fingerprint], 0) for name, fingerprint, _, runs, _ in said}
+        replica.others = {(name, fingerprint): max(runs - replica.runs[name, fingerprint], 0) for name, fingerprint, _, runs, *_ in said}
+        replica.prompt_token_s = {(name, fingerprint): token_s for name, fingerprint, *_, token_s, _ in said}
         replica.numerics = {(name, fingerprint): numerics for name, fingerprint, *_, numerics in said}
         replica.hear()
         self._hand_over()

@@ -1,9 +1,12 @@
 """Which replicas one call of a gateway asks, one after another, and when it gives up: the only rule by which a pool is asked again."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from service.errors import NotReady, Overloaded, ServiceError
+from service.overload.promises import name_of
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
+
+_NAMING_TOKENS = 64  # the first tokens of a request, which tell it from others
 
 
 class Tries:
@@ -16,7 +19,7 @@ class Tries:
     """
 
     def __init__(self, replicas: Replicas, key: Key, request: Callable[[], str]) -> None:
-        """`request` returns a name of the request that does not depend on the gateway or the time."""
+        """`request` returns the result of `name_of_request`, which is seldom needed."""
         self.tried: list[Replica] = []
         self.last = False  # whether a refusal by the chosen replica is final
         self._replicas, self._key, self._request = replicas, key, request
@@ -54,3 +57,8 @@ class Tries:
         self._refusals.append(replica)
         self.tried = [each for each in self.tried if each not in self._full]
         return True
+
+
+def name_of_request(client: str, ids: Sequence[int]) -> str:
+    """Return a name of the request with these token ids that is the same in every gateway, also over another connection of its client."""
+    return f"{name_of(client)} {list(ids[:_NAMING_TOKENS])}"

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from service.catalog import Catalog
 from service.encoding.engine import EncoderEngine
 from service.pools.catalog import GatewayCatalog
-from service.pools.client import PoolGenerator
+from service.pools.generators import PoolGenerator
 from service.pools.host import Host
 from service.pools.transport import pack, unpacker
 from service.settings import Settings

@@ -17,7 +17,7 @@ from service.errors import (
     StoreFailed,
 )
 from service.generation.model import Generator
-from service.pools.client import PoolGenerator
+from service.pools.generators import PoolGenerator
 from service.pools.replicas import Replicas
 from service.states.record import Quota
 from tests.simulation.clients import Client

@@ -21,7 +21,6 @@ from service.generation.run import Run
 from service.generation.submission import Submission
 from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
-from service.runtime.price import Price
 from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.generation.fake_steps import FakeSteps
 from tests.service.generation.test_engine import GREEDY, RANDOM, all_of, ask, begun, running, tokens_of
@@ -232,9 +231,7 @@ async def test_a_short_request_waits_for_few_tokens_of_another_clients_long_prom
 
 
 def test_a_prompt_whose_turn_comes_after_its_deadline_is_refused() -> None:
-    price = Price()
-    price.paid(1000, 1.0)  # about a millisecond for a token
-    work, now = PromptWork(price, list), time.monotonic()
+    work, now = PromptWork(lambda: 0.00098, list), time.monotonic()
     with contextlib.ExitStack() as tokenised:
         for client in ("many", "many", "many", "few"):
             tokenised.enter_context(work.expecting(client, 10_000, now + 600))

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from service.generation.request import GenerationRequest, Sampling
 from service.pools import catalog as catalogs
 from service.pools import replicas, wire
 from service.pools.catalog import GatewayCatalog
-from service.pools.client import PoolEncoder, PoolGenerator
+from service.pools.client import PoolEncoder
+from service.pools.generators import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
@@ -285,6 +287,22 @@ async def generating() -> tuple[PoolGenerator, Mortal, FakeGenerator]:
     await replicas.connect()
     await replicas.stop()  # its heartbeat
     return PoolGenerator(replicas, "wordy", model.manifest.fingerprint), pool, model
+
+
+async def test_a_prompt_that_others_delay_past_its_deadline_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, model = await generating()
+    monkeypatch.setattr(ScriptedEngine, "prompt_token_s", 1.0)
+    await engine.probe(0.0)
+    model.engine.hold(after=0)
+    (run,) = await engine.open([replace(REQUEST, prompt=(1,) * 100)], "")
+    now = time.monotonic()
+    with pytest.raises(QueueTooLong, match="the prompts before this one take about 50"), engine.expecting("", 100, now + 40):
+        pass
+    for tokens, deadline in ((99, now + 40), (100, now + 400)):
+        with engine.expecting("", tokens, deadline):
+            pass
+    run.cancel()
+    model.engine.release()
 
 
 async def test_a_run_that_was_not_accepted_is_asked_for_once_more() -> None:

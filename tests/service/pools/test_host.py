@@ -27,11 +27,17 @@ async def generating() -> tuple[Host, FakeGenerator]:
 async def test_a_replica_whose_runtime_is_stuck_or_whose_thread_is_dead_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     host, model = await generating()
     await host.check_health()
-    assert await host.heartbeat("one", {}) == (1, [("wordy", model.manifest.fingerprint, True, 0, model.engine.numerics)])
+    assert await host.heartbeat("one", {}) == (
+        1,
+        [("wordy", model.manifest.fingerprint, True, 0, model.engine.prompt_token_s, model.engine.numerics)],
+    )
     monkeypatch.setattr(ScriptedEngine, "stuck_s", 121.0)
     with pytest.raises(RuntimeFailed, match=r"a runtime call of wordy has not ended for 121 s, and the most is 120 s"):
         await host.check_health()
-    assert await host.heartbeat("other", {}) == (2, [("wordy", model.manifest.fingerprint, False, 0, model.engine.numerics)])
+    assert await host.heartbeat("other", {}) == (
+        2,
+        [("wordy", model.manifest.fingerprint, False, 0, model.engine.prompt_token_s, model.engine.numerics)],
+    )
     monkeypatch.undo()
     await host.check_health()
     monkeypatch.setattr(ScriptedEngine, "alive", False)

@@ -18,7 +18,7 @@ from service.generation.run import Run
 from service.generation.runs import Runs
 from service.pools import replicas as module
 from service.pools.catalog import GatewayCatalog
-from service.pools.client import PoolGenerator
+from service.pools.generators import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
@@ -272,7 +272,7 @@ async def test_the_replica_with_the_least_to_do_is_next() -> None:
 class Reporting(Named):
     """Each answers a heartbeat with `said`."""
 
-    said: tuple[tuple[str, str, bool, int, str], ...] = ()
+    said: tuple[tuple[str, str, bool, int, float, str], ...] = ()
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         return 1, self.said
@@ -295,7 +295,7 @@ async def test_a_replica_that_leaves_hands_over_what_can_move_once_another_one_c
     calling = [asyncio.create_task(call(name, movable)) for name, movable in calls.items()]
     await until(lambda: len(old._calls) == len(calls))
 
-    async def ended_by(*said: tuple[str, str, bool, int, str]) -> list[str]:
+    async def ended_by(*said: tuple[str, str, bool, int, float, str]) -> list[str]:
         pool.said = said
         await replicas.ask()
         for _ in range(5):  # a call that is ended ends in the next turns of the event loop
@@ -304,10 +304,10 @@ async def test_a_replica_that_leaves_hands_over_what_can_move_once_another_one_c
 
     pool.names = ("new",)
     assert not await ended_by(), "it says nothing of the model"
-    assert not await ended_by((*KEY, False, 0, "ours")), "it is not healthy"
-    assert not await ended_by((*KEY, True, 0, "theirs")), "it would refuse the runs"
-    assert await ended_by((*KEY, True, 0, "ours")) == ["moves"]
-    assert await ended_by((*KEY, True, 0, "ours")) == ["moves"]
+    assert not await ended_by((*KEY, False, 0, 0.0, "ours")), "it is not healthy"
+    assert not await ended_by((*KEY, True, 0, 0.0, "theirs")), "it would refuse the runs"
+    assert await ended_by((*KEY, True, 0, 0.0, "ours")) == ["moves"]
+    assert await ended_by((*KEY, True, 0, 0.0, "ours")) == ["moves"]
     for each in calling:
         each.cancel()
     await asyncio.gather(*calling, return_exceptions=True)

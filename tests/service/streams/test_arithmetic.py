@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from service.app import build_app
-from service.pools.client import PoolGenerator
+from service.pools.generators import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import Replicas
 from service.settings import Settings
