@@ -54,10 +54,10 @@ def rotation(layer: CausalLayer, *, begin: int | Sequence[int], N: int, dtype: t
 
 def in_pieces(layer: CausalLayer, x: Tensor, *sizes: int) -> tuple[Tensor, State]:
     """x, so many tokens at a time."""
-    outputs, state, begin = [], None, 0
+    outputs, state, begin = [], layer.new_state(x), 0
     for size in sizes:
         piece = x[:, begin : begin + size]
-        y, state = layer(piece, None, state, rotation=rotation(layer, begin=begin, N=size, dtype=x.dtype))
+        y, state = layer.prefill(piece, state, rotation=rotation(layer, begin=begin, N=size, dtype=x.dtype))
         outputs.append(y)
         begin += size
     return torch.cat(outputs, dim=1), state
@@ -85,9 +85,9 @@ def rows(state: State, b: int) -> State:
 @torch.no_grad()
 def test_whole_in_pieces_and_token_by_token(name: str) -> None:
     layer, x = make(name), tokens(2, max(LENGTHS))
-    outputs, states, state = [], [], None
+    outputs, states, state = [], [], layer.init_state(2, dtype=torch.float64)
     for t in range(max(LENGTHS)):
-        y, state = layer(x[:, t : t + 1], None, state, rotation=rotation(layer, begin=t, N=1))
+        y, state = layer.step(x[:, t : t + 1], state, rotation=rotation(layer, begin=t, N=1))
         outputs.append(y)
         states.append(state)
     one_by_one = torch.cat(outputs, dim=1)
@@ -95,19 +95,7 @@ def test_whole_in_pieces_and_token_by_token(name: str) -> None:
         expected = one_by_one[:, :N], states[N - 1]
         assert error(in_pieces(layer, x[:, :N], N), expected) <= EXACT, N
         assert N <= 2 or error(in_pieces(layer, x[:, :N], N // 3, N - N // 3), expected) <= EXACT, N
-
-
-@every_layer
-@torch.no_grad()
-def test_prefill_and_steps_are_one_pass(name: str) -> None:
-    layer, x = make(name), tokens(2, 7)
-    y, state = layer.prefill(x[:, :4], layer.init_state(2, dtype=torch.float64), rotation=rotation(layer, begin=0, N=4))
-    outputs = [y]
-    for t in range(4, 7):
-        y, state = layer.step(x[:, t : t + 1], state, rotation=rotation(layer, begin=t, N=1))
-        outputs.append(y)
-    assert error((torch.cat(outputs, dim=1), state), in_pieces(layer, x, 7)) <= EXACT
-    with pytest.raises(ValueError, match="a step takes 1 token, not 7"):
+    with pytest.raises(ValueError, match="a step takes 1 token, not 65"):
         layer.step(x, state)
 
 
@@ -259,15 +247,6 @@ def test_gradients(name: str) -> None:
         return torch.cat([y[:1], layer(x[:, 3:], lengths_mask(1, 2), state)[0][:, :1].expand(-1, 3, -1)])
 
     assert torch.autograd.gradcheck(both, (x,), fast_mode=True)
-
-
-@every_layer
-@torch.no_grad()
-def test_a_state_dict_comes_back(name: str) -> None:
-    layer, x = make(name), tokens(1, 5)
-    copy = LAYERS[name](D, H, bias=True, **LAYERS[name].examples.small).double()
-    copy.load_state_dict(layer.state_dict())
-    assert torch.equal(copy(x)[0], layer(x)[0])
 
 
 # What the layers compute
