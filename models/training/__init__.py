@@ -7,5 +7,5 @@ cards), `curves.py` (pictures of curves).
 Tasks: `text/`, `pictures/`, `number_words/` and `distillation/`. `start.py` starts the first three, `__main__.py` has the commands.
 
 Training text: `licences.py` (which installed packages may be used), `sources.py` (reads their files), `collect.py` (writes these texts to a
-data folder), `tokenizer.py`, `corpus.py` (the data folder: texts and tokens). `compare.py` compares several runs.
+data folder), `tokenizer.py`, `corpus.py` (the data folder: texts and tokens).
 """

@@ -1,14 +1,12 @@
-"""python -m models.training COMMAND: collects data, trains, distils and compares. PyTorch is imported when a command runs."""
+"""python -m models.training COMMAND: collects data, trains and distils. PyTorch is imported when a command runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 
-from service.terminal import command_app, console, errors_printed, needing, pairs
+from service.terminal import command_app, console, errors_printed, needing
 
 app = command_app()
 Out = Annotated[Path, typer.Option(help="Folder to write; an unfinished run there is resumed.", show_default=False)]
@@ -70,41 +68,13 @@ def _end(finished: bool, out: Path) -> None:
 
 
 @app.command()
-def distill(
-    teacher: Annotated[Path, typer.Option(help="Checkpoint folder of an encoder with softmax attention.", show_default=False)],
-    data: Data,
-    out: Out,
-    attention: Annotated[str, typer.Option(help="Attention that replaces softmax, a name in LAYERS.")] = "hybrid",
-    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the layer, such as block=64. May be given several times.")] = None,
-    positions: Annotated[int, typer.Option(min=2, help="Longest input of the student, in tokens.")] = 8_192,
-    transfer_steps: Annotated[int, typer.Option(min=0, help="Steps of the first phase, which trains each layer by itself.")] = 400,
-    end_to_end_steps: Annotated[int, typer.Option(min=0, help="Steps of the second phase, which trains all layers together.")] = 400,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step, padding included.")] = 4_096,
-    shortest: Annotated[int, typer.Option(min=1, help="Shortest training text, in tokens. A hybrid learns only beyond 2 blocks.")] = 129,
-    longest: Annotated[int, typer.Option(min=1, help="Tokens at which texts are cut.")] = 1_024,
-    blocks_rate: Annotated[float, typer.Option(min=0, help="Learning rate of the teacher's own weights in the second phase.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-) -> None:
+def distill(teacher: Teacher, config: Config, data: Data, out: Out) -> None:
     """Replace an encoder's attention, train it to give the same embeddings, and write the changes. The same command resumes a run."""
     with needing("train"):
+        from models.training.config import read_config
         from models.training.distillation.config import DistillationConfig
         from models.training.distillation.task import distill as run
-    try:
-        config = DistillationConfig(
-            attention=attention,
-            options={key: int(value) if value.lstrip("-").isdigit() else value for key, value in pairs(option, "--option").items()},
-            n_positions=positions,
-            transfer_steps=transfer_steps,
-            end_to_end_steps=end_to_end_steps,
-            tokens=tokens,
-            shortest=shortest,
-            longest=longest,
-            end_rate=blocks_rate,
-            seed=seed,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if not run(teacher, data, out, config, console):
+    if not run(teacher, data, out, read_config(config, DistillationConfig), console):
         raise typer.Exit(130)
 
 
@@ -126,14 +96,6 @@ def assemble(
         raise typer.BadParameter(f"{delta} is the difference of a decoder; leave out --softmax")
     else:
         assemble_decoder(teacher, delta, out)
-
-
-@app.command()
-def compare(runs: Annotated[list[Path], typer.Argument(help="Folders that `train` wrote.", show_default=False)], out: NewFolder) -> None:
-    """Compare training runs: write compare.png and compare.md."""
-    with needing("train"):
-        from models.training.compare import compare as run
-    Console().print(Markdown(run(runs, out)))
 
 
 if __name__ == "__main__":

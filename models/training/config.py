@@ -77,7 +77,7 @@ class TrainingConfig(Optimisation):
         return self
 
 
-Config = TypeVar("Config", bound=Optimisation)
+Config = TypeVar("Config", bound=BaseModel)
 
 
 def read_config(file: Path, kind: type[Config]) -> Config:

@@ -1,6 +1,6 @@
 """Draws the curves of a training as a picture of two panels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,14 +40,14 @@ def draw(panels: Sequence[Panel], file: Path, *, title: str) -> None:
     figure.savefig(file, dpi=130, format="png")
 
 
-def draw_runs(runs: Mapping[str, Report], file: Path, *, title: str) -> None:
-    """Draw the bits per byte of decoders against tokens and minutes. `runs` maps names to the content of run.json."""
+def draw_bits(report: Report, file: Path) -> None:
+    """Draw the bits per byte of a decoder against tokens and minutes. `report` is the content of run.json."""
 
     def curves(x: str) -> list[Curve]:
         return [
-            Curve(f"{name}, {text} text", run[kind], lambda point: point["bits_per_byte"], x, colour, dots=kind == "evaluations")
-            for colour, (name, run) in enumerate(runs.items())
+            Curve(f"{text} text", report[kind], lambda point: point["bits_per_byte"], x, dots=kind == "evaluations")
             for kind, text in (("losses", "training"), ("evaluations", "held-out"))
         ]
 
-    draw([Panel("tokens", "bits per byte", curves("tokens")), Panel("minutes of training", "", curves("minutes"))], file, title=title)
+    panels = [Panel("tokens", "bits per byte", curves("tokens")), Panel("minutes of training", "", curves("minutes"))]
+    draw(panels, file, title=report["name"])

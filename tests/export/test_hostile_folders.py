@@ -18,6 +18,7 @@ from tests.decoders import tiny_decoder
 from tests.service.fakes import fake_bundle
 
 DEEP = "[" * 100_000
+DISTILLATION = Path("models/training/configs/all-MiniLM-L6-v2-linear.yaml")
 
 
 @pytest.fixture
@@ -181,4 +182,6 @@ def test_a_run_to_go_on_with(tmp_path: Path, said: Callable[..., str]) -> None:
 def test_a_teacher(tmp_path: Path, said: Callable[..., str]) -> None:
     teacher = tiny_encoder(tmp_path / "teacher")
     edited(teacher / "config.json", hidden_size=None)
-    assert "has no 'hidden_size'" in said("distill", "--teacher", teacher, "--data", tmp_path, "--out", tmp_path / "out")
+    assert "has no 'hidden_size'" in said(
+        "distill", "--teacher", teacher, "--config", DISTILLATION, "--data", tmp_path, "--out", tmp_path / "out"
+    )

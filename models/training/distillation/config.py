@@ -1,9 +1,9 @@
 """The config of a distillation: the new attention, the texts, the steps and the learning rates."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from models.attention.layers.causal import CausalLayer
 from models.layers import LAYERS
@@ -11,43 +11,44 @@ from models.layers import LAYERS
 Phase = Literal["transfer", "end to end"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DistillationConfig:
-    """The config of a distillation. Raises ValueError for values that cannot be combined; the message contains them."""
+class DistillationConfig(BaseModel):
+    """The config of a distillation. Its values are checked when it is created."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     attention: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the layer's constructor
-    n_positions: int = 8_192  # longest input of the student, in tokens
-    transfer_steps: int = 400
-    end_to_end_steps: int = 400
+    options: dict[str, Any] = {}  # keyword arguments of the layer's constructor
+    n_positions: int = Field(8_192, ge=2)  # longest input of the student, in tokens
+    transfer_steps: int = Field(400, ge=0)
+    end_to_end_steps: int = Field(400, ge=0)
     per_kind: int = 8_000  # maximum number of training texts of each kind
     tokens: int = 4_096  # maximum tokens of a batch, padding included
-    shortest: int = 1  # minimum length of a training text, in tokens
+    shortest: int = Field(1, ge=1)  # minimum length of a training text, in tokens
     longest: int = 1_024  # maximum length of a training text, in tokens; longer texts are cut
     map_rate: float = 1e-2  # peak learning rate of the new parameters (which the teacher does not have), in the transfer phase
     end_map_rate: float = 2e-3  # peak learning rate of the new parameters, in the end-to-end phase
-    end_rate: float = 0.0  # peak learning rate of the blocks' other parameters, in the end-to-end phase; 0 freezes them
+    end_rate: float = Field(0.0, ge=0)  # peak learning rate of the blocks' other parameters, in the end-to-end phase; 0 freezes them
     similarities: float = 1.0  # weight of the term for the texts' similarities to each other, in the end-to-end loss
     hidden: float = 0.1  # weight of the term for the last layer's token vectors, in the end-to-end loss
     clip: float = 1.0  # maximum norm of the gradient of all parameters together
     warm_up: float = 0.05  # share of each phase in which the learning rate rises
     evaluations: int = 8  # number of evaluations on held-out text, evenly spread over all steps
     checkpoint_steps: int = 50
-    seed: int = 0
+    seed: int = Field(0, ge=0)
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
         known = [name for name, layer in LAYERS.items() if not issubclass(layer, CausalLayer)]
         if self.attention not in known:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(known)}")
-        if self.transfer_steps < 0 or self.end_to_end_steps < 0 or self.steps < 1:
+        if self.steps < 1:
+            raise ValueError("transfer_steps and end_to_end_steps must not both be 0")
+        if not self.shortest <= self.longest <= min(self.tokens, self.n_positions):
             raise ValueError(
-                f"transfer_steps={self.transfer_steps} and end_to_end_steps={self.end_to_end_steps} must be at least 0, and not both 0"
-            )
-        if not 1 <= self.shortest <= self.longest <= min(self.tokens, self.n_positions):
-            raise ValueError(
-                f"shortest={self.shortest} and longest={self.longest} must be ordered, at least 1 and at most tokens={self.tokens} and "
+                f"shortest={self.shortest} and longest={self.longest} must be ordered, and at most tokens={self.tokens} and "
                 f"n_positions={self.n_positions}"
             )
+        return self
 
     @property
     def steps(self) -> int:

@@ -11,7 +11,6 @@ get exactly the teacher's vectors. Short texts are those that fit the teacher's 
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, config: Dis
         "teacher": teacher.folder.resolve().name,
         "teacher_sha256": fingerprint(teacher),
         "attention": config.attention,
-        "options": asdict(config)["options"],
+        "options": config.options,
         "n_positions": config.n_positions,
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")

@@ -6,8 +6,7 @@ texts are near each other.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from models.training.distillation.batches import cut_into_batches, padded
 from models.training.distillation.objectives import Embedder
 
-LENGTHS = (32, 64, 128, 256, 512)  # upper limits, in tokens, of the ranges of length that are evaluated
 TOKENS = 8_192  # largest number of tokens in a batch
 BEYOND = (1_024, 2_048, 4_096, 8_192)  # lengths in tokens, beyond the teacher's limit, that are evaluated
 BEYOND_TEXTS = 6  # maximum number of texts for each length in BEYOND
@@ -71,36 +69,13 @@ def by_kind(ours: Tensor, teachers: Tensor, kinds: Sequence[str]) -> dict[str, L
     return {kind: likeness(ours[rows], teachers[rows]) for kind, rows in groups.items()} | {"all": likeness(ours, teachers)}
 
 
-def by_length(ours: Tensor, teachers: Tensor, lengths: Sequence[int]) -> dict[str, Likeness]:
-    """Return the likeness for each range of lengths in LENGTHS that has texts. `lengths` has the number of tokens of each row."""
-    found, least = {}, 0
-    for most in LENGTHS:
-        if rows := [i for i, length in enumerate(lengths) if least < length <= most]:
-            found[f"{least + 1} to {most}"] = likeness(ours[rows], teachers[rows])
-        least = most
-    return found
-
-
-def beyond(
-    teacher: Embedder, student: Embedder, long_texts: Callable[[int], Sequence[Sequence[int]]], *, limit: int
-) -> dict[str, dict[str, Any]]:
-    """Return the likeness on texts of N tokens, for each N in BEYOND that the student supports. The keys are N as a string.
-
-    Three embeddings are compared pairwise: the student's, the teacher's (with repeated positions), and the mean of the teacher's
-    embeddings of pieces of `limit` tokens. `long_texts(N)` returns token ids of texts cut to N tokens.
+def beyond(teacher: Embedder, student: Embedder, long_texts: Callable[[int], Sequence[Sequence[int]]]) -> dict[str, Likeness]:
+    """Return the likeness on texts of N tokens to the teacher with repeated positions, for each N in BEYOND that the student supports. The
+    keys are N as a string. `long_texts(N)` returns token ids of texts cut to N tokens.
     """
-    found = {}
-    for N in BEYOND:
-        if student.encoder.config.n_positions < N or not (rows := texts_of(N, long_texts(N))[:BEYOND_TEXTS]):
-            continue
-        ours, teachers = embed(student, rows), embed(teacher, rows)
-        pieces = torch.stack([_mean_of_pieces(teacher, row, limit) for row in rows])
-        found[str(N)] = {
-            "teacher": asdict(likeness(ours, teachers)),
-            "pieces": asdict(likeness(ours, pieces)),
-            "teacher_to_pieces": asdict(likeness(teachers, pieces)),
-        }
-    return found
+    lengths = [N for N in BEYOND if student.encoder.config.n_positions >= N]
+    texts = {N: texts_of(N, long_texts(N))[:BEYOND_TEXTS] for N in lengths}
+    return {str(N): likeness(embed(student, rows), embed(teacher, rows)) for N, rows in texts.items() if rows}
 
 
 def texts_of(N: int, rows: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -112,11 +87,3 @@ def texts_of(N: int, rows: Sequence[Sequence[int]]) -> list[list[int]]:
             made.append([row[0], *inner[: N - 2], row[-1]])
             inner = []
     return made
-
-
-def _mean_of_pieces(teacher: Embedder, row: Sequence[int], limit: int) -> Tensor:
-    """Return the normalised mean embedding of the row's pieces of at most `limit` tokens. Each piece has the row's special tokens."""
-    first, last, inner = row[0], row[-1], row[1:-1]
-    starts = range(0, len(inner), limit - 2)
-    pieces = [[first, *inner[start : start + limit - 2], last] for start in starts]
-    return torch.nn.functional.normalize(embed(teacher, pieces).mean(0), dim=0)

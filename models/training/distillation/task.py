@@ -21,15 +21,14 @@ from torch.optim import AdamW
 from models.checkpoints.own import CARD
 from models.checkpoints.published import load_checkpoint
 from models.folders.folder import in_sentences, read_tokenizer
-from models.training.cards import render
+from models.training.cards import MB, Card, collected, render, table
 from models.training.config import Budget
 from models.training.corpus import SOURCES
 from models.training.curves import Curve, Panel, draw
 from models.training.distillation.batches import TextBatches, tokenize
-from models.training.distillation.card import CURVE, distillation_card
 from models.training.distillation.config import DistillationConfig
-from models.training.distillation.delta import read_student, write_delta
-from models.training.distillation.evaluation import beyond, by_kind, by_length, embed, likeness
+from models.training.distillation.delta import SOFTMAX_TOKENS, read_student, write_delta
+from models.training.distillation.evaluation import beyond, by_kind, embed, likeness
 from models.training.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
 from models.training.distillation.pieces import cut
 from models.training.distillation.student import new_parameters, reading, with_attention
@@ -110,7 +109,7 @@ class DistillationTask(Task):
         batches, named = self.batches, dict(self.student.encoder.named_parameters())
         return {
             "teacher_name": _name(self.source.folder),
-            "config": asdict(self.config),
+            "config": self.config.model_dump(mode="json"),
             "data": {"texts": len(batches.rows), "tokens": sum(map(len, batches.rows)), "batches": len(batches.batches)},
             "teacher_tokens": self.source.config.n_positions,
             "new_parameters": sum(parameter.numel() for name, parameter in named.items() if name in self.new),
@@ -129,27 +128,63 @@ class DistillationTask(Task):
             Curve("rank correlation of pair similarities", evaluations, lambda point: 1 - point["ranks"], colour=1),
         ]
         panels = [Panel("step", "loss of training text", loss), Panel("step", "held-out text: 1 - likeness", likeness)]
-        draw(panels, out / CURVE, title=f"{self.name}: {self.config.attention} {dict(self.config.options)}")
+        draw(panels, out / "curve.png", title=f"{self.name}: {self.config.attention} {self.config.options}")
 
     def finish(self, out: Path, report: Report) -> str:
         report["delta_bytes"] = write_delta(out, self.source, self.student.encoder, self.config)
         written = Embedder(read_student(out, self.source), self.teacher.pooling)
         ours, teachers = embed(written, self.held_out), embed(self.teacher, self.held_out)
         kinds = by_kind(ours, teachers, [piece.kind for piece in self.pieces])
-        lengths = by_length(ours, teachers, [len(row) for row in self.held_out])
-        report["likeness"] = {
-            "kinds": {name: asdict(found) for name, found in kinds.items()},
-            "lengths": {name: asdict(found) for name, found in lengths.items()},
-        }
         long = [piece for piece in self.pieces if piece.kind == "long"]
-        report["beyond"] = beyond(
-            self.teacher, written, lambda N: tokenize(long, self.tokenizer, longest=N), limit=self.source.config.n_positions
-        )
+        further = beyond(self.teacher, written, lambda N: tokenize(long, self.tokenizer, longest=N))
+        report["likeness"] = {"kinds": {name: asdict(found) for name, found in kinds.items()}}
+        report["beyond"] = {N: asdict(found) for N, found in further.items()}
         sources = json.loads((self.data / SOURCES).read_text()) | {"kinds": {"train": self.kinds}}
         (out / SOURCES).write_text(json.dumps(sources, indent=1) + "\n")
-        (out / CARD).write_text(render(distillation_card(report, sources), report), encoding="utf-8")
+        (out / CARD).write_text(render(_card(report, sources), report), encoding="utf-8")
         found = kinds["all"]
         return f"mean cosine {found.cosine:.4f}, rank correlation {found.ranks:.4f} on held-out text"
+
+
+def _card(report: Report, sources: Report) -> Card:
+    config, name, limit = report["config"], report["name"], report["teacher_tokens"]
+    changed = "changes of the blocks' weights too" if config["end_rate"] > 0 else "nothing of the teacher is changed"
+    served = f" A bundle in fp32 computes texts of up to {min(SOFTMAX_TOKENS, limit):,} tokens with the teacher's softmax attention."
+
+    def likenesses(of: str, found: Report) -> str:
+        rows = [(key, str(one["texts"]), *(f"{one[figure]:.4f}" for figure in ("cosine", "lowest", "ranks"))) for key, one in found.items()]
+        return table((of, "texts", "mean cosine", "lowest", "rank correlation"), rows)
+
+    return Card(
+        tags=["sentence-similarity", "distillation", "linear-attention"],
+        about=f"""{report["teacher_name"]} with another attention: `{config["attention"]}` in every block,
+and {config["n_positions"]:,} positions where the teacher has {limit:,}; those beyond are the teacher's again from the
+beginning, t mod {limit}. Its cost grows with the length of a text, not with its square. This folder holds the difference to the teacher,
+{report["delta_bytes"] / MB:.1f} MB: {report["new_parameters"]:,} new parameters; {changed}.
+The teacher's weights come from where they are published.""",
+        before=[f"python -m models.training assemble --teacher TEACHER --delta THIS_FOLDER --out out/{name}"],
+        checkpoint=f"out/{name}",
+        figures=[
+            f"""## Likeness to the teacher
+
+Held-out texts, cut at the teacher's {limit:,} tokens. *Cosine*: of the two embeddings of a text. *Rank correlation*: Spearman's, of the
+similarities of all pairs of the texts.{served if config["end_rate"] == 0 else ""}
+
+{likenesses("kind", report["likeness"]["kinds"])}
+
+![Loss and likeness against steps](curve.png)""",
+            f"""## Beyond {limit:,} tokens
+
+There the student is compared with the teacher's softmax attention with the same repeated positions. Texts that are too short are joined.
+
+{likenesses("tokens", report["beyond"])}""",
+        ],
+        data=collected(sources),
+        limits=[
+            "It imitates its teacher, faults included, and is made for English: of other scripts it mostly reads single letters.",
+            f"Most of its training text is code and its documentation, in texts of up to {config['longest']:,} tokens.",
+        ],
+    )
 
 
 def distill(teacher_folder: Path, data: Path, out: Path, config: DistillationConfig, console: Console) -> bool:

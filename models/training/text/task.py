@@ -23,16 +23,14 @@ from models.attention.linear.random_features import redraw_features
 from models.checkpoints.decoder import load_decoder, save_decoder
 from models.checkpoints.own import CARD
 from models.decoder.model import Decoder, DecoderConfig
-from models.training.cards import Card, render
+from models.training.cards import Card, collected, render, table
 from models.training.config import ConfigError, TrainingConfig
 from models.training.corpus import SOURCES, Tokens
-from models.training.curves import draw_runs
+from models.training.curves import draw_bits
 from models.training.optimisation import learning_rate, optimizer_of, untrained
 from models.training.task import Loss, Progress, Report, Task
-from models.training.text.card import text_card
 from models.training.text.evaluation import evaluate, first
 from models.training.text.packing import Packing
-from models.training.text.samples import continuations
 
 WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -89,14 +87,14 @@ class TextTask(Task):
         }
 
     def plot(self, report: Report, out: Path) -> None:
-        draw_runs({self.name: report}, out / "loss.png", title=self.name)
+        draw_bits(report, out / "loss.png")
 
     def finish(self, out: Path, report: Report) -> str:
         self.save(out, self.model.cpu().to(WEIGHTS[self.config.weights]))
         written = load_decoder(out, dtype=torch.float32).model.to(self.device)
         report["held_out"] = self._bits_per_byte(written)
         (out / SOURCES).write_text(json.dumps(self.tokens.sources, indent=1) + "\n")
-        (out / CARD).write_text(render(self.card(out, written, report), report), encoding="utf-8")
+        (out / CARD).write_text(render(self.card(report), report), encoding="utf-8")
         return f"{report['held_out']['carried']['overall']:.3f} bits per byte of held-out text"
 
     def save(self, out: Path, model: Decoder) -> None:
@@ -107,9 +105,36 @@ class TextTask(Task):
         tokenizer = self.tokens.tokenizer_file.read_text(encoding="utf-8")
         save_decoder(out, model, tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end)
 
-    def card(self, out: Path, model: Decoder, report: Report) -> Card:
-        samples = continuations(model, self.tokens.tokenizer_file, end_of_text=self.tokens.end_of_text)
-        return text_card(report, self.tokens.sources, samples)
+    def card(self, report: Report) -> Card:
+        config, model, held_out = report["config"], report["config"]["model"], report["held_out"]
+        layers = model["layers"] if isinstance(model["layers"], str) else ", ".join(model["layers"])
+        windows = held_out["windows"]
+        rows = [(name, f"{bits:.3f}", f"{windows['packages'][name]:.3f}") for name, bits in held_out["carried"]["packages"].items()]
+        rows.append(("**all**", f"**{held_out['carried']['overall']:.3f}**", f"**{windows['overall']:.3f}**"))
+        return Card(
+            tags=["python", "text-generation"],
+            languages=["code", "en"],
+            about=f"""A decoder of {report["parameters"] / 1e6:.2f} million parameters that continues Python source:
+{model["n_layers"]} blocks of width {model["d_model"]}, {model["n_heads"]} heads, layers `{layers}`; byte-level BPE with
+{config["vocab_size"]:,} tokens. Weights in {config["weights"]}.
+
+Intended use: trying out and testing a server of constant-size states. It is far too small to help with programming.""",
+            figures=[
+                f"""## Bits per byte
+
+Of {held_out["bytes"]:,} bytes in packages of which nothing was trained on. *Carried*: the past of the whole document. *Windows*: no more of
+it than in training, {config["context"]} tokens at most.
+
+{table(("package", "carried", "windows"), rows)}
+
+![Bits per byte against tokens and minutes](loss.png)"""
+            ],
+            data=collected(self.tokens.sources),
+            limits=[
+                f"It was trained on sequences of {config['context']} tokens and did not learn to use text from further back.",
+                "It invents names that do not exist, may repeat training text, and does not follow instructions.",
+            ],
+        )
 
     def _bits_per_byte(self, model: Decoder) -> dict[str, Any]:
         """Evaluate all held-out text: `carried` keeps the state in a document, `windows` resets it every `context` tokens."""

@@ -1,4 +1,4 @@
-"""Pictures as text: what is written is what scikit-learn has, and training on it ends in a checkpoint that draws."""
+"""Pictures as text: what is written is what scikit-learn has, and training on it ends in a checkpoint."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from PIL import Image
 from rich.console import Console
 from sklearn.datasets import load_digits
 from tokenizers import Tokenizer
@@ -140,17 +139,11 @@ def test_bits_per_byte_are_bits_per_pixel(tokens: Tokens, trained: Path) -> None
     assert stated == pytest.approx(1, abs=0.2)
 
 
-def test_the_checkpoint_draws_what_it_was_asked_for(trained: Path, tokens: Tokens) -> None:
+def test_the_checkpoint_says_what_it_draws(trained: Path, tokens: Tokens) -> None:
     loaded = load_decoder(trained)
     assert loaded.image == tokens.image
     tokenizer = Tokenizer.from_file(str(loaded.tokenizer_file))
     assert tokenizer.encode("1").ids == [tokens.end_of_text, tokenizer.token_to_id("1")], "as every picture began in training"
-    sheet = np.asarray(Image.open(trained / "samples.png"))
-    tile, gap, enlarged = (3 + 2) * 3, 2 * 3, 3
-    assert sheet.shape == (4 * (2 + 2) * 3, 2 * tile)
-    shown = sheet[gap + 1 :: enlarged, :][:2, 1::enlarged]  # the first row of pictures, a sample for each pixel
-    dark, bright = shown[:, 2:5], shown[:, 7:10]
-    assert dark.mean() < 100 < bright.mean()
 
 
 def test_the_card_of_pictures(trained: Path) -> None:
@@ -160,7 +153,6 @@ def test_the_card_of_pictures(trained: Path) -> None:
         "draws 3x2 pictures",
         "bits per pixel (bits/dim)",
         "| digit 1 |",
-        "](samples.png)",
         "CC BY 4.0",
         "BSD-3-Clause",
         "/v1/images/generations",

@@ -1,6 +1,5 @@
 """python -m tests.models.training.distillation.killed TEACHER DATA OUT CONFIG STEP: a distillation that kills itself after a step."""
 
-import json
 import os
 import signal
 import sys
@@ -23,7 +22,7 @@ def main(teacher: str, data: str, out: str, config: str, step: str) -> None:
         return learning_rates(task, now, share)
 
     DistillationTask.learning_rates = and_kill  # type: ignore[method-assign]
-    distill(Path(teacher), Path(data), Path(out), DistillationConfig(**json.loads(config)), Console(quiet=True))
+    distill(Path(teacher), Path(data), Path(out), DistillationConfig.model_validate_json(config), Console(quiet=True))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def test_the_losses_of_a_seed(made: Path) -> None:
 def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
     made: Path, teacher: Path, data: Path, tmp_path: Path, plan: DistillationConfig
 ) -> None:
-    arguments = [str(teacher), str(data), str(tmp_path / "killed"), json.dumps(asdict(plan)), "21"]
+    arguments = [str(teacher), str(data), str(tmp_path / "killed"), plan.model_dump_json(), "21"]
     command = [sys.executable, "-m", "tests.models.training.distillation.killed", *arguments]
     assert subprocess.run(command, check=False, timeout=600).returncode == -signal.SIGKILL
     assert newest(tmp_path / "killed" / "checkpoints").name == "step-000018"
@@ -65,7 +64,7 @@ def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
 
 def test_a_folder_begun_with_another_plan_is_refused(made: Path, teacher: Path, data: Path, plan: DistillationConfig) -> None:
     with pytest.raises(ResumeError, match="has a run with another config: seed"):
-        distill(teacher, data, made, replace(plan, seed=1), Console(quiet=True))
+        distill(teacher, data, made, plan.model_copy(update={"seed": 1}), Console(quiet=True))
 
 
 def test_teacher_and_difference_make_a_checkpoint_that_reads_longer_texts(made: Path, teacher: Path, tmp_path: Path) -> None:
