@@ -24,11 +24,6 @@ class Precision(StrEnum):
     as_stored_rough = "as-stored-rough"
 
 
-class Runtime(StrEnum):
-    onnxruntime = "onnxruntime"
-    torch = "torch"
-
-
 @app.command()
 def export(
     out: Annotated[Path, typer.Option(help="Bundle directory to write; an older bundle there is replaced at the end.", show_default=False)],
@@ -142,11 +137,10 @@ def attention(
         raise typer.BadParameter("give either --bundle FOLDER or --checkpoint FOLDER, not both")
     with needing("figures"):
         from export.maps import heatmaps
-        from export.maps.from_bundle import maps_of_bundle
+        from export.maps.of_text import maps_of_bundle, maps_of_checkpoint
     if checkpoint:
         with needing("export"):
-            from export.maps.from_checkpoint import maps_of_checkpoint
-        maps = maps_of_checkpoint(checkpoint, text)
+            maps = maps_of_checkpoint(checkpoint, text)
     else:
         assert bundle is not None
         maps = maps_of_bundle(bundle, text)
@@ -170,8 +164,6 @@ def compare(
     longest: Annotated[int, typer.Option(min=64, help="Largest length N; all of 64, 128, .. up to it are measured.")] = 16_384,
     seconds: Annotated[float, typer.Option(min=0.01, help="Duration of the repeated runs at one N.")] = 0.5,
     memory_gib: Annotated[float, typer.Option(min=0.1, help="A length N that would need more is left out.")] = 6,
-    runtime: Annotated[Runtime, typer.Option(help="onnxruntime measures the exported graphs, torch the layers.")] = Runtime.onnxruntime,
-    docs: Annotated[Path | None, typer.Option(help="Folder for a short compare.md and the pictures.")] = None,
 ) -> None:
     """Measure all attention mechanisms under the same conditions, and write one page about them.
 
@@ -179,20 +171,16 @@ def compare(
     """
     with needing("figures"):
         from export.comparison import mechanisms, page, run
-        from export.comparison.plan import LENGTHS, ComparisonPlan, GiB
     names = mechanisms.chosen(only)
-    lengths = tuple(N for N in LENGTHS if longest >= N)
-    plan = ComparisonPlan(lengths=lengths, seconds=seconds, memory_bytes=int(memory_gib * GiB), runtime=runtime.value)
+    lengths = tuple(N for N in run.LENGTHS if longest >= N)
+    plan = run.ComparisonPlan(lengths=lengths, seconds=seconds, memory_bytes=int(memory_gib * run.GiB))
     try:
         with progress_bar() as show:
             results = run.run(names, plan, out, show)
     except KeyboardInterrupt:
         console.print(f"stopped; the same command continues with the results in {out}")
         raise typer.Exit(130) from None
-    found = {result.name: result for result in results}
-    console.print(f"[green]{page.write(found, plan, out)}[/green]", soft_wrap=True)
-    if docs is not None:
-        page.write_summary(found, plan, docs)
+    console.print(f"[green]{page.write({result.name: result for result in results}, plan, out)}[/green]", soft_wrap=True)
     if failed := [result for result in results if result.failure]:
         for result in failed:
             console.print(f"[bold red]{result.name}[/bold red]: {escape(str(result.failure))}", highlight=False, soft_wrap=True)

@@ -8,22 +8,17 @@ import torch
 from torch import Tensor
 
 from export.comparison.mechanisms import build, is_attention
-from export.comparison.plan import ComparisonPlan
-from export.comparison.results import Rank
 from models.attention.layers.mechanism import Mechanism
 from models.maps.matrix import attention_matrix
-from models.maps.rank import effective_rank, numerical_rank
+from models.maps.rank import effective_rank
 
 
-def ranks(name: str, plan: ComparisonPlan) -> list[Rank]:
-    """Return the ranks of the effective matrix for each head width D_k, with D = H D_k. Returns [] for layers that are not attention."""
+def ranks(name: str, N: int, widths: tuple[int, ...], n_heads: int) -> dict[int, float]:
+    """Return the mean effective rank of the effective matrix (N, N) for each head width D_k, with D = H D_k. {} if it is no attention."""
     if not is_attention(name):
-        return []
-    found = []
-    for d_head in plan.rank_widths:
-        A = matrix(name, plan.rank_length, d_model=plan.n_heads * d_head, n_heads=plan.n_heads)
-        found.append(Rank(d_head=d_head, numerical=_mean(numerical_rank(A)), effective=_mean(effective_rank(A))))
-    return found
+        return {}
+    found = {width: matrix(name, N, d_model=n_heads * width, n_heads=n_heads) for width in widths}
+    return {width: float(effective_rank(A).double().mean()) for width, A in found.items()}
 
 
 def matrix(name: str, N: int, *, d_model: int, n_heads: int) -> Tensor:
@@ -33,12 +28,11 @@ def matrix(name: str, N: int, *, d_model: int, n_heads: int) -> Tensor:
     return attention_matrix(layer, _tokens(1, N, d_model))[0]
 
 
-def layers_to_reach(name: str, plan: ComparisonPlan) -> int:
+def layers_to_reach(name: str, N: int, d_model: int, n_heads: int) -> int:
     """Return how many layers, stacked with residual connections, are needed until every output depends on every token, or for causal layers
     on every earlier token. Returns 0 if no number of layers is enough.
     """
-    N, D = plan.rank_length, plan.d_model
-    met = (matrix(name, N, d_model=D, n_heads=plan.n_heads) != 0).any(0) if is_attention(name) else _reference_support(name, N, D)
+    met = (matrix(name, N, d_model=d_model, n_heads=n_heads) != 0).any(0) if is_attention(name) else _dependencies(name, N, d_model)
     step = met | torch.eye(N, dtype=torch.bool)
     causal = not step.triu(1).any()
     wanted = torch.ones(N, N, dtype=torch.bool).tril() if causal else torch.ones(N, N, dtype=torch.bool)
@@ -51,11 +45,9 @@ def layers_to_reach(name: str, plan: ComparisonPlan) -> int:
     return layers
 
 
-def _reference_support(name: str, N: int, D: int) -> Tensor:
-    """Return a bool matrix (N, N): entry [i, j] is True if output i depends on token j.
-
-    It is computed from gradients, because a finite difference would lose a small influence in rounding.
-    """
+def _dependencies(name: str, N: int, D: int) -> Tensor:
+    """Return a bool matrix (N, N): entry [i, j] is True if output i depends on token j, by gradients: a finite difference would lose
+    a small influence in rounding."""
     layer = build(name, D, 1, longest=N, short=True).double()
     x = _tokens(1, N, D).requires_grad_()
     y = layer(x, torch.ones(1, N, dtype=torch.bool))[0]
@@ -66,7 +58,3 @@ def _reference_support(name: str, N: int, D: int) -> Tensor:
 
 def _tokens(B: int, N: int, D: int) -> Tensor:
     return torch.randn(B, N, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.double().mean())

@@ -1,35 +1,61 @@
 """The compared mechanisms: every layer of LAYERS, and a convolution and a recurrent network, which Vaswani et al. 2017 compare too."""
 
 import inspect
-import re
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from export.comparison.convolution import Convolution
-from export.comparison.recurrent import Recurrent
 from export.errors import ExportError
-from models.attention.layers.mechanism import Mechanism, Sizes
+from export.graphs.encoder_decoder import OnnxGru
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples, Mechanism, Sizes
 from models.layers import LAYERS
+
+
+class Convolution(Mechanism):
+    """y_i = sum_{|δ| <= k / 2} W_δ x_{i+δ} + b,   W_δ (D, D): x (B, N, D), bool mask (B, N) -> (B, N, D)."""
+
+    capabilities = Capabilities(cross=False, ordered=True, averages=False, weights="none")
+    cost = Cost("O(k N D²)", lambda N, s: s.kernel * N * s.D * s.D, ComplexityRow("convolution k", "O(N / k)"))
+    examples = Examples(large={"kernel": 7}, varied=("kernel", (3, 7, 15, 31)))
+
+    def __init__(self, d_model: int, n_heads: int, *, kernel: int = 7) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(d_model, d_model, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor, key_mask: Tensor) -> Tensor:
+        return self.conv((x * key_mask[..., None]).mT).mT
+
+
+class Recurrent(Mechanism):
+    """A gated recurrent unit (Cho et al. 2014, arXiv:1406.1078): x (B, N, D), bool mask (B, N) -> (B, N, D)."""
+
+    capabilities = Capabilities(cross=False, ordered=True, averages=False, weights="none")
+    cost = Cost("O(N D²)", lambda N, s: 6 * N * s.D * s.D, ComplexityRow("recurrent", "O(N)", "O(N)"))
+
+    def __init__(self, d_model: int, n_heads: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(d_model, d_model, batch_first=True)
+
+    def forward(self, x: Tensor, key_mask: Tensor) -> Tensor:
+        gru = OnnxGru(self.gru) if torch.compiler.is_exporting() else self.gru
+        y: Tensor = gru(x * key_mask[..., None])[0]
+        return y
+
 
 EVERYTHING: dict[str, type[Mechanism]] = {**LAYERS, "convolution": Convolution, "recurrent": Recurrent}
 
 
 def is_attention(name: str) -> bool:
-    """Return False for the convolution and the recurrent network, True for all others."""
     attends: bool = EVERYTHING[name].capabilities.weights != "none"
     return attends
 
 
 def options(name: str, *, longest: int, short: bool = False) -> dict[str, Any]:
-    """Return keyword arguments for the constructor of the layer `name`: its `examples.large`, and with `short` also its `examples.short`,
-    which suit about 64 tokens.
-
-    If the layer has the option n_positions, this is set to `longest`.
+    """Return keyword arguments for the layer's constructor: its `examples.large`, with `short` also its `examples.short`, which suit about
+    64 tokens, and n_positions = `longest` if it has that option.
     """
     kind = EVERYTHING[name]
     room = {"n_positions": longest} if "n_positions" in inspect.signature(kind).parameters else {}
@@ -63,24 +89,3 @@ def chosen(names: str) -> tuple[str, ...]:
     if unknown := sorted(set(wanted) - EVERYTHING.keys()):
         raise ExportError(f"{unknown[0]!r} is not a mechanism; choose from {', '.join(EVERYTHING)}")
     return tuple(name for name in EVERYTHING if name in wanted or not wanted)
-
-
-@dataclass(frozen=True)
-class Words:
-    """The parts of the docstring of a mechanism's file, for the page."""
-
-    title: str
-    body: str  # the rest of the docstring, unchanged: formulas, paper and cost
-    paper: str  # arXiv number of the first paper that the docstring names, or ""
-
-
-def words(name: str) -> Words:
-    text = inspect.getdoc(sys.modules[EVERYTHING[name].__module__]) or ""
-    title, _, body = text.partition("\n")
-    found = re.search(r"arXiv:(\d{4}\.\d{4,5})", body)
-    return Words(title.strip(), body.strip("\n"), found[1] if found else "")
-
-
-def source(name: str) -> str:
-    """Return the source code of the file that defines the mechanism."""
-    return inspect.getsource(sys.modules[EVERYTHING[name].__module__])

@@ -1,4 +1,4 @@
-"""Computes the rank of a matrix of attention weights: the numerical rank, and the effective rank.
+"""Computes the effective rank of a matrix of attention weights.
 
 φ(Q) φ(K)ᵀ is a product of matrices with D_φ columns (D_k for elu + 1), so its rank is at most D_φ for any length of the text.
 softmax(Q Kᵀ) generally has the full rank N. With a causal mask both have full rank, as they become triangular with a positive
@@ -7,14 +7,6 @@ diagonal.
 
 import torch
 from torch import Tensor
-
-
-def numerical_rank(matrix: Tensor, *, rtol: float = 1e-9) -> Tensor:
-    """Return the number of singular values above rtol times the largest, computed in float64: (.., N, N_k) -> (..) int64.
-
-    The default is for a matrix in float64. Use 1e-5 for one that was computed in float32, whose rounding errors have full rank.
-    """
-    return torch.linalg.matrix_rank(matrix.double(), rtol=rtol)
 
 
 def effective_rank(matrix: Tensor) -> Tensor:

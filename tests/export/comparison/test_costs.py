@@ -1,10 +1,10 @@
-"""Every layer is compared, with a stated cost, words of its own, and options that it takes."""
+"""Every layer is compared, with a stated cost, and options that it takes."""
 
 import inspect
 
 import pytest
 
-from export.comparison.mechanisms import EVERYTHING, chosen, is_attention, options, words, work
+from export.comparison.mechanisms import EVERYTHING, chosen, is_attention, options, work
 from export.errors import ExportError
 from models.layers import LAYERS
 from tests.cases import in_one_test
@@ -30,19 +30,6 @@ def test_a_cost_grows_with_the_length(name: str) -> None:
 @in_one_test("name", EVERYTHING)
 def test_options_are_those_of_the_constructor(name: str, short: bool) -> None:
     assert options(name, longest=64, short=short).keys() <= inspect.signature(EVERYTHING[name]).parameters.keys()
-
-
-@in_one_test("name", EVERYTHING)
-def test_every_mechanism_says_what_it_computes_and_at_what_cost(name: str) -> None:
-    told = words(name)
-    assert told.title.endswith((".", ":", ","))
-    assert "=" in told.body or "equation" in told.body.lower() or "softmax over" in told.body
-
-
-def test_papers_are_those_of_the_docstrings() -> None:
-    assert words("softmax").paper == "1706.03762"
-    assert words("gated_delta").paper == "2412.06464"
-    assert words("recurrent").paper == "1406.1078"
 
 
 def test_mechanisms_are_chosen_by_name_in_their_order() -> None:

@@ -3,22 +3,19 @@
 import pytest
 
 from export.comparison import matrices
-from export.comparison.plan import ComparisonPlan
 
-PLAN = ComparisonPlan(d_model=16, n_heads=2, lengths=(64,), rank_length=33, rank_widths=(4, 8))
+N, D, H = 33, 16, 2
 
 
-@pytest.mark.parametrize(("name", "widths"), [("linear", [4, 8]), ("softmax", [33, 33]), ("causal_linear", [33, 33])])
-def test_numerical_ranks(name: str, widths: list[int]) -> None:
-    """The width of the map; all; all."""
-    found = matrices.ranks(name, PLAN)
-    assert [rank.d_head for rank in found] == [4, 8]
-    assert [rank.numerical for rank in found] == widths
-    assert all(1 <= rank.effective <= rank.numerical + 1e-9 for rank in found)
+@pytest.mark.parametrize(("name", "most"), [("linear", [4, 8]), ("softmax", [N, N]), ("causal_linear", [N, N])])
+def test_a_rank_is_at_most_the_width_of_a_feature_map(name: str, most: list[int]) -> None:
+    found = matrices.ranks(name, N, (4, 8), H)
+    assert list(found) == [4, 8]
+    assert all(1 <= rank <= limit + 1e-9 for rank, limit in zip(found.values(), most, strict=True))
 
 
 def test_what_is_no_attention_has_no_rank() -> None:
-    assert matrices.ranks("convolution", PLAN) == []
+    assert matrices.ranks("convolution", N, (4, 8), H) == {}
 
 
 @pytest.mark.parametrize(
@@ -37,4 +34,4 @@ def test_what_is_no_attention_has_no_rank() -> None:
     ],
 )
 def test_how_many_layers_it_takes_until_all_tokens_have_met(name: str, layers: int) -> None:
-    assert matrices.layers_to_reach(name, PLAN) == layers
+    assert matrices.layers_to_reach(name, N, D, H) == layers

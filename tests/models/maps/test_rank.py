@@ -1,4 +1,4 @@
-"""The two measures of the rank of a matrix."""
+"""The effective rank of a matrix."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.maps.rank import effective_rank, numerical_rank
+from models.maps.rank import effective_rank
 from tests.cases import in_one_test
 
 
@@ -17,9 +17,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 @in_one_test("rank", [1, 3, 8])
 def test_a_product_through_few_numbers_has_their_rank(rank: int) -> None:
     matrix = normal(4, 20, rank) @ normal(4, rank, 30, seed=1)
-    assert numerical_rank(matrix).tolist() == [rank] * 4
     assert (effective_rank(matrix) <= rank + 1e-9).all()
-    assert numerical_rank(matrix.float(), rtol=1e-5).tolist() == [rank] * 4
 
 
 def test_effective_rank_counts_equal_dimensions_and_discounts_small_ones() -> None:
@@ -29,4 +27,4 @@ def test_effective_rank_counts_equal_dimensions_and_discounts_small_ones() -> No
     assert float(effective_rank(halves)) == pytest.approx(math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25)))
     assert float(effective_rank(1e-9 * halves)) == pytest.approx(float(effective_rank(halves)))
     nothing = torch.zeros(3, 4)
-    assert (int(numerical_rank(nothing)), float(effective_rank(nothing))) == (0, 0.0)
+    assert float(effective_rank(nothing)) == 0.0
