@@ -1,7 +1,5 @@
-"""Exports a checkpoint folder, or a GGUF file, as a bundle: load, trace, optimise, check, then write golden examples and the manifest.
-
-The bundle is written to a hidden directory inside the target's parent, which is renamed to the target at the end. So a bundle is complete
-or absent, and a failed export leaves the previous bundle in place.
+"""Exports a checkpoint folder, or a GGUF file, as a bundle: load, trace, optimise, check, then write golden examples and the manifest. The
+bundle is written beside the target, which it replaces at the end, so a bundle is complete or absent.
 """
 
 import shutil
@@ -18,7 +16,7 @@ from export.folder import checked_name, files_of, now, replacing, tools
 from export.graphs.onnx_file import describe, optimise
 from export.kinds.exporter import Exporter, Files, Options, Progress
 from export.kinds.load import load
-from export.maps.attention_bundle import add_attention_graph
+from export.maps.attention_graph import add_attention_graph
 from models.checkpoints.description import build_encoder
 from models.checkpoints.gguf.file import gguf_file
 from models.checkpoints.gguf.unpack import unpack
@@ -50,16 +48,12 @@ def export_bundle(
 ) -> contract.Manifest:
     """Write the bundle `out`, replacing a bundle that exists there, and return its manifest.
 
-    `name` is the name that clients send as `model`; None means the name of the directory `out`. `min_cosine` is a limit for int8
-    encoders: the cosine between the graph's output and that of the fp32 torch model must reach it for every golden text. A decoder's bits
-    per byte are measured on the text `held_out`, or on built-in passages if it is None. `maps` adds a second graph, which returns attention
-    matrices, and `gpu` adds a graph for GPUs. `window` turns the softmax layers of a decoder into attention to this many tokens, with
-    which its state has a constant size; see `models/decoder/window.py`. `progress` is called with a step's name at its beginning, and in
-    long steps also with the fraction done (0 to 1). `check_template` is called with the source of a decoder's chat template before the slow
-    steps, and may raise ExportError.
+    `name` is what clients send as `model`; None: the name of `out`. `min_cosine`: the lowest cosine of an int8 encoder to fp32 torch on a
+    golden text. `held_out`: the text of a decoder's bits per byte; None: built-in passages. `maps` and `gpu` add graphs. `window`: how many
+    tokens a decoder's softmax layers attend to. `progress` is called with a step's name and, in long steps, the fraction done.
+    `check_template` is called with the source of a chat template and may raise ExportError.
 
-    Raises CheckpointError for an invalid checkpoint, CorpusError if `held_out` is a folder but not a data folder
-    (`models/training/corpus.py`), and ExportError for all other errors. After an error `out` is unchanged.
+    Raises CheckpointError, CorpusError if `held_out` is a folder but not a data folder, and ExportError. After an error `out` is unchanged.
     """
     options = Options(precision, attention, min_cosine, held_out, maps, gpu, window=window)
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):

@@ -4,7 +4,4 @@ from service.errors import AttnserveError
 
 
 class ExportError(AttnserveError, ValueError):
-    """A command of this package failed, and no bundle was written or changed.
-
-    The message states the problem, the measured value and its limit if a limit was exceeded, and what to do next.
-    """
+    """A command of this package failed, and no bundle was written or changed."""

@@ -21,9 +21,8 @@ def files_of(folder: Path) -> tuple[contract.File, ...]:
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """Yield a new directory and rename it to `out` at the end. After an error or Ctrl-C, remove it and leave `out` unchanged.
-
-    Raises ExportError if `out` exists and is neither a bundle nor an empty directory, so that nothing else is overwritten.
+    """Yield a new directory and rename it to `out` at the end. After an error or Ctrl-C, `out` is unchanged. Raises ExportError if `out`
+    exists and is neither a bundle nor an empty directory.
     """
     out = out.resolve()
     if out.exists() and not (out.is_dir() and ((out / contract.MANIFEST).is_file() or not any(out.iterdir()))):

@@ -64,10 +64,8 @@ def below_each_other(parts: Sequence[Blocks]) -> Blocks:
 
 
 def rounded(weights: Array, bits: int) -> Blocks:
-    """Round a matrix (M, K) to the nearest blocks without offsets.
-
-    The weight of a block that is furthest from zero becomes q = 0, which is exact, as in the format Q4_0 of GGUF files: the range of q has
-    one more value below `zero` than above.
+    """Round a matrix (M, K) to the nearest blocks without offsets. The weight of a block that is furthest from zero becomes q = 0, as in
+    Q4_0.
     """
     w = in_blocks(weights)
     furthest = np.take_along_axis(w, np.abs(w).argmax(axis=2, keepdims=True), axis=2)

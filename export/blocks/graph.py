@@ -1,13 +1,11 @@
 """Replaces the constant matrices of a graph by blocks: products become MatMulNBits, and tables are gathered as bytes.
 
-MatMulNBits with int8 products (accuracy_level 4) rounds activations to 8 bits, with a scale for each block. This alone changes half of a
-chat model's answers within 16 tokens. So activations are computed in two terms: x rounded by this operator, and the rest, which is rounded
-too. The products of both are added. They are two rows of one product, so the weights are read once. A rough graph has the first term only.
+MatMulNBits with int8 products (accuracy_level 4) rounds activations to 8 bits. So they are computed in two terms, x rounded by this
+operator and the rest, as two rows of one product. A rough graph has the first term only.
 
-The bits of a row must not depend on the other rows of its batch. MatMulNBits with 8 bits has this property. With 4 bits it has another
-kernel for a single row, whose sums differ in the last bits (docs/decisions.md). Two terms are never a single row. A rough graph that
-has products with 4 bits computes at least two tokens: a call of a single token gets a second one, which no row counts. Products after the
-choice of the wanted tokens may still have a single row, and so have 8 bits.
+The bits of a row must not depend on the other rows of its batch. With 4 bits, MatMulNBits has another kernel for a single row
+(docs/decisions.md). Two terms are never a single row. A rough graph with 4 bits computes at least two tokens. Products after the choice of
+the wanted tokens have 8 bits.
 """
 
 from collections.abc import Callable
@@ -30,9 +28,8 @@ INT8_PRODUCTS = 4  # MatMulNBits's `accuracy_level`: activations are rounded to 
 def with_blocks(model: ModelProto, choose: Choice, *, rough: bool = False) -> ModelProto:
     """Replace constant matrices by the blocks that `choose` returns. Changes `model`. If `rough`, activations are rounded to 8 bits.
 
-    These are the right inputs (K, M) of MatMul, for which `choose` receives the transposed matrix (M, K), and the tables (M, K) from which
-    Gather reads rows. A table that is a product's matrix too is stored once, in 8 bits. The matrices of a graph are recognised by their
-    values, because torch's exporter gives most of them new names. The graph has the inputs `tokens` and `wanted` of a decoder's step.
+    These are the right inputs (K, M) of MatMul, for which `choose` receives the transposed matrix (M, K), and the tables (M, K) of Gather.
+    A table that is a product's matrix too is stored once, in 8 bits. Matrices are recognised by their values.
     """
     rewriting = _Rewriting(model, choose, rough=rough)
     return with_nodes(model, rewriting.with_two_tokens([new for node in model.graph.node for new in rewriting.nodes_of(node)]))
@@ -125,10 +122,8 @@ class _Rewriting:
         return nodes if summands == [y] else [*nodes, _node("Sum", summands, y)]
 
     def _two_terms(self, x: str, K: int) -> list[NodeProto]:
-        """Return the nodes that make "x.terms" (2 B, .., K) from x (B, .., K): x, and below it x minus its rounded values. K is filled up
-        to whole blocks with zeros.
-
-        The product of a block with the identity matrix has the values to which the operator rounds the block.
+        """Return the nodes that make "x.terms" (2 B, .., K) from x (B, .., K), filled up to whole blocks: x, and below it x minus its
+        rounded values, which are the product of its blocks with the identity matrix.
         """
         one = self._constant("identity.q", (np.eye(BLOCK, dtype=np.uint8) + np.uint8(128))[:, None])
         scale = self._constant("identity.scales", np.ones((BLOCK, 1), np.float32))

@@ -1,7 +1,5 @@
-"""Products of a decoder's graph in 8-bit integers, with a scale for each token and one for each column of the weights.
-
-A product of whole integers is exact, so the bits of a row depend neither on its batch nor on how a prompt is cut. Blocks with a scale each
-(`graph.py`) are more accurate, but onnxruntime computes them row by row, so 8 rows take nearly 8 times as long as one.
+"""Products of a decoder's graph in 8-bit integers, with a scale for each token and one for each column of the weights. They are exact, so
+the bits of a row depend neither on its batch nor on how a prompt is cut, and 8 rows take less than 8 times as long as one.
 """
 
 from functools import partial
@@ -14,9 +12,8 @@ from export.int8.recipes import ColumnPeaks, per_token, with_nodes
 
 
 def with_integer_products(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int) -> ModelProto:
-    """Quantise all products with constant weights, and tables, to 8 bits. Changes `model`; the other arguments are those of `per_token`.
-
-    A table that is a product's matrix too is stored once, as that matrix. The other tables are stored in blocks.
+    """Quantise all products with constant weights, and tables, to 8 bits. Changes `model`. A table that is a product's matrix too is stored
+    once.
     """
     tied = {table: (product.input[0], product.output[0]) for table, product in tied_products(model).items()}
     made = per_token(model, peaks, weight_levels=weight_levels)

@@ -1,7 +1,5 @@
-"""Measures how near a decoder in a lower precision stays to the answers of its weights in fp32.
-
-The fp32 graph, which was compared with torch before, answers prompts greedily. Then both graphs read these answers, and their logits before
-each token are compared. The lower precision begins its own greedy answer with the same tokens exactly if these are its likeliest ones.
+"""Measures how near a decoder in a lower precision stays to the answers of its weights in fp32: the fp32 graph answers prompts greedily,
+both graphs read these answers, and their logits before each token are compared.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,10 +24,7 @@ Show = Callable[[float], None]  # called with the fraction of the work that is d
 
 
 class Fp32Answers:
-    """Prompts, as token ids, with fp32's greedy answers: up to TOKENS tokens, and up to a token that ends a text.
-
-    With limited positions, each prompt leaves at least FIRST of them.
-    """
+    """Prompts, as token ids, with fp32's greedy answers: up to TOKENS tokens, and up to a token that ends a text."""
 
     def __init__(self, fp32: Steps, prompts: Sequence[Sequence[int]], end_token_ids: Collection[int], show: Show) -> None:
         self._fp32 = fp32
@@ -90,8 +85,9 @@ def _read(steps: Steps, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> 
 
 
 def _fed(steps: Steps, texts: Sequence[Sequence[int]], longest: int, *, logits_of_all: bool) -> tuple[list[Values], States]:
-    """Return the logits (B, n, V) of each piece of the texts, with n = 1 unless `logits_of_all`, and the states after the texts, which have
-    slots for `longest` tokens."""
+    """Return the logits (B, n, V) of each piece of the texts, n = 1 unless `logits_of_all`, and the states after them, for `longest`
+    tokens.
+    """
     lengths = np.array([len(text) for text in texts])
     padded = np.zeros((len(texts), lengths.max()), np.int64)
     for row, text in zip(padded, texts, strict=True):

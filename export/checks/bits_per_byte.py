@@ -1,10 +1,8 @@
-"""Measures the bits per byte of a text under the graph that will be served, to show how much a lower precision loses.
+"""Measures the bits per byte of a text under the graph that will be served, as training does (models/training/text/evaluation.py).
 
-Training measures bits per byte by the same definition (models/training/text/evaluation.py), so its figures are comparable with those
-measured here. A document begins with the begin-of-text token and with an empty state. The state is kept for the whole document. If the
-model has limited positions, the document is cut into windows of that many tokens, and each window begins with an empty state. Every
-token of the document and the end token count once, and the sum of their bits is divided by the number of bytes of the text. A model
-without a begin-of-text token gets its end token at the beginning; if it has neither, the first token of a document is not predicted.
+A document begins with the begin-of-text token, or else the end token, and an empty state, which is kept for the whole document. With
+limited positions, it is cut into windows of that many tokens, each with an empty state. Every token after the first, and the end token,
+count once.
 """
 
 import hashlib
@@ -46,9 +44,8 @@ class HeldOutText:
 
 
 def read_text(path: Path) -> HeldOutText:
-    """Read a UTF-8 file as one document, or the held-out documents of a data folder (see models/training/corpus.py).
-
-    Raises ExportError for a file without text, and CorpusError for a folder that is not a data folder.
+    """Read a UTF-8 file as one document, or the held-out documents of a data folder. Raises ExportError for a file without text, and
+    CorpusError for a folder that is not a data folder.
     """
     if path.is_dir():
         return HeldOutText(path.resolve().name, tuple(document.text for document in read_texts(path, "held_out")))
@@ -92,8 +89,7 @@ def _encoded(tokenizer: Tokenizer, text: HeldOutText) -> list[list[int]]:
 
 
 def _windows(tokens: Ids, n_positions: int | None) -> list[Ids]:
-    """Cut a document into windows of `n_positions` inputs and one last target. Windows overlap by one token, so
-    each token of the document but the first is predicted once."""
+    """Cut a document into windows of `n_positions` inputs and a last target, so that each token but the first is predicted once."""
     longest = n_positions or len(tokens)
     return [tokens[start : start + longest + 1] for start in range(0, max(len(tokens) - 1, 1), max(longest, 1))]
 

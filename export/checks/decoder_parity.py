@@ -1,8 +1,5 @@
-"""Compares a decoder's step graph with torch, and the graph's results for different batches and chunks with each other.
-
-First the values of onnxruntime and torch are compared over two consecutive calls, at sizes where incorrect graphs fail. Then onnxruntime's
-results must be identical to the last bit for a whole prompt, pieces of it and single steps; alone and in a batch; with and without padding;
-on one thread and on two. This file does not import torch.
+"""Compares a decoder's step graph with torch over two consecutive calls, at sizes where incorrect graphs fail. Then onnxruntime's results
+must have the same bits for a whole prompt, pieces of it and single steps, in any batch, with padding, on one thread and on two.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -118,9 +115,8 @@ def _lengths(B: int, N: int) -> Ids:
 
 
 def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int, slot_counts: Sequence[int] = ()) -> str | None:
-    """Return the name of the first condition (such as padding or batching) that changes a bit of a row's results; None if none does.
-
-    `open_steps(threads)` opens the graph. `slot_counts` are the numbers of slots that a call can have. 0 and -0 count as equal.
+    """Return the name of the first condition (such as padding) that changes a bit of a row's results; None if none does.
+    `open_steps(threads)` opens the graph. `slot_counts`: the numbers of slots that a call can have. 0 and -0 count as equal.
     """
     one, two = open_steps(1), open_steps(2)
     random = np.random.default_rng(1)
@@ -182,8 +178,7 @@ def _alone(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int 
 
 
 def _ways(rows: list[PromptRow], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
-    """Yield the name of every condition, and the results under it. They must have the same bits as the results of whole prompts that run
-    one at a time on one thread."""
+    """Yield the name of every condition, and the results under it, which must have the bits of whole prompts alone on one thread."""
     for piece in PIECES:
         yield f"a prompt in pieces of {piece}", _alone(rows, one, piece)
     yield "token by token", _alone(rows, one, 1)

@@ -1,7 +1,4 @@
-"""Compares the two graphs of an encoder-decoder with torch, and the results of a row in a batch with those of the same row alone.
-
-This file does not import torch.
-"""
+"""Compares the two graphs of an encoder-decoder with torch, and the results of a row in a batch with those of the same row alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,8 +50,7 @@ def compare_steps(
     graphs: ReaderAndStep, model: ReaderAndStep, feeds: Sequence[Feed], *, vocab_size: int, max_output: int
 ) -> tuple[float, float]:
     """Return the largest error of logits and attention over consecutive steps, and the lowest cosine between a step's two logit vectors.
-
-    Raises ExportError if an error exceeds the tolerance, also between a row that runs alone and the same row in a padded batch.
+    Raises ExportError for an error above the tolerance, also between a row alone and in a batch.
     """
     random, error, cosine = np.random.default_rng(0), 0.0, 1.0
     for feed in feeds:

@@ -12,8 +12,7 @@ EVERY = 32  # logits are compared after every so many tokens
 
 
 def compare_within(graph: Steps, full: Decoder, window: int, vocab_size: int, bar: float) -> float:
-    """Return the largest |graph - full| of logits of a text of `window` tokens. Raises ExportError if it exceeds `bar` times the scale of
-    the logits (see `parity.scale`)."""
+    """Return the largest |graph - full| of logits of a text of `window` tokens. Raises ExportError above `bar` times `parity.scale`."""
     tokens = np.random.default_rng(2).integers(0, vocab_size, (1, window))
     wanted = np.arange(EVERY - 1, window, EVERY)
     with torch.inference_mode():

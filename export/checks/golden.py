@@ -1,7 +1,4 @@
-"""Golden examples: texts or prompts with torch's outputs, which a server compares with its own outputs at start.
-
-Each example is computed in a batch of one. The outputs are those of the float32 torch model, whatever the precision of the graph.
-"""
+"""Golden examples: texts or prompts with the outputs of the float32 torch model, which a server compares with its own at start."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +19,7 @@ N_TOP = 8  # how many of the largest logits are stored for each prompt
 
 
 class GoldenTokenizer:
-    """The tokenizer of a checkpoint as a server uses it: truncates to `max_tokens`, adds special tokens (if the model wants them), does
+    """The tokenizer of a checkpoint as a server uses it: it truncates to `max_tokens`, adds special tokens if the model wants them, does
     not pad.
     """
 
@@ -42,9 +39,8 @@ class GoldenTokenizer:
 
 
 class EncoderExamples:
-    """Texts, their inputs (each a batch of one), and torch's outputs `rows` (n, D) float32 as `contract.Golden.outputs` defines them.
-
-    Texts without tokens are left out. `pairs` contains the second texts if the model takes pairs.
+    """Texts with tokens, their inputs (each a batch of one), and torch's outputs `rows` (n, D) float32 as in `contract.Golden`. `pairs`:
+    the second texts.
     """
 
     def __init__(self, kind: contract.Kind, tokens: GoldenTokenizer, inputs: Tensors, reference: Reference, texts: Sequence[str]) -> None:
@@ -108,9 +104,8 @@ def _logit_cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArr
 
 
 class DecoderExamples:
-    """Prompts with the reference model's logits (n, V) after each prompt and its greedy continuation.
-
-    Raises ExportError if the model has too few positions even for the shortest prompt.
+    """Prompts with the reference model's logits (n, V) after each prompt and its greedy continuation. Raises ExportError without room for
+    any.
     """
 
     def __init__(self, tokenizer: Tokenizer, reference: Steps) -> None:

@@ -1,6 +1,5 @@
-"""Compares a graph with torch: first names, axes, shapes and types, then values. Each kind of difference has its own error message.
-
-The reference is any function from named inputs to named outputs. This file does not import torch.
+"""Compares a graph with torch: first names, axes, shapes and types, then values. The reference is any function from named inputs to
+outputs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -85,8 +85,7 @@ def _contradictions_of_tokens(manifest: Manifest) -> Iterator[str]:
 
 
 def _interface(manifest: Manifest) -> Interface:
-    """Return the inputs and outputs that the served graph must have. For an encoder-decoder this is the step graph, whose inputs follow
-    from the outputs of its reader graph."""
+    """Return the inputs and outputs that the served graph must have; for an encoder-decoder, those of the step graph."""
     decoder, both, graph, vocab_size = manifest.decoder, manifest.encoder_decoder, manifest.graph, manifest.limits.vocab_size
     if decoder is not None:
         return decoder_interface(decoder.states, vocab_size, takes_positions=decoder.takes_positions)

@@ -17,10 +17,8 @@ def _same_lengths(**lists: tuple[Any, ...]) -> None:
 
 
 class Golden(ManifestPart):
-    """Inputs with the fp32 torch model's outputs, which a server compares with its own outputs at start.
-
-    `outputs` has one row per input: the unit vector of an encoder, or the logits of a classifier (those of the first token in a token
-    classifier). The first text of a pair is in `texts`, the second in `pairs`.
+    """Inputs with the fp32 torch model's outputs, which a server compares with its own at start. `outputs` has one row per input: the unit
+    vector of an encoder, or the logits of a classifier (of the first token in a token classifier). `pairs`: the second texts.
     """
 
     texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
@@ -40,10 +38,8 @@ class Golden(ManifestPart):
 
 
 class DecoderGolden(ManifestPart):
-    """Prompts with the fp32 torch model's logits and continuations, which a server checks at start.
-
-    Logits may differ by at most `max_abs_error`. Another processor rounds differently and may choose another of two almost equally likely
-    tokens. So each token of a continuation, given all before it, need only have a logit within `max_abs_error` of the largest logit.
+    """Prompts with the fp32 torch model's logits and continuations, which a server checks at start: logits within `max_abs_error`, and each
+    token of a continuation, given all before it, with a logit within `max_abs_error` of the largest.
     """
 
     prompts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
@@ -70,9 +66,8 @@ class DecoderGolden(ManifestPart):
 
 
 class EncoderDecoderGolden(ManifestPart):
-    """Source texts with the torch model's greedy outputs and their logits, which a server checks at start.
-
-    The server feeds the same output tokens, and its logits may differ by at most `max_abs_error`.
+    """Source texts with the torch model's greedy outputs and their logits, which a server checks at start by feeding the same output
+    tokens.
     """
 
     texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)

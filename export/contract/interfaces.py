@@ -3,28 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from export.contract.names import (
-    ATTENTION,
-    ATTENTION_MASK,
-    CU_SEQLENS,
-    EMBEDDING,
-    INPUT_IDS,
-    LENGTHS,
-    LOGITS,
-    POOLED,
-    POOLING_WEIGHT,
-    POSITION_IDS,
-    POSITIONS,
-    PREVIOUS,
-    STEP_LOGITS,
-    TEXT_OF_TOKEN,
-    TEXTS,
-    TOKEN_EMBEDDINGS,
-    TOKEN_OFFSET,
-    TOKEN_TYPE_IDS,
-    TOKENS,
-    WANTED,
-)
+from export.contract import names
 from export.contract.tensors import KINDS, SLOTS, Kind, StateTensor, Tensor
 
 
@@ -47,37 +26,46 @@ def float32(name: str, *shape: str | int) -> Tensor:
     return Tensor(name=name, dtype="float32", shape=shape)
 
 
-SOURCE = (int64(INPUT_IDS, "B", "N"), int64(ATTENTION_MASK, "B", "N"))  # inputs of encoders' graphs and readers
+SOURCE = (int64(names.INPUT_IDS, "B", "N"), int64(names.ATTENTION_MASK, "B", "N"))  # inputs of encoders' graphs and readers
 
 
 def encoder_interface(kind: Kind, width: int, d_model: str | int, *, typed: bool) -> Interface:
-    """Return the inputs and outputs of the graph of an encoder, reranker or classifier.
-
-    `width` is the length of a vector or the number of labels. With `typed`, token types are an input.
+    """Return the inputs and outputs of the graph of an encoder, reranker or classifier. `width`: of a vector or the labels. `typed`: with
+    token types.
     """
-    inputs, traits = (*SOURCE, int64(TOKEN_TYPE_IDS, "B", "N")) if typed else SOURCE, KINDS[kind]
-    if traits.output == LOGITS:
-        return Interface(inputs, (float32(LOGITS, "B", *["N"] * traits.per_token, width),))
-    vectors = (float32(EMBEDDING, "B", width), float32(POOLED, "B", width), float32(TOKEN_EMBEDDINGS, "B", "N", d_model))
+    inputs, traits = (*SOURCE, int64(names.TOKEN_TYPE_IDS, "B", "N")) if typed else SOURCE, KINDS[kind]
+    if traits.output == names.LOGITS:
+        return Interface(inputs, (float32(names.LOGITS, "B", *["N"] * traits.per_token, width),))
+    vectors = (float32(names.EMBEDDING, "B", width), float32(names.POOLED, "B", width), float32(names.TOKEN_EMBEDDINGS, "B", "N", d_model))
     return Interface(inputs, vectors)
 
 
 def packed_interface(kind: Kind, width: int, *, typed: bool) -> Interface:
     """Return the inputs and outputs of the graph for GPUs of an encoder, reranker or classifier; arguments as in `encoder_interface`."""
-    inputs = [int32(name, "T") for name in (INPUT_IDS, POSITION_IDS, TEXT_OF_TOKEN)]
-    inputs += float32(POOLING_WEIGHT, "T"), int32(TEXTS, "B", 1), int32(TOKEN_OFFSET, "B", "N"), int32(CU_SEQLENS, "E")
-    inputs += [int32(TOKEN_TYPE_IDS, "T")] * typed
-    outputs = (LOGITS,) if KINDS[kind].output == LOGITS else (EMBEDDING, POOLED)
+    inputs = [int32(name, "T") for name in (names.INPUT_IDS, names.POSITION_IDS, names.TEXT_OF_TOKEN)]
+    inputs += (
+        float32(names.POOLING_WEIGHT, "T"),
+        int32(names.TEXTS, "B", 1),
+        int32(names.TOKEN_OFFSET, "B", "N"),
+        int32(names.CU_SEQLENS, "E"),
+    )
+    inputs += [int32(names.TOKEN_TYPE_IDS, "T")] * typed
+    outputs = (names.LOGITS,) if KINDS[kind].output == names.LOGITS else (names.EMBEDDING, names.POOLED)
     return Interface(tuple(inputs), tuple(float32(name, "B", width) for name in outputs))
 
 
 def decoder_interface(states: Sequence[StateTensor], vocab_size: int, *, takes_positions: bool) -> Interface:
-    numbers = (int64(TOKENS, "B", "N"), int64(LENGTHS, "B"), *[int64(POSITIONS, "B")] * takes_positions, int64(WANTED, "B", "M"))
-    before, after = (
-        [Tensor(name=name, dtype=state.dtype, shape=("B", *axes)) for name, state, axes in zip(names, states, _axes(states), strict=True)]
-        for names in ([state.name for state in states], [state.output for state in states])
+    numbers = (
+        int64(names.TOKENS, "B", "N"),
+        int64(names.LENGTHS, "B"),
+        *[int64(names.POSITIONS, "B")] * takes_positions,
+        int64(names.WANTED, "B", "M"),
     )
-    return Interface((*numbers, *before), (float32(STEP_LOGITS, "B", "M", vocab_size), *after))
+    before, after = (
+        [Tensor(name=name, dtype=state.dtype, shape=("B", *axes)) for name, state, axes in zip(given, states, _axes(states), strict=True)]
+        for given in ([state.name for state in states], [state.output for state in states])
+    )
+    return Interface((*numbers, *before), (float32(names.STEP_LOGITS, "B", "M", vocab_size), *after))
 
 
 def has_slots(tensor: Tensor) -> bool:
@@ -94,5 +82,5 @@ def _axes(states: Sequence[StateTensor]) -> list[tuple[str | int, ...]]:
 def step_interface(remembered: Sequence[Tensor], vocab_size: int) -> Interface:
     """Return the inputs and outputs of an encoder-decoder's step graph. `remembered` are the outputs of its reader graph."""
     new = [tensor.model_copy(update={"name": f"new_{tensor.name}"}) for tensor in remembered if not tensor.name.startswith("memory_")]
-    outputs = (float32(STEP_LOGITS, "B", vocab_size), float32(ATTENTION, "B", "N"), *new)
-    return Interface((int64(PREVIOUS, "B"), SOURCE[1], *remembered), outputs)
+    outputs = (float32(names.STEP_LOGITS, "B", vocab_size), float32(names.ATTENTION, "B", "N"), *new)
+    return Interface((int64(names.PREVIOUS, "B"), SOURCE[1], *remembered), outputs)

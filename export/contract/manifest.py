@@ -211,8 +211,7 @@ class Decoder(ManifestPart):
 
     @property
     def state_bytes(self) -> int:
-        """The size of one sequence's state in bytes. It does not depend on the length of the sequence, except that slots which are not
-        used yet take no memory."""
+        """The size of one sequence's state in bytes, however long the sequence is; slots that are not used yet take no memory."""
         return self.state_bytes_at(None)
 
     def state_bytes_at(self, position: int | None) -> int:
@@ -227,10 +226,8 @@ POOLING_WEIGHTS: tuple[PoolingByWeights, ...] = get_args(PoolingByWeights)  # po
 
 
 class GpuGraph(ManifestPart):
-    """A second graph, for GPUs, with weights in float16: packed texts for an encoder, reranker or classifier, and a decode step that draws
-    the next tokens for a decoder.
-
-    Its numbers were measured at export on a CPU, with PackedMultiHeadAttention, which no CPU has, computed by other operators.
+    """A second graph, for GPUs, with weights in float16: packed texts, or a decode step that draws the next tokens. Measured at export on a
+    CPU.
     """
 
     graph: Graph
@@ -240,9 +237,7 @@ class GpuGraph(ManifestPart):
 
 
 class ShortGraph(ManifestPart):
-    """A second graph, with the inputs and outputs of the first, that computes every text of at most `max_tokens` tokens. `Manifest.graph`
-    computes longer texts only. A text's own length decides, never that of its batch.
-    """
+    """A second graph, with the inputs and outputs of the first, that computes every text of at most `max_tokens` tokens."""
 
     graph: Graph
     attention: str = Field(description="name of the mechanism of its layers")
@@ -259,9 +254,7 @@ class AttentionLayer(ManifestPart):
 
 
 class AttentionGraph(ManifestPart):
-    """A second graph that returns each layer's attention weights, as the graph that computes the text's vector has them. The service opens
-    it at the first request for attention.
-    """
+    """A second graph that returns each layer's attention weights. The service opens it at the first request for attention."""
 
     file: FileName
     layers: tuple[AttentionLayer, ...] = Field(min_length=1)
@@ -330,8 +323,7 @@ class Manifest(ManifestPart):
 
     @property
     def _absent(self) -> dict[str, Any]:
-        """Return the names of optional fields that are None, for pydantic's argument `exclude`. The fingerprint does not include them, so
-        a new optional field does not change the fingerprint of older bundles."""
+        """Return the optional fields that are None, for pydantic's `exclude`, so that new fields change no older fingerprint."""
         absent: dict[str, Any] = {name: True for name in _OPTIONAL if getattr(self, name) is None}
         if self.decoder is not None:
             absent["decoder"] = {name: True for name, value in self.decoder if value is None and name not in _ALWAYS_OF_DECODERS}

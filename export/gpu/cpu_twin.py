@@ -1,7 +1,4 @@
-"""Makes a graph for GPUs computable on a CPU: the operators that have only a CUDA kernel become functions of ordinary operators.
-
-All other nodes are unchanged. So a CPU can check what the host packs and what the graph computes, though not the CUDA kernels.
-"""
+"""Makes a graph for GPUs computable on a CPU: the operators that have only a CUDA kernel become functions of ordinary operators."""
 
 import shutil
 from pathlib import Path

@@ -1,9 +1,8 @@
 """The graph of an encoder, reranker or classifier for GPUs. The host packs the tokens, and only one vector per text comes back.
 
-All sizes of the graph follow from the shapes of its inputs, so a shape can be captured as a CUDA graph: no NonZero, no CumSum, no Loop, no
-If. Attention is onnxruntime's PackedMultiHeadAttention. Its only kernel is CUDA's; `cpu_twin.py` makes a graph for CPUs.
-
-T is the number of packed tokens, padding at the end included, B the largest number of texts, N the longest text in tokens.
+All sizes follow from the shapes of the inputs, so a shape can be captured as a CUDA graph. Attention is onnxruntime's
+PackedMultiHeadAttention, which only CUDA has; `cpu_twin.py` makes a graph for CPUs. T is the number of packed tokens, padding at the end
+included, B the largest number of texts, N the longest text in tokens.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from export import contract
 from export.checks.parity import Feed, Tensors
 from export.errors import ExportError
-from export.graphs.compact import OPERATORS
+from export.graphs.compact import one
 from export.graphs.packed_encoder import with_children
 from export.graphs.torch_graph import TorchGraph
 from models.attention.layers.softmax import SoftmaxAttention
@@ -140,15 +139,7 @@ class PackedAttention(nn.Module):
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # (T, H D_k)
         if rotation is not None:
             q, k = (rotate(y.unflatten(-1, (self.n_heads, -1)), rotation).flatten(1) for y in (q, k))
-        o = torch.onnx.ops.symbolic(
-            f"{OPERATORS}::PackedMultiHeadAttention",
-            [q, k, v, None, *packing],
-            attrs={"num_heads": self.n_heads, "scale": self.scale},
-            dtype=x.dtype,
-            shape=v.shape,
-            version=1,
-        )
-        return self.to_out(o)
+        return self.to_out(one("PackedMultiHeadAttention", [q, k, v, None, *packing], v.shape, num_heads=self.n_heads, scale=self.scale))
 
 
 def by_token(rotation: Rotation) -> Rotation:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 OPERATORS = "com.microsoft"  # the domain of onnxruntime's own operators
+# Versions of ONNX's own operators that `one` computes.
+STANDARD = {"ScatterND": 18, "GatherND": 13, "Reshape": 21, "RotaryEmbedding": 23, "ReduceSumSquare": 18, "CumSum": 14}
 
 
 def joined(projections: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
@@ -27,7 +29,13 @@ def operator(name: str, inputs: Sequence[Tensor | None], shapes: Sequence[Sequen
     )
 
 
+def one(name: str, inputs: Sequence[Tensor | None], shape: Any, **attributes: Any) -> Tensor:
+    """Compute an operator of ONNX (in STANDARD) or of ONNX Runtime that has one output, of this shape and the dtype of the first input."""
+    assert inputs[0] is not None
+    domain, version = ("", STANDARD[name]) if name in STANDARD else (f"{OPERATORS}::", 1)
+    return torch.onnx.ops.symbolic(f"{domain}{name}", inputs, attrs=attributes, dtype=inputs[0].dtype, shape=shape, version=version)
+
+
 def rows_at(x: Tensor, places: Tensor) -> Tensor:
     """Return x[b, places[b]] for every row b, as a copy of whole rows: x (B, N, D), places (B, M) -> (B, M, D)."""
-    shape = (*places.shape, x.shape[2])
-    return torch.onnx.ops.symbolic("GatherND", [x, places.unsqueeze(-1)], attrs={"batch_dims": 1}, dtype=x.dtype, shape=shape, version=13)
+    return one("GatherND", [x, places.unsqueeze(-1)], (*places.shape, x.shape[2]), batch_dims=1)

@@ -1,9 +1,7 @@
-"""ONNX forms of causal layers: recurrences and short convolutions as one operator each, and elementwise functions whose results do not
-depend on the position of a number in its tensor.
+"""ONNX forms of causal layers: recurrences and short convolutions as one operator each, and exact elementwise functions.
 
-A state must have the same bits whatever the chunks of a prompt and the other rows of a batch. In onnxruntime's CPU provider, this holds for
-`LinearAttention`, `CausalConvWithState`, MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax. It fails for Log, Softplus, Sin and Cos,
-which compute four numbers at a time and the remaining ones by a different formula (docs/decisions.md).
+A state must have the same bits whatever the chunks of a prompt and the other rows of a batch. In onnxruntime's CPU provider, this fails for
+Log, Softplus, Sin and Cos, which compute four numbers at a time and the rest by another formula (docs/decisions.md).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ from onnxscript import FLOAT
 from onnxscript import opset20 as op
 from torch import Tensor, nn
 
-from export.graphs.compact import OPERATORS, rows_at
+from export.graphs.compact import operator, rows_at
 from export.graphs.gated_delta import gated_delta_layer
 from export.graphs.linear_attention import linear_layer
 from export.graphs.sink_window import CallSlots, sink_window_layer
@@ -38,7 +36,6 @@ RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta
 @contextmanager
 def with_operators(model: nn.Module, *, whole_layers: bool = False) -> Iterator[None]:
     """Within the `with` block, replace methods of the decoder or its layers by forms for the export, some of which torch cannot run.
-
     `whole_layers` also replaces whole layers by fewer operators, from which no attention matrix can be read.
     """
     slots = CallSlots()
@@ -72,15 +69,10 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute `models.attention.layers.recurrence` as one operator, in float32. Inputs and outputs have the same shapes as there."""
     B, H, N, D_v = v.shape
-    inputs: list[Any] = [*map(_heads_last, (q, k, v)), S, _heads_last(decay), _heads_last(beta)]
-    o, S_new = torch.onnx.ops.symbolic_multi_out(
-        f"{OPERATORS}::LinearAttention",
-        inputs,
-        attrs={"q_num_heads": H, "kv_num_heads": H, "scale": 1.0, "update_rule": RULES[decay is not None, beta is not None]},
-        dtypes=(torch.float32, torch.float32),
-        shapes=((B, N, H * D_v), S.shape),
-        version=1,
-    )
+    inputs = [*map(_heads_last, (q, k, v)), S, _heads_last(decay), _heads_last(beta)]
+    rule = RULES[decay is not None, beta is not None]
+    shapes = [(B, N, H * D_v), S.shape]
+    o, S_new = operator("LinearAttention", inputs, shapes, q_num_heads=H, kv_num_heads=H, scale=1.0, update_rule=rule)
     return (split_heads(o, H) if H != 1 else o.unsqueeze(1)), S_new
 
 
@@ -94,23 +86,15 @@ def _heads_last(x: Tensor | None) -> Tensor | None:
 
 
 def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """Compute `models.attention.layers.short_convolution.convolve` as one operator. The state that the operator
-    returns includes padding, so it is not used."""
-    y, _ = torch.onnx.ops.symbolic_multi_out(
-        f"{OPERATORS}::CausalConvWithState",
-        [x, weight, None, past],
-        attrs={"ndim": 1, "channels_last": 1, "activation": "none"},
-        dtypes=(x.dtype, x.dtype),
-        shapes=(x.shape, past.shape),
-        version=1,
-    )
+    """Compute `models.attention.layers.short_convolution.convolve` as one operator, whose own state includes padding and is not used."""
+    shapes = [x.shape, past.shape]
+    y, _ = operator("CausalConvWithState", [x, weight, None, past], shapes, ndim=1, channels_last=1, activation="none")
     return y
 
 
 def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
-    """Compute `models.attention.sparse.windows.attend_to_windows` from a copy of each query's window, oldest key first.
-
-    The order of summation over keys then does not depend on where the window is in the buffer.
+    """Compute `models.attention.sparse.windows.attend_to_windows` from a copy of each query's window, so that the order of summation is
+    fixed.
     """
     N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
     slots = torch.arange(N)[:, None] + torch.arange(k.shape[2] - n_first - N + 1)  # (N, window)
@@ -127,9 +111,7 @@ def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, s
 
 
 def hedgehog_map(phi: HedgehogMap) -> Callable[[Tensor], Tensor]:
-    """Return the map with one block-diagonal matrix for all heads: a product with one constant matrix has the same bits in any batch,
-    but products with one matrix per head do not.
-    """
+    """Return the map with one block-diagonal matrix for all heads, because products with one matrix per head depend on the batch."""
     H = phi.bias.shape[0]
     weight = torch.block_diag(*phi.weight.detach().mT)  # (H * D_k, H * D_k)
     bias = phi.bias.detach().flatten()
@@ -159,8 +141,7 @@ def _add(x: Any, y: Any, alpha: float = 1.0) -> Any:
 
 
 def _log_softmax_with_0(x: FLOAT) -> FLOAT:
-    """Return the log softmax of (0, x), which is (-softplus(x), log sigmoid(x)): (..) -> (.., 2). Each x is a row of its own, so the bits
-    of its result do not depend on its place in the tensor."""
+    """Return the log softmax of (0, x), (-softplus(x), log sigmoid(x)): (..) -> (.., 2). Each x is a row, so its bits are its own."""
     last = op.Constant(value_ints=[-1])
     column = op.Unsqueeze(x, last)
     return op.LogSoftmax(op.Concat(op.Sub(column, column), column, axis=-1), axis=-1)

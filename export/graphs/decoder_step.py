@@ -1,7 +1,5 @@
-"""Exports a decoder as one ONNX graph for prefill and decode, from tokens and states to logits and new states.
-
-Every row of a batch has its own state, length and position. So sequences of different lengths can be batched, and one call may
-decode a token of one sequence and prefill a chunk of another. B, N and M are dynamic and may be 1.
+"""Exports a decoder as one ONNX graph for prefill and decode, from tokens and states to logits and new states. Every row of a batch has its
+own state, length and position. B, N and M are dynamic and may be 1.
 """
 
 from pathlib import Path

@@ -20,19 +20,16 @@ _DOUBLE, _FLOAT, _INT64 = TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.INT
 
 
 def draw_graph() -> ModelProto:
-    """Return the graph that inverts the CDF of softmax(scores / temperature) at a uniform number. It first draws a block of tokens and then
-    a token in it, because a cumulative sum over all tokens takes as long as all the rest.
+    """Return the graph that inverts the CDF of softmax(scores / temperature) at a uniform number: first a block of tokens and then a token
+    in it.
 
     Inputs: scores (B, V), of which -inf is never drawn; inverse_temperature (B, 1); uniform (B, 1), above 0 and below 1; padding (4,), the
     numbers 0, 0, 0 and that of tokens by which V is less than a multiple of BLOCK. Outputs: ids (B, 1), and total (B, 1), at least 1, or
     NaN in a row whose scores are not finite. The largest inverse temperature and uniform = 1e-25 give the first of the largest scores.
 
-    Few operators count: after a step, the caches have the model's weights, so each takes 3 microseconds before it computes anything. Every
-    operator computes a row from this row alone, in an order that depends on V alone, so a row has the same bits in any batch. (Sums of
-    blocks that do not begin at a multiple of 64 bytes would depend on where the row is.)
-
-    The first place at which the smaller of target and cumulative sum is largest is the first at which the sum reaches the target, or, if
-    rounding keeps all sums below it, the last place with a weight that counts.
+    Few operators count, as each takes 3 microseconds after a step. Every operator computes a row from this row alone, in an order that
+    depends on V alone, so a row has the same bits in any batch. The first place at which the smaller of target and cumulative sum is
+    largest is the first at which the sum reaches the target, or, if rounding keeps all sums below it, the last with a weight that counts.
     """
     constants = {
         "last": np.array([-1]),

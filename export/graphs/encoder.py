@@ -28,9 +28,8 @@ class Float32Outputs(nn.Module):
 
 
 def encoder_graph(checkpoint: Checkpoint, model: nn.Module | None = None) -> TorchGraph:
-    """Return the graph of the checkpoint's model, or of `model` if it is given. Raises ExportError for an encoder without pooling.
-
-    Token types are an input only if the model reads pairs of texts and has types.
+    """Return the graph of the checkpoint's model, or of `model`. Token types are an input only if the model reads pairs of texts and has
+    types. Raises ExportError for an encoder without pooling.
     """
     sizes = {"B": 3, "N": min(EXAMPLE_TOKENS, checkpoint.max_tokens - 1)}
     module = Float32Outputs(checkpoint.model if model is None else model)
@@ -40,10 +39,7 @@ def encoder_graph(checkpoint: Checkpoint, model: nn.Module | None = None) -> Tor
 
 
 def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = False, weights_beside: bool | None = None) -> None:
-    """Write the model's packed graph, which does no work for padding; see `without_padding`.
-
-    `weights_beside` puts the weights into a second file; None means only if one file cannot contain them.
-    """
+    """Write the model's packed graph; see `without_padding`. `weights_beside` None: only if one file cannot contain the weights."""
     if weights_beside is None:
         weights_beside = sum(int(tensor.nbytes) for tensor in checkpoint.model.state_dict().values()) > LARGEST_FILE_BYTES
     packed = without_padding(checkpoint.model, separate_projections=separate_projections)

@@ -63,10 +63,7 @@ class EncoderDecoderStep(nn.Module):
 
 
 class OnnxGru(nn.Module):
-    """`torch.nn.GRU` with one layer and one direction as ONNX's operator: (B, N, D) -> (B, N, D_h).
-
-    torch's exporter would make N a constant. The order of the gates is z, r, h in ONNX and r, z, h in torch.
-    """
+    """`torch.nn.GRU` with one layer and one direction as ONNX's operator, with gates z, r, h: (B, N, D) -> (B, N, D_h), for any N."""
 
     def __init__(self, gru: nn.GRU) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from export.graphs.compact import operator
+from export.graphs.compact import one, operator
 from export.graphs.token_packing import TokenPacking
 from models.attention.linear.hybrid import HybridAttention
 
@@ -135,17 +135,11 @@ def _scaled(projection: nn.Linear, scale: float) -> nn.Linear:
 
 def _square(x: Tensor) -> Tensor:
     """Return |x|²: (.., D) -> (.., 1)."""
-    axes, shape = torch.tensor([-1]), (*x.shape[:-1], 1)
-    return torch.onnx.ops.symbolic("ReduceSumSquare", [x, axes], attrs={"keepdims": 1}, dtype=x.dtype, shape=shape, version=18)
+    return one("ReduceSumSquare", [x, torch.tensor([-1])], (*x.shape[:-1], 1), keepdims=1)
 
 
 def _beyond_neighbours(x: Tensor) -> Tensor:
     """Compute `models.attention.linear.hybrid.beyond_neighbours` by two exclusive sums over blocks, one of them from the end."""
     padded = nn.functional.pad(x, (0, 0, 0, 0, 1, 1))
-    left, right = (
-        torch.onnx.ops.symbolic(
-            "CumSum", [padded, torch.tensor(2)], attrs={"exclusive": 1, "reverse": end}, dtype=x.dtype, shape=padded.shape, version=14
-        )
-        for end in (0, 1)
-    )
+    left, right = (one("CumSum", [padded, torch.tensor(2)], padded.shape, exclusive=1, reverse=end) for end in (0, 1))
     return left[:, :, : x.shape[2]] + right[:, :, 2:]

@@ -16,10 +16,8 @@ _BY_NUMBER = ("elu", "relu", "relu_squared", "exp")  # the feature maps that map
 
 
 def linear_layer(layer: CausalLinearAttention) -> Callable[..., tuple[Tensor, State]]:
-    """Return a form of `CausalLinearAttention.advance` for the export. Its arguments and results are the same.
-
-    One product makes q, k and [v | 1]: the column of ones has weights 0 and a bias of 1. Layers with a rotation, or with a feature map of
-    whole heads, keep their own form.
+    """Return a form of `CausalLinearAttention.advance` for the export. One product makes q, k and [v | 1]. Layers with a rotation, or with
+    a feature map of whole heads, keep their own form.
     """
     if layer.feature_map not in _BY_NUMBER:
         return layer.advance

@@ -1,10 +1,7 @@
-"""An encoder over packed tokens: outside attention, activations are (T, D) without padding instead of (B, N, D).
+"""An encoder over packed tokens: outside attention, activations are (T, D), T the tokens of the batch, instead of (B, N, D).
 
-T is the number of tokens in the batch. Norms, projections and feed-forward layers process single tokens and need no padded rows.
-Attention unpacks the tokens to (B, N, D), runs as one of the runtime's fused operators, and packs its outputs. Padding then costs
-almost nothing, and products of two-dimensional matrices use `Gemm`, which adds the bias at no cost. Figures: docs/decisions.md.
-
-The outputs of padded queries are dropped. The operators give different results for a row without keys, but these never reach an output.
+Attention unpacks the tokens to (B, N, D), runs as one of the runtime's fused operators, and packs its outputs. So padding costs almost
+nothing, and products of two-dimensional matrices use `Gemm`. The outputs of padded queries are dropped. Figures: docs/decisions.md.
 """
 
 import copy
@@ -13,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from export.graphs.compact import OPERATORS
+from export.graphs.compact import one
 from export.graphs.hybrid import CompactHybrid, is_compact
 from export.graphs.token_packing import TokenPacking
 from models.attention.layers.multi_head import merge_heads, split_heads
@@ -27,11 +24,8 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def without_padding(model: Module, *, separate_projections: bool = False) -> Module:
-    """Return the model with a packed encoder that shares its weights; a Reformer is returned unchanged. The result is only for
-    `torch.onnx.export`, because torch cannot run the packed attention.
-
-    `separate_projections` keeps the projections of q, k and v outside the attention operator, so that they can be quantised. If a
-    classifier reads only the first token, its last block is computed for that token only.
+    """Return the model with a packed encoder that shares its weights, only for `torch.onnx.export`; a Reformer is returned unchanged.
+    `separate_projections` keeps the projections of q, k and v outside the attention operator, so that they can be quantised.
     """
     if not isinstance(model.encoder, Encoder):  # the encoder is a Reformer
         return model
@@ -40,10 +34,7 @@ def without_padding(model: Module, *, separate_projections: bool = False) -> Mod
 
 
 class PackedEncoder(nn.Module):
-    """`models.encoder.model.Encoder` with blocks on packed tokens: (B, N) ids -> (B, N, D), undefined at padding.
-
-    With `first_token_only` it returns only the first token of each text: (B, 1, D).
-    """
+    """`models.encoder.model.Encoder` with blocks on packed tokens: (B, N) ids -> (B, N, D), or (B, 1, D) with `first_token_only`."""
 
     def __init__(self, encoder: Encoder, separate_projections: bool, first_token_only: bool) -> None:
         super().__init__()
@@ -98,9 +89,8 @@ def packed(block: EncoderBlock, separate_projections: bool) -> EncoderBlock:
 
 
 class FusedAttention(nn.Module):
-    """Softmax attention as one operator of onnxruntime.
-
-    The operator includes the projections, unless q and k are rotated after them or `separate_projections` is set.
+    """Softmax attention as one operator of onnxruntime, with the projections, unless q and k are rotated after them or
+    `separate_projections`.
     """
 
     def __init__(self, layer: SoftmaxAttention, separate_projections: bool) -> None:
@@ -124,17 +114,10 @@ class FusedAttention(nn.Module):
         return self.layer.to_out(packing.pack(o))
 
     def _with_projections(self, x: Tensor, key_mask: Tensor, score_bias: Tensor | None) -> Tensor:
-        """Compute attention by one operator that includes the projections: (B, N, D) -> (B, N, H * D_k). Padding is projected too, because
-        that costs less than to unpack q, k and v separately."""
+        """Compute attention by one operator that includes the projections, also of padding: (B, N, D) -> (B, N, H * D_k)."""
         width = self.layer.n_heads * self.layer.d_head
-        return torch.onnx.ops.symbolic(
-            f"{OPERATORS}::Attention",
-            [x, self.qkv_weight, self.qkv_bias, key_mask, None, score_bias],
-            attrs={"num_heads": self.layer.n_heads, "qkv_hidden_sizes": [width] * 3, "scale": self.layer.scale},
-            dtype=x.dtype,
-            shape=(*x.shape[:2], width),
-            version=1,
-        )
+        inputs, heads = [x, self.qkv_weight, self.qkv_bias, key_mask, None, score_bias], self.layer.n_heads
+        return one("Attention", inputs, (*x.shape[:2], width), num_heads=heads, qkv_hidden_sizes=[width] * 3, scale=self.layer.scale)
 
     def _after_projections(
         self, packing: TokenPacking, x: Tensor, key_mask: Tensor, rotation: Rotation | None, score_bias: Tensor | None
@@ -144,14 +127,8 @@ class FusedAttention(nn.Module):
         q, k, v = (packing.unpack(project(x)) for project in (layer.to_q, layer.to_k, layer.to_v))
         if rotation is not None:
             q, k = (merge_heads(rotate(split_heads(y, layer.n_heads), rotation)) for y in (q, k))
-        return torch.onnx.ops.symbolic(
-            f"{OPERATORS}::MultiHeadAttention",
-            [q, k, v, None, key_mask, score_bias],
-            attrs={"num_heads": layer.n_heads, "scale": layer.scale},
-            dtype=x.dtype,
-            shape=v.shape,
-            version=1,
-        )
+        inputs = [q, k, v, None, key_mask, score_bias]
+        return one("MultiHeadAttention", inputs, v.shape, num_heads=layer.n_heads, scale=layer.scale)
 
 
 class Unpacked(nn.Module):

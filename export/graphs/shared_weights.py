@@ -14,9 +14,8 @@ LEAST_BYTES = 1024  # smaller tensors are stored in both graphs
 
 
 def share(file: Path, served: Path) -> None:
-    """Rewrite the graph `file`, whose weights are in a second file, to use equal tensors in the weight file of the graph `served`.
-
-    All other tensors are stored in `file` itself, and its second file is removed. Both graphs must be opened in the same folder.
+    """Rewrite the graph `file` to use equal tensors in the weight file of the graph `served`, of the same folder later; the others are
+    stored in it.
     """
     places = dict(_tensors_beside(served))
     model = onnx.load(file, load_external_data=False)

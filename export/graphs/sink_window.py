@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from export import contract
-from export.graphs.compact import OPERATORS, joined, operator
+from export.graphs.compact import joined, one, operator
 from models.attention.layers.causal import State, with_ones
 from models.attention.linear.causal_hybrid import LEAST, CausalHybridAttention, ExponentMap
 from models.attention.sparse.sink_window import PADDING, SinkWindowAttention
@@ -92,12 +92,12 @@ def sink_window_layer(layer: SinkWindowAttention, shared: CallSlots) -> Callable
         t = layer.positions(state, rotation, N)
         places, tokens, seen = shared.of(layer, t, mask, S, rows)
         new = {
-            name: _one("ScatterND", [state[name], places, (heads * tokens).unflatten(-1, (H_k, D))], state[name].shape)
+            name: one("ScatterND", [state[name], places, (heads * tokens).unflatten(-1, (H_k, D))], state[name].shape)
             for name, heads in (("k", k), ("v", v))
         }
         keys, values = new["k"].float(), new["v"].float()
-        scores = _one("FusedMatMul", [_rows(q), keys], (B, H_k, N * rows, S), transB=1, alpha=scale)
-        nearer = _one("FusedMatMul", [_rows(q_first), keys[:, :, :first]], (B, H_k, N * rows, first), transB=1, alpha=scale)
+        scores = one("FusedMatMul", [_rows(q), keys], (B, H_k, N * rows, S), transB=1, alpha=scale)
+        nearer = one("FusedMatMul", [_rows(q_first), keys[:, :, :first]], (B, H_k, N * rows, first), transB=1, alpha=scale)
         scores = torch.cat([nearer, scores[..., first:]], dim=-1) + seen
         if far is None:
             p = torch.softmax(scores, dim=-1)
@@ -157,7 +157,7 @@ def _far_sums(layer: CausalHybridAttention, shared: CallSlots, rows: int) -> Far
         """
         B, N = q.shape[:2]
         places, taken, bias = shared.left(layer, t, mask, rows)
-        k, v = (_one("GatherND", [kept[name].float(), places], (B, N, H_k, D)) for name in ("k", "v"))
+        k, v = (one("GatherND", [kept[name].float(), places], (B, N, H_k, D)) for name in ("k", "v"))
         if rotation is not None:
             flat = _shaped(k, [0, 0, H_k * D], (B, N, H_k * D))
             k = _shaped(_rotated(flat, rotation._replace(sin=-rotation.sin), H_k), [0, 0, H_k, D], (B, N, H_k, D))
@@ -190,25 +190,17 @@ def _seen(layer: SinkWindowAttention, t: Tensor, n_slots: Any) -> Tensor:
     return recent | ((first >= 0) & (first < g) & (first <= t))
 
 
-def _one(name: str, inputs: list[Tensor], shape: Any, **attributes: Any) -> Tensor:
-    domain = "" if name in ("ScatterND", "GatherND") else f"{OPERATORS}::"
-    version = {"ScatterND": 18, "GatherND": 13}.get(name, 1)
-    return torch.onnx.ops.symbolic(f"{domain}{name}", inputs, attrs=attributes, dtype=inputs[0].dtype, shape=shape, version=version)
-
-
 def _rotated(x: Tensor, rotation: Rotation, n_heads: int) -> Tensor:
     """Rotate the heads of x (B, N, H D)."""
     cos, sin = rotation.cos.squeeze(1), rotation.sin.squeeze(1)
-    attributes: dict[str, Any] = {"num_heads": n_heads, "rotary_embedding_dim": 2 * cos.shape[-1]}
-    return torch.onnx.ops.symbolic("RotaryEmbedding", [x, cos, sin], attrs=attributes, dtype=x.dtype, shape=x.shape, version=23)
+    return one("RotaryEmbedding", [x, cos, sin], x.shape, num_heads=n_heads, rotary_embedding_dim=2 * cos.shape[-1])
 
 
 def _normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
-    attributes: dict[str, Any] = {"num_branches": x.shape[-1] // norm.weight.numel(), "epsilon": norm.eps}
     scale = norm.weight.detach().float()
-    return torch.onnx.ops.symbolic(f"{OPERATORS}::BranchwiseRMSNorm", [x, scale], attrs=attributes, dtype=x.dtype, shape=x.shape, version=1)
+    return one("BranchwiseRMSNorm", [x, scale], x.shape, num_branches=x.shape[-1] // norm.weight.numel(), epsilon=norm.eps)
 
 
 def _shaped(x: Tensor, sizes: list[int], shape: Any) -> Tensor:
     """Reshape x; in `sizes`, 0 keeps an axis. The shape is a constant, which costs a call nothing."""
-    return torch.onnx.ops.symbolic("Reshape", [x, torch.tensor(sizes)], dtype=x.dtype, shape=shape, version=21)
+    return one("Reshape", [x, torch.tensor(sizes)], shape)

@@ -1,9 +1,8 @@
 """Quantises the matrix products of a graph to 8-bit integers, for the CPU.
 
-An int8 product needs 8-bit activations too, and its accuracy depends on their scale. onnxruntime's dynamic quantisation has one scale
-for the whole batch: a text's vector then depends on the other texts, and one outlier reduces the precision of all. `per_token`
-computes a scale for each token with ordinary operators around the same integer product. Before that, it also moves the outliers of single
-columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/decisions.md.
+`per_token` computes a scale for each token with ordinary operators around the integer product, so that a text's vector does not depend on
+the other texts. Before that, it moves the outliers of single columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq.
+4). Figures: docs/decisions.md.
 """
 
 from collections.abc import Mapping

@@ -86,9 +86,7 @@ class EncoderExporter(Exporter):
         return self._examples(TEXTS)
 
     def _examples(self, texts: Sequence[str], graph: TorchGraph | None = None) -> EncoderExamples:
-        """Return the texts as token ids, truncated to the model's longest input, with torch's outputs for them: those of `graph`, or those
-        of the served graph by default.
-        """
+        """Return the texts as token ids, truncated to the longest input, with the outputs of `graph`, by default the served one."""
         graph = self.graphs[contract.GRAPH] if graph is None else graph
         tokens = GoldenTokenizer(self.source.tokenizer_file, self.max_tokens, special_tokens=self.source.adds_special_tokens)
         return EncoderExamples(self.kind, tokens, graph.inputs, graph.answer, texts)
@@ -139,9 +137,8 @@ class EncoderExporter(Exporter):
 
     @cached_property
     def short_examples(self) -> EncoderExamples | None:
-        """The golden texts that the graph for short texts computes, with torch's outputs for them. None without that graph.
-
-        Raises ExportError unless both graphs have golden texts, because a server's start would not test a graph without any.
+        """The golden texts that the graph for short texts computes, with torch's outputs; None without that graph. Raises ExportError
+        unless both graphs have golden texts, because a server's start would not test a graph without any.
         """
         if self.short is None:
             return None

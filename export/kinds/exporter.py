@@ -54,10 +54,8 @@ def finite(limit: float) -> float | None:
 
 
 class Exporter(ABC):
-    """The export of one checkpoint as a bundle. Subclasses implement it for each kind of model.
-
-    The constructor loads the checkpoint. It raises CheckpointError if it cannot be read, and ExportError for options that this kind
-    does not support. The methods are listed in the order of their calls, and raise ExportError.
+    """The export of one checkpoint as a bundle. The constructor loads the checkpoint; it raises CheckpointError, and ExportError for
+    options that the kind does not support. The methods are in the order of their calls, and raise ExportError.
     """
 
     architectures: ClassVar[Collection[str]]  # values of `architectures` in config.json for which this exporter is used
@@ -101,8 +99,8 @@ class Exporter(ABC):
         """Return the examples that a server checks at start."""
 
     def short_graph(self, folder: Path, scratch: Path) -> contract.ShortGraph | None:
-        """Write the graph for short texts into `folder`, beside the served graph whose weights it shares, compare it with torch, and return
-        its description. None if all texts have the same graph.
+        """Write the graph for short texts into `folder`, with the served graph's weights, compare it with torch, and return its
+        description; or None.
         """
         return None
 

@@ -16,10 +16,8 @@ GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends 
 
 
 def load(checkpoint: Path, options: Options) -> Exporter:
-    """Load a checkpoint. Raises CheckpointError for an invalid folder, and ExportError for options that its kind does not support.
-
-    A checkpoint with an architecture that no other exporter lists is loaded as an encoder, whose config.json may be in a subfolder. One
-    that generates text goes to the exporter of decoders, whose error lists those that are supported.
+    """Load a checkpoint: as an encoder, whose config.json may be in a subfolder, unless another exporter lists its architecture or it
+    generates text. Raises CheckpointError for an invalid folder, and ExportError for options that its kind does not support.
     """
     _check_folder(checkpoint)
     settings = read_settings(checkpoint / CONFIG) if present(checkpoint / CONFIG) else None

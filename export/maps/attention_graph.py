@@ -1,29 +1,65 @@
 """The attention graph of a bundle. It maps the ids of one text to one attention matrix (H, N, N) for each layer.
 
-The served graph never contains this matrix, as its attention is one fused operator or is linear in N. So each layer is run
-once more on its input, with values that are 1 for one token and 0 for all others, as in models/maps/matrix.py. The output is
-then a column of the matrix. The values of a head have D_v columns, one for each of D_v tokens. So the text is repeated in
-R = N / D_v rows (rounded up), and each row has the values for other tokens.
+Each layer is run once more on its input, with values that are 1 for one token and 0 for all others, as in models/maps/matrix.py, so that
+the output is a column of the matrix. The values of a head have D_v columns, so the text is repeated in R = N / D_v rows (rounded up).
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from export import contract
+from export.checks.parity import open_graph
+from export.errors import ExportError
 from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.encoder import EXAMPLE_TOKENS
 from export.graphs.packed_encoder import FusedAttention, Module, PackedEncoder, with_children
+from export.graphs.shared_weights import share
 from export.graphs.token_packing import TokenPacking
 from export.graphs.torch_graph import OPSET, TorchGraph
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
+from models.layers import LAYERS
+from models.maps.model import attention_maps
 from models.parts.modules import Modules
+
+TOLERANCE = 1e-4  # largest error of an attention weight; both compute in float32 and sum in different orders
+
+
+def add_attention_graph(
+    model: Encoder | Decoder, folder: Path, scratch: Path, *, max_tokens: int, vocab_size: int
+) -> contract.AttentionGraph:
+    """Write the attention graph into `folder`, beside the served graph.
+
+    Raises ExportError if an attention weight differs from torch's by more than TOLERANCE.
+    """
+    longest = min(max_tokens, contract.LONGEST_ATTENTION)
+    traced, file = scratch / contract.ATTENTION_GRAPH, folder / contract.ATTENTION_GRAPH
+    trace_maps(model, traced, longest=longest)
+    share(traced, folder / contract.GRAPH)
+    traced.rename(file)
+    session, random = open_graph(file), np.random.default_rng(0)
+    largest = 0.0
+    for N in dict.fromkeys(min(N, longest) for N in (1, 2, 17, longest)):
+        ids = random.integers(0, vocab_size, (1, N))
+        wanted, got = attention_maps(model, torch.from_numpy(ids)), session.run(None, {contract.INPUT_IDS: ids})
+        if (found := [A.shape for A in got]) != (shapes := [tuple(each.A.shape) for each in wanted]):
+            raise ExportError(f"the attention graph gives {found} at N={N}, but the model {shapes}")
+        error = max(float(np.abs(each.A.float().numpy() - A).max()) for each, A in zip(wanted, got, strict=True))
+        if not error <= TOLERANCE:  # not written as `error > TOLERANCE`, which is false for NaN
+            raise ExportError(f"at N={N} a weight of the attention graph differs from torch's by {error:.3g}; the limit is {TOLERANCE:g}")
+        largest = max(largest, error)
+    layers = tuple(
+        contract.AttentionLayer(attention=each.layer, heads=len(each.A), effective=LAYERS[each.layer].capabilities.effective)
+        for each in wanted
+    )
+    return contract.AttentionGraph(file=file.name, layers=layers, max_tokens=longest, max_abs_error=largest)
 
 
 def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:
@@ -106,9 +142,7 @@ class WatchedInDecoder(nn.Module):
 
 
 def _of_unit_values(layer: Any, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
-    """Return the layer's attention matrix: x (1, N, D) -> (H, N, N). `run` is called with a copy of the layer that has no output
-    projection, and with x repeated as (R, N, D).
-    """
+    """Return the layer's attention matrix: x (1, N, D) -> (H, N, N). `run` gets a copy of the layer and x repeated as (R, N, D)."""
     H, N = getattr(layer, "n_heads", 1), x.shape[1]
     D_v = layer.to_out.in_features // H
     R = (N + D_v - 1) // D_v
@@ -133,9 +167,7 @@ def _with_own_modules(module: Module) -> Module:
 
 
 def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
-    """Return a recurrent layer's attention matrix (H, N, N) for x (1, N, D).
-
-    The recurrence is run a second time, with the queries, keys and rates that the layer computes from x, and with the identity matrix as
+    """Return a recurrent layer's attention matrix (H, N, N) for x (1, N, D), by a second run of the recurrence with the identity matrix as
     values.
     """
     caught: dict[str, Any] = {}
@@ -156,8 +188,7 @@ def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
 
 
 class Values(nn.Module):
-    """Replaces a value projection. It returns the same values for any x, of shape (R, N, H D_v), or (R, H, N, D_v) if x has 4
-    dimensions."""
+    """Replaces a value projection by the same values for any x: (R, N, H D_v), or (R, H, N, D_v) if x has 4 dimensions."""
 
     def __init__(self, units: Tensor, to_v: nn.Module) -> None:
         super().__init__()

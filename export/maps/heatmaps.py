@@ -1,6 +1,4 @@
-"""Draws attention maps as heatmaps: on the terminal, as PNG and as SVG. The maps come from `from_bundle.py`
-(ONNX Runtime) or `from_checkpoint.py` (torch).
-"""
+"""Draws attention maps as heatmaps: on the terminal, as PNG and as SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,10 +78,8 @@ def draw(maps: Maps, files: Sequence[Path]) -> None:
 
 
 def on_terminal(A: Matrix, tokens: Sequence[str], title: str, *, colour: bool = True) -> Table:
-    """Return one map as a table with a row per query and a column per key. A row ends with its largest weight and that key's token.
-    `colour=False` draws absolute values in shades of grey.
-
-    Raises ExportError for more than `ON_TERMINAL` tokens.
+    """Return one map as a table with a row per query, which ends with its largest weight and that key's token, and a column per key.
+    `colour=False` draws shades of grey. Raises ExportError for more than `ON_TERMINAL` tokens.
     """
     if len(tokens) > ON_TERMINAL:
         raise ExportError(f"{len(tokens)} tokens are too many for the terminal, which shows {ON_TERMINAL}; look at the files")

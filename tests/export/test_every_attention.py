@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from export import contract
 from export.bundle import export_file
 from export.errors import ExportError
-from export.maps.from_bundle import maps_of_bundle
+from export.maps.of_text import maps_of_bundle
 from models.checkpoints.description import build_encoder
 from models.checkpoints.published import load_checkpoint
 from models.layers import LAYERS

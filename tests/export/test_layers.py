@@ -1,6 +1,5 @@
-"""onnxruntime computes what torch computes, for the layers of encoders, for the causal layers whose state grows, for those with a running
-maximum at the edges of its chunks, and for a convolution written as attention. Causal layers with a state of constant size are in
-graphs/test_decoder_step.py.
+"""onnxruntime computes what torch computes, for the layers of encoders, for the causal layers whose state grows, and for those with a
+running maximum at the edges of its chunks. Causal layers with a state of constant size are in graphs/test_decoder_step.py.
 """
 
 import inspect
@@ -15,9 +14,8 @@ from torch import Tensor, nn
 
 from export.comparison import layer_graph
 from models.attention.layers.running_max import CHUNK, GROUP
-from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention
 from models.layers import LAYERS
-from tests.export.modules import SAME, onnx_of, opened
+from tests.export.modules import SAME, opened
 
 D, H = 16, 2
 LARGEST_N = 100
@@ -32,7 +30,6 @@ FORMS = {"cosine", "longformer", "bigbird", "vq", "flash", "synthesizer", "perfo
 FORMS |= {"causal_softmax", "causal_lsh", "causal_synthesizer", "causal_sparse"}
 GROWING = [name for name, layer in LAYERS.items() if layer.capabilities.causal and layer.capabilities.state != "constant"]
 FEWER_ROUNDS = {"nystromformer": {"n_iterations": 2}, "lsh": {"n_rounds": 2}}  # each is written out in the graph
-CONVOLUTIONS = {"of a sequence": nn.Conv1d(3, 4, 5, padding=2, dilation=2), "of a picture": nn.Conv2d(2, 3, 3, padding=1, stride=(2, 1))}
 
 
 class Together(nn.Module):
@@ -63,11 +60,15 @@ class Together(nn.Module):
         with torch.no_grad():
             answer = self(x, mask)
         expected, states = answer if isinstance(answer, tuple) else (answer, {})
-        y, *after = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
+        y, *after = session.run(None, feed(x, mask))
         found = {name: np.abs(a - b)[mask.numpy()].max() for name, a, b in zip(self.layers, y, expected.numpy(), strict=True)}
         for (name, want), got in zip(states.items(), after, strict=True):
             found[name] = np.abs(got - want.numpy()).max(initial=0) / max(1.0, float(want.abs().max()) if want.numel() else 0.0)
         return {name: float(error) for name, error in found.items() if not error <= SAME}
+
+
+def feed(x: Tensor, mask: Tensor) -> dict[str, Any]:
+    return {"x": x.numpy(), "mask": mask.long().numpy()}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -105,21 +106,6 @@ def test_a_running_maximum_at_every_edge_of_chunks_and_of_their_groups(tmp_path:
         x = torch.randn(3, N, D) * torch.stack([growth, growth.flip(0), growth])
         mask = torch.arange(N) < torch.tensor([N, N, half])[:, None]
         wrong |= {(N, name): error for name, error in layers.differences(session, x, mask).items()}
-        y, alone = (session.run(["y"], {"x": a.numpy(), "mask": b.numpy()})[0] for a, b in ((x, mask), (x[2:, :half], mask[2:, :half])))
+        y, alone = (session.run(["y"], feed(a, b))[0] for a, b in ((x, mask), (x[2:, :half], mask[2:, :half])))
         assert np.abs(y[:, 2:, :half] - alone).max() <= SAME, N  # neither padding nor the other rows
     assert wrong == {}
-
-
-@pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_a_convolution_as_attention_at_every_batch_size(kind: str, tmp_path: Path) -> None:
-    """The places that a kernel sees are constants of its graph: a graph is for one size of picture, and for any number of them."""
-    torch.manual_seed(0)
-    convolution = CONVOLUTIONS[kind]
-    layer, sizes = ConvolutionAsAttention(convolution).eval(), (9, 7)[: len(convolution.kernel_size)]
-    session = onnx_of(layer, {"x": torch.randn(3, convolution.in_channels, *sizes)}, tmp_path / "layer.onnx")
-    for B in (1, 2, 5):
-        x = torch.randn(B, convolution.in_channels, *sizes)
-        with torch.no_grad():
-            expected = layer(x)
-        (y,) = session.run(None, {"x": x.numpy()})
-        assert np.abs(y - expected.numpy()).max() <= SAME

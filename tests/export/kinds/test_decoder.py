@@ -19,7 +19,7 @@ from export.errors import ExportError
 from export.kinds import decoder as decoder_kind
 from export.kinds.exporter import Options
 from export.kinds.load import load
-from export.maps.from_bundle import maps_of_bundle
+from export.maps.of_text import maps_of_bundle
 from export.summary import render
 from tests import decoders
 from tests.exports import exported

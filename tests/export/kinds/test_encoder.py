@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from export import contract
 from export.bundle import export_bundle
 from export.errors import ExportError
-from export.maps.from_bundle import maps_of_bundle
+from export.maps.of_text import maps_of_bundle
 from models.checkpoints.published import load_checkpoint
 from models.maps.model import attention_maps
 from service.call import Call

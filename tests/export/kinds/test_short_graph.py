@@ -18,7 +18,7 @@ from export.errors import ExportError
 from export.int8 import choice
 from export.kinds import encoder
 from export.kinds.load import Options, load
-from export.maps.from_bundle import maps_of_bundle
+from export.maps.of_text import maps_of_bundle
 from models.checkpoints.published import load_checkpoint
 from models.encoder.model import Encoder
 from models.maps.model import attention_maps

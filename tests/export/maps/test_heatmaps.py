@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from export.contract import LONGEST_ATTENTION
 from export.errors import ExportError
-from export.maps.from_checkpoint import maps_of_checkpoint
 from export.maps.heatmaps import Maps, draw, on_terminal, picked, visible
+from export.maps.of_text import maps_of_checkpoint
 from service.cli import app
 from tests.checkpoints import N_HEADS, N_LAYERS, tiny_encoder
 from tests.decoders import tiny_decoder
