@@ -75,10 +75,8 @@ def shapes_of_past(s: int, e: int, group: int) -> dict[str, tuple[int, ...]]:
 
 
 class CausalMixedChunkAttention(MixedChunks, CausalLayer):
-    """The unit of FLASH for decoders. Its relative bias has buckets for past tokens only.
-
-    Its state is K and V, the keys and values of the current group; P and M, the sums of lin_k vᵀ over this group and over all groups; and
-    n, the number of past tokens, which is exact up to 2²⁴.
+    """The unit of FLASH for decoders. Its relative bias has buckets for past tokens only. Its state is K, V, P, M (see above) and n, the
+    number of past tokens, which is exact up to 2²⁴.
     """
 
     capabilities = Capabilities.of_recurrence(rotates=True, ordered=True, averages=False)

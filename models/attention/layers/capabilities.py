@@ -8,11 +8,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """The features that a class in `LAYERS` supports with its default options. A layer with other options may support other features.
-
-    The attribute `capabilities` of a layer (not of its class) takes its options into account.
-
-    The defaults describe an encoder layer that depends on the content of tokens but not on their order.
+    """The features that a class in `LAYERS` supports with its default options; a layer's own attribute `capabilities` takes its options
+    into account. The defaults describe an encoder layer that depends on the content of tokens but not on their order.
     """
 
     # "pairs": the layer computes a weight for every pair of tokens. "pattern": it computes weights only for the pairs that a fixed pattern

@@ -20,11 +20,9 @@ State = dict[str, Tensor]  # name of a tensor in the paper -> the tensor, whose 
 
 
 class CausalLayer(Mechanism):
-    """Base of the causal layers. A subclass has the constructor Layer(d_model, n_heads, *, d_head=None, bias=False, ..).
-
-    Its projections to and from heads are named to_q, to_k, to_v and to_out, and the model initialises them. The layer initialises all
-    its other weights. Up to rounding, a sequence gives the same outputs and the same last state whether it is passed in one call, in
-    several calls or token by token.
+    """Base of the causal layers. A subclass has the constructor Layer(d_model, n_heads, *, d_head=None, bias=False, ..) and the projections
+    to_q, to_k, to_v and to_out, which the model initialises. Up to rounding, the outputs and the last state do not depend on how a sequence
+    is cut into calls.
     """
 
     capabilities = Capabilities.of_recurrence()
@@ -47,12 +45,9 @@ class CausalLayer(Mechanism):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
-        """Return the outputs (B, N, D) of x (B, N, D) and the state after these N tokens. The given state is not modified.
-
-        mask (B, N) bool: True at tokens, False at padding, which must be at the right of each row. Padding leaves the state bit for bit
-        unchanged, except that a growing state gets empty slots. The output at padding is arbitrary. state: None if there are no earlier
-        tokens. rotation: the rotation angles (B, 1, N, D_k/2) for the tokens' absolute positions. A layer without rotary positions
-        ignores it.
+        """Return the outputs (B, N, D) of x (B, N, D), arbitrary at padding, and the state after these N tokens. mask (B, N) bool: True at
+        tokens, which are at the left of each row; padding leaves the state bit for bit unchanged, but a growing state gets empty slots.
+        rotation: the angles (B, 1, N, D_k/2) of the tokens' absolute positions, which a layer without rotary positions ignores.
         """
         return self.advance(x, mask, self.new_state(x) if state is None else state, rotation)
 
@@ -100,9 +95,8 @@ def attend_causal_features(
 ) -> tuple[Tensor, Tensor]:
     """Compute o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps),   S_t = exp(a_t) S_{t-1} + φ(k_t) v_tᵀ,   z_t = exp(a_t) z_{t-1} + φ(k_t).
 
-    phi_q = φ(q) and phi_k = φ(k), (B, H, N, D_φ), v (B, H, N, D_v), past [S | z] (B, H, D_φ, D_v + 1), mask (B, N) -> o (B, H, N, D_v)
-    and the new [S | z]. past: None stands for zeros. decay: the log-decays a (B, H, N); None stands for 0. mask: True at tokens. At
-    padding φ(k) is set to 0. To set k to 0 would not suffice, because φ(0) is not 0 for most maps.
+    phi_q, phi_k (B, H, N, D_φ), v (B, H, N, D_v), past [S | z] (B, H, D_φ, D_v + 1), mask (B, N), decay: the log-decays a (B, H, N) -> o
+    (B, H, N, D_v) and the new [S | z]. At padding φ(k) is set to 0.
     """
     refuse_cross("causal linear attention", phi_q=phi_q, phi_k=phi_k, v=v)
     past = no_past(v, phi_k.shape[-1], v.shape[-1] + 1) if past is None else past
@@ -116,10 +110,8 @@ def no_past(v: Tensor, *shape: int) -> Tensor:
 
 
 def attend_to_past(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor) -> Tensor:
-    """Compute the same as `scaled_dot_product.attend`, by torch's fused operator.
-
-    q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v). `scale` defaults to D_k^-1/2. mask bool (B or 1, 1, N_q,
-    N_k): True = attend. Every query must see at least one key.
+    """Compute `scaled_dot_product.attend` by torch's fused operator. mask bool (B or 1, 1, N_q, N_k): every query must see at least one
+    key.
     """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale_of(q, scale))
 
@@ -132,11 +124,7 @@ def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def with_ones(v: Tensor) -> Tensor:
-    """Return the values with a column of ones, [v | 1]: (B, H, N, D_v) -> (B, H, N, D_v + 1).
-
-    With them a recurrence sums φ(k) [v | 1]ᵀ = [S | z], so the last column of its output is the divisor φ(q)ᵀz. The result is float32 at
-    least, because φ(q)ᵀz grows like N, and the largest float16 is 65,504.
-    """
+    """Return [v | 1]: (B, H, N, D_v) -> (B, H, N, D_v + 1), float32 at least, because sums of the last column grow like N."""
     v = v.to(at_least_float32(v.dtype))
     return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
 

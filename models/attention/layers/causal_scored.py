@@ -17,9 +17,8 @@ from models.parts.positions import Rotation
 
 
 def remember(k: Tensor, v: Tensor, mask: Tensor | None, state: State) -> State:
-    """Return the cache `state` with N more slots, which hold the keys k (B, H_k, N, D_k) and the values v (B, H_k, N, D_v) of H_k heads.
-
-    mask (B, N): True at tokens. Padding takes slots too, but they are marked as empty: `filled` is 0.
+    """Return the cache `state` with N more slots: k (B, H_k, N, D_k), v (B, H_k, N, D_v), and `filled`, which is 0 at padding of mask (B,
+    N).
     """
     is_token = torch.ones_like(k[:, 0, :, 0]) if mask is None else mask.to(k.dtype)  # (B, N)
     return {
@@ -30,9 +29,8 @@ def remember(k: Tensor, v: Tensor, mask: Tensor | None, state: State) -> State:
 
 
 def seen(filled: Tensor, *, n_new: int) -> Tensor:
-    """Return which of the N = n_new new tokens sees which slot: filled (B, t + N), 1 in slots with a token -> bool (B, 1, N, t + N).
-
-    A query sees the filled slots before its own, and its own even if it is padding, so that every query sees at least one key.
+    """Return which of the N = n_new new tokens sees which slot: filled (B, t + N), 1 in slots with a token -> bool (B, 1, N, t + N). A
+    query sees its own slot even if it is padding.
     """
     slots = torch.arange(filled.shape[1], device=filled.device)
     own = slots[-n_new:, None]  # (N, 1)
@@ -40,11 +38,8 @@ def seen(filled: Tensor, *, n_new: int) -> Tensor:
 
 
 class CausalScoredAttention(EqualHeadsLayer):
-    """A base class of causal layers with any score. A subclass sets `attend`, as in `PairLayer`. It is called with a mask and no bias.
-
-    Its state is k (after the rotation), v and `filled`, each with one more slot for every token of a call. All rows of a batch have the
-    same number of slots. Padding takes slots that are marked as empty (`filled` 0), which later tokens do not see and which are not
-    reused. So each row gets the outputs that it would get alone, but in every call its memory grows by the length of the longest row.
+    """A base class of causal layers with any score. A subclass sets `attend`, as in `PairLayer`; it is called with a mask and no bias. Its
+    state is k (after the rotation), v and `filled` (0 at padding), each with one more slot for every token of a call.
     """
 
     capabilities = Capabilities.of_cache(rotates=True)

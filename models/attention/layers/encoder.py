@@ -11,7 +11,9 @@ from models.parts.positions import Rotation
 
 
 class EncoderLayer(Mechanism):
-    """A base class of encoder layers that accept no pair mask and no pair bias. A subclass defines `mix`."""
+    """A base class of encoder layers. A subclass defines mix(x, key_mask, rotation), with pair_mask and pair_bias if it supports pairs."""
+
+    mix: Callable[..., Tensor]
 
     def forward(
         self,
@@ -22,18 +24,18 @@ class EncoderLayer(Mechanism):
         pair_mask: Tensor | None = None,
         pair_bias: Tensor | None = None,
     ) -> Tensor:
-        """Map x (B, N, D) to (B, N, D). key_mask bool (B, N): True at tokens.
+        """Map x (B, N, D) to (B, N, D), undefined at padding. key_mask bool (B, N): True at tokens. rotation: rotates q and k by position.
+        pair_mask bool (N, N): which query may see which key. pair_bias (1, H, N, N): added to the scores.
 
-        Raises ValueError for a pair mask or a pair bias, and for a rotation if the layer does not support it.
+        Raises ValueError for a rotation, a pair mask or a pair bias that the layer does not support.
         """
-        if pair_mask is not None or pair_bias is not None or (rotation is not None and not self.capabilities.rotates):
-            name = type(self).__name__
+        can, name = self.capabilities, type(self).__name__
+        if rotation is not None and not can.rotates and can.pairs:
+            raise ValueError(f"{name} supports no rotation; add positions to the embeddings")
+        pairs = {"pair_mask": pair_mask, "pair_bias": pair_bias}
+        if not can.pairs and ((rotation is not None and not can.rotates) or any(each is not None for each in pairs.values())):
             raise ValueError(f"{name} supports no rotation, pair mask or pair bias; use softmax attention")
-        return self.mix(x, key_mask, rotation)
-
-    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
-        """Return the outputs (B, N, D) of `forward`, which has checked that the layer supports the arguments."""
-        raise NotImplementedError
+        return self.mix(x, key_mask, rotation, **(pairs if can.pairs else {}))
 
 
 class EqualHeadsEncoderLayer(EqualHeads, EncoderLayer):
@@ -48,38 +50,21 @@ class EqualHeadsEncoderLayer(EqualHeads, EncoderLayer):
         return self.to_out(merge_heads(self.attend(q, k, v, key_mask)))
 
 
-class PairLayer(Mechanism):
+class PairLayer(EncoderLayer):
     """A base class of layers that score all pairs of tokens. A subclass defines `heads` (as in `EqualHeads`), `to_out` and `attend`.
 
-    attend(q, k, v, mask=.., bias=..): (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). It is a function, or a
-    module if the score has parameters of its own. mask (bool, True = attend) and bias (added to the scores) broadcast to (B, H, N_q, N_k),
-    or are None. A query that may attend to no key gets the output 0.
+    attend(q, k, v, mask=.., bias=..): (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v), a function, or a module if
+    the score has parameters. mask (bool) and bias (added to the scores) broadcast to (B, H, N_q, N_k). A query without keys gets 0.
     """
 
     capabilities = Capabilities(rotates=True, pairs=True)
     cost = ALL_PAIRS
     attend: Callable[..., Tensor]
+    heads: Callable[..., tuple[Tensor, Tensor, Tensor]]
     to_out: nn.Linear
 
-    def heads(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x (B, N, D) to q, k and v, each (B, H, N, D_k), and apply the rotation to q and k."""
-        raise NotImplementedError
-
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
+    def mix(
+        self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None, *, pair_mask: Tensor | None, pair_bias: Tensor | None
     ) -> Tensor:
-        """Map (B, N, D) to (B, N, D). Raises ValueError for a rotation if the layer does not support it.
-
-        key_mask bool (B, N): True at tokens. rotation: rotates q and k by position. pair_mask bool (N, N): which query may see which
-        key. pair_bias (1, H, N, N): added to the scores. Outputs at padding are undefined.
-        """
-        if rotation is not None and not self.capabilities.rotates:
-            raise ValueError(f"{type(self).__name__} supports no rotation; add positions to the embeddings")
         q, k, v = self.heads(x, rotation)
         return self.to_out(merge_heads(self.attend(q, k, v, mask=both_masks(key_mask, pair_mask), bias=pair_bias)))

@@ -1,22 +1,16 @@
 """The recurrence of all layers whose state is a matrix of constant size, and three ways to execute it.
 
-    S_t = exp(a_t) S_{t-1} + k_t w_tᵀ,   o_t = S_tᵀ q_t,   where the value w_t that is written is
+    S_t = exp(a_t) S_{t-1} + k_t w_tᵀ,   o_t = S_tᵀ q_t
     w_t = v_t                                         in linear attention (a_t = 0) and gated linear attention
     w_t = β_t (v_t - (exp(a_t) S_{t-1})ᵀ k_t)         in the delta rule (a_t = 0) and the gated delta rule
 
-The delta rule subtracts what S already holds for k_t, so that v_t replaces it. a_t <= 0 is a log-decay: one number a head (retention,
-Mamba-2, gated delta), or one for each of the D_k rows of S (gated linear attention).
-Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; Sun et al. 2023, arXiv:2307.08621, eqs. 5-7; Yang et al. 2023,
-arXiv:2312.06635; Yang et al. 2024, arXiv:2406.06484 (the delta rule in chunks) and arXiv:2412.06464 (with a gate).
+a_t <= 0 is a log-decay: one number a head, or one for each of the D_k rows of S. Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20;
+Sun et al. 2023, arXiv:2307.08621, eqs. 5-7; Yang et al. 2023, arXiv:2312.06635; Yang et al. 2024, arXiv:2406.06484 and arXiv:2412.06464.
 
-`parallel`, `chunkwise` and `recurrent` compute the same function. Inputs: q, k (B, H, N, D_k), v (B, H, N, D_v), S (B, H, D_k, D_v),
-and by keyword decay a (B, H, N) or (B, H, N, D_k), and beta β (B, H, N); with beta the delta rule applies. Outputs: o (B, H, N, D_v)
-and the new S, in float32 at least, whatever the inputs' dtype, and under autocast too. S and o grow like N, so a half-precision sum
-would stop growing, and a half-precision o would overflow before it is normalised. The functions apply no scale: the caller scales q. A
-token with k = 0, decay 0 and beta 0 is padding: it leaves S bit for bit unchanged.
-
-A head takes O(N² (D_k + D_v)) time in parallel, O(N (C (D_k + D_v) + D_k D_v)) in chunks of C tokens, and O(N D_k D_v) token by token.
-No exponential overflows, because each is taken of a number <= 0.
+`parallel`, `chunkwise` and `recurrent` compute the same function of q, k (B, H, N, D_k), v (B, H, N, D_v), S (B, H, D_k, D_v) and, by
+keyword, decay a (B, H, N) or (B, H, N, D_k) and beta β (B, H, N). They return o (B, H, N, D_v) and the new S, in float32 at least, under
+autocast too. The caller scales q. A token with k = 0, decay 0 and beta 0 is padding: it leaves S bit for bit unchanged. A head takes O(N²
+(D_k + D_v)) time in parallel, O(N (C (D_k + D_v) + D_k D_v)) in chunks of C tokens, and O(N D_k D_v) token by token.
 """
 
 from collections.abc import Callable
@@ -88,9 +82,8 @@ def parallel(
 def chunkwise(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute for all chunks at once what depends on a single chunk, then S from chunk to chunk.
-
-    chunk: number of tokens in a chunk. None: CHUNK_OF_ROWS if each row of S has its own decay, else CHUNK.
+    """Compute for all chunks at once what depends on a single chunk, then S from chunk to chunk. chunk: tokens of a chunk; None:
+    CHUNK_OF_ROWS if each row of S has its own decay, else CHUNK.
     """
     N, per_row = q.shape[2], decay is not None and decay.shape[-1] == q.shape[-1]
     C = min(N, chunk or (CHUNK_OF_ROWS if per_row else CHUNK))
@@ -121,10 +114,7 @@ class _Chunk(NamedTuple):
 
 
 def _within(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None) -> _Chunk:
-    """Compute the `_Chunk` of q, k (.., C, D_k), v (.., C, D_v), decay (.., C, D_k or 1), beta (.., C, 1).
-
-    Yang et al. 2024, arXiv:2406.06484, eqs. 8-11.
-    """
+    """Compute the `_Chunk` of q, k (.., C, D_k), v (.., C, D_v), decay (.., C, D_k or 1), beta (.., C, 1): arXiv:2406.06484, eqs. 8-11."""
     since_start = until_end = between = kept = None
     if decay is not None:
         sums = _segment_sums(decay)
@@ -149,10 +139,8 @@ def _advance(chunk: _Chunk, S: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _segment_sums(decay: Tensor) -> Tensor:
-    """Return the log-decay between every two tokens: (.., C, D) -> (.., C, C, D). [i, j] is the sum over j < t <= i, or 0 if i <= j.
-
-    The terms are added one by one. A difference g_i - g_j of cumulative sums g would lose the digits of a small decay after a large one,
-    and a product exp(g_i) exp(-g_j) would overflow.
+    """Return the log-decay between every two tokens: (.., C, D) -> (.., C, C, D). [i, j] is the sum over j < t <= i, or 0 if i <= j. A
+    difference of cumulative sums would lose the digits of a small decay after a large one.
     """
     C = decay.shape[-2]
     after = torch.ones(C, C, dtype=torch.bool, device=decay.device).tril(-1).unsqueeze(-1)  # entry [t, j] is True if t > j
@@ -160,10 +148,7 @@ def _segment_sums(decay: Tensor) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, between: Tensor | None) -> Tensor:
-    """Return scores (.., C, C) with [i, j] = sum over d of q_id k_jd between_ijd: q, k (.., C, D_k), between (.., C, C, D_k or 1).
-
-    between: the factor by which the decay shrinks the score of two tokens; None: 1.
-    """
+    """Return scores (.., C, C) with [i, j] = sum over d of q_id k_jd between_ijd: q, k (.., C, D_k), between (.., C, C, D_k or 1)."""
     if between is None:
         return q @ k.mT
     if between.shape[-1] == 1:
@@ -172,10 +157,8 @@ def _scores(q: Tensor, k: Tensor, between: Tensor | None) -> Tensor:
 
 
 def _solve(L: Tensor, *right: Tensor) -> tuple[Tensor, ...]:
-    """Solve (I + M) x = b for each b (.., C, D) in `right`, where M is the part of L (.., C, C) below its diagonal.
-
-    The rows are solved one after the other (forward substitution). The power series (I - M)(I + M²)(I + M⁴).. equals the inverse in exact
-    arithmetic only: if keys repeat, the entries of powers of M are binomial coefficients, which reach 10¹⁸ at C = 64 and cancel.
+    """Solve (I + M) x = b for each b (.., C, D) in `right`, where M is the part of L (.., C, C) below its diagonal. The rows are solved one
+    after the other, because the terms of a power series reach 10¹⁸ and cancel if keys repeat.
     """
     x = torch.linalg.solve_triangular(L, torch.cat(right, dim=-1), upper=False, unitriangular=True)
     return x.split([b.shape[-1] for b in right], dim=-1)

@@ -25,10 +25,8 @@ class RunningMax(NamedTuple):
 
 @torch.no_grad()
 def running_max(x: Tensor, before: Tensor, seen: Tensor) -> RunningMax:
-    """Return the maxima of x (B, H, N, D) up to each token, and of `before` (B, H, D), the maxima of the earlier tokens.
-
-    x: the lowest finite number at padding, as from `of_tokens`. seen: bool, broadcasts to (B, H, D). Where it is False there are no earlier
-    tokens, so `before` is ignored.
+    """Return the maxima of x (B, H, N, D) up to each token, and of `before` (B, H, D), the maxima of the earlier tokens. x: the lowest
+    finite number at padding. seen: bool, broadcasts to (B, H, D), False where there are no earlier tokens.
     """
     least = torch.finfo(x.dtype).min
     m = _largest_so_far(x, torch.where(seen, before, least))
@@ -59,9 +57,7 @@ def _largest_so_far(x: Tensor, first: Tensor) -> Tensor:
 
 def _largest_before(x: Tensor) -> Tensor:
     """Return for each of n chunks the largest of all earlier chunks: x (B, H, n, D) -> (B, H, n, D), the lowest number for the first chunk.
-
-    Pairs of chunks are compared only within groups, and then pairs of groups, so the tables are smaller than all tokens' numbers up to
-    N = 16,384. A table of all pairs of chunks would be 64 times as large as those.
+    Chunks are compared within groups and then groups, because a table of all pairs of chunks would be too large.
     """
     n, least = x.shape[2], torch.finfo(x.dtype).min
     n_groups = (n + GROUP - 1) // GROUP

@@ -16,10 +16,8 @@ def convolve(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
 
 
 def last_inputs(x: Tensor, past: Tensor, lengths: Tensor) -> Tensor:
-    """Return the last K - 1 inputs of each row, (B, K - 1, D_c). The inputs of row b are `past`, then the first lengths[b] tokens of x.
-
-    x (B, N, D_c), past (B, K - 1, D_c), lengths (B,). The inputs are copied and not computed, so a row of length 0 gets its `past` back bit
-    for bit.
+    """Return the last K - 1 inputs of each row, (B, K - 1, D_c), of `past` (B, K - 1, D_c) and the first lengths[b] tokens of x (B, N,
+    D_c), as copies: a row of length 0 gets its `past` back bit for bit.
     """
     window = torch.cat([past, x], dim=1)  # (B, K - 1 + N, D_c)
     places = lengths[:, None] + torch.arange(past.shape[1], device=x.device)  # (B, K - 1)
@@ -44,10 +42,7 @@ class ShortConvolution(nn.Module):
         return (self.weight.shape[2] - 1, self.weight.shape[0])
 
     def forward(self, x: Tensor, mask: Tensor | None, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs (B, N, D_c) and the new past (B, K - 1, D_c) of x (B, N, D_c), whose earlier inputs are `past`.
-
-        mask bool (B, N): True at tokens, which are at the left of each row.
-        """
+        """Return the outputs (B, N, D_c) and the new past (B, K - 1, D_c) of x (B, N, D_c). mask bool (B, N): True at tokens."""
         exact = x.to(past.dtype)
         lengths = x.new_full(x.shape[:1], x.shape[1], dtype=torch.int64) if mask is None else mask.sum(1)
         y = F.silu(self.convolve(exact, self.weight.to(past.dtype), past))

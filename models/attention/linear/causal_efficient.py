@@ -1,10 +1,8 @@
 """Causal efficient attention: each of the D_k key columns gives a mean of the past values, and the query weights these D_k means.
 
 o_t = sum_d softmax(q_t)_d S_t[d] / z_t[d],   S_t[d] = sum_{j <= t} exp(k_jd) v_j,   z_t[d] = sum_{j <= t} exp(k_jd)
-The causal form of Shen et al. 2018, arXiv:1812.01243. Unlike linear attention, φ(q)ᵀS / φ(q)ᵀz, it divides each row S_t[d] by its own
-sum z_t[d], so z_t is computed for every token before S_t is read. S_t[d] and z_t[d] are stored divided by exp(m_t[d]), where m_t[d] is
-the largest k_jd so far. When m_t[d] rises, both are multiplied by exp(m_{t-1}[d] - m_t[d]), which is the decay of recurrence.py. That
-recurrence also computes z, as if each column were a head of width 1. O(N C D_k + N D_k D_v) time a head, in chunks of C tokens.
+The causal form of Shen et al. 2018, arXiv:1812.01243. S_t[d] and z_t[d] are stored divided by exp(m_t[d]), where m_t[d] is the largest k_jd
+so far; when it rises, both decay (running_max.py). O(N C D_k + N D_k D_v) time a head, in chunks of C tokens.
 """
 
 from typing import NamedTuple
@@ -32,9 +30,8 @@ class ColumnSums(NamedTuple):
 def attend_causal_efficient(
     q: Tensor, k: Tensor, v: Tensor, past: ColumnSums | None = None, *, mask: Tensor | None = None, recurrence: Execution = chunkwise
 ) -> tuple[Tensor, ColumnSums]:
-    """Return the outputs o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v).
-
-    past: the state before these tokens; None stands for zeros. mask bool (B, N): True at tokens, which are at the left of each row.
+    """Return the outputs o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v). past: the state before these tokens.
+    mask bool (B, N): True at tokens, which are at the left of each row.
     """
     refuse_cross("causal efficient attention", q=q, k=k, v=v)
     if past is None:
@@ -53,11 +50,8 @@ def attend_causal_efficient(
 
 
 def _sums_of_columns(x: Tensor, decay: Tensor, z: Tensor, recurrence: Execution) -> tuple[Tensor, Tensor]:
-    """Return z_t = exp(a_t) z_{t-1} + x_t for all tokens, (B, H, N, D_k), and the last z_t. Each column is computed as a sequence of one
-    head of width 1.
-
-    x (B, H, N, D_k), decay: the log-decays a (B, H, N, D_k), z: the sums before these tokens (B, H, D_k). As heads of one sequence, the
-    columns would lie side by side, and the numbers of a column's successive tokens far apart in memory.
+    """Return z_t = exp(a_t) z_{t-1} + x_t for all tokens, (B, H, N, D_k), and the last z_t: x (B, H, N, D_k), log-decays (B, H, N, D_k), z
+    (B, H, D_k). Each column is a sequence of one head of width 1, because as heads its numbers would be far apart in memory.
     """
 
     def as_sequences(y: Tensor) -> Tensor:

@@ -3,12 +3,9 @@
 near(t): the first g tokens and t - (W - g) < j <= t, as in sink_window.py;   far(t): g <= j <= t - (W - g), the tokens that left the window
 o_t = (sum_{j near} exp(s_tj) v_j + φ_q(q_t)ᵀ S_t) / (sum_{j near} exp(s_tj) + φ_q(q_t)ᵀ z_t),   s_tj = q_tᵀ k_j / √D_k
 S_t = sum_{j far} φ_k(k_j) v_jᵀ,   z_t = sum_{j far} φ_k(k_j),   φ_q(q) = exp(W x + b),   φ_k(k) = softmax(W x + b),   x = q or k D_k^(-1/4)
-Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, section 3.3, with the maps of Hedgehog (arXiv:2402.04347), W and b learned for each head and
-initially W = 3 [I, -I]. Two differences. The features of a query are not divided by their sum: it says how much weight a query gives to
-far tokens at all, for which the paper learns one number a head. And a far key is rotated as if it had just left the window, so that its
-features do not depend on its distance, which a sum over keys cannot know (a distance that stops growing: Su 2023, ReRoPE).
-
-Up to W tokens there are no far tokens, and this is causal softmax attention. A token costs O((W + D_φ) D_k) however long the past is.
+Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, section 3.3, with the maps of Hedgehog (arXiv:2402.04347), initially W = 3 [I, -I]. Unlike
+there, the features of a query are not divided by their sum, which says how much weight far tokens get. A far key is rotated as if it had
+just left the window (Su 2023, ReRoPE). Up to W tokens this is causal softmax attention. A token costs O((W + D_φ) D_k).
 """
 
 import math
@@ -45,9 +42,8 @@ def attend_near_and_far(
 
 
 def mixed(near: Tensor, share: Tensor, far: Tensor) -> Tensor:
-    """Return the weighted mean of near and far values: (.., D_k + 1) -> (.., D_k).
-
-    near, far: weighted sums of values and, in the last column, of the weights. share (.., 1): the factor of the far sums.
+    """Return the weighted mean of near and far values: (.., D_k + 1) -> (.., D_k). The last column is the sum of the weights. share (..,
+    1): the factor of the far sums.
     """
     sums = near + share * far
     return sums[..., :-1] / (sums[..., -1:] + LEAST)
@@ -75,10 +71,8 @@ def query_features(exponents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class CausalHybridAttention(SinkWindowAttention):
-    """Multi-head causal hybrid attention, with the options of `SinkWindowAttention`.
-
-    It adds feature maps to the projections of `CausalSoftmaxAttention`, which it can imitate. Its state is that of the window, with S = W +
-    piece + 1 slots, and [S | z], (H_k, D_φ, D_k + 1). The features of a key are added when it leaves the window, from its slot.
+    """Multi-head causal hybrid attention, with the options of `SinkWindowAttention`. Its state is that of the window, with S = W + piece +
+    1 slots, and [S | z], (H_k, D_φ, D_k + 1), to which the features of a key are added when it leaves the window.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="sums", ordered=True)

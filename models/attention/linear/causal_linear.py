@@ -19,11 +19,7 @@ from models.parts.positions import Rotation
 
 
 class CausalLinearAttention(EqualHeadsLayer):
-    """Multi-head causal linear attention. Its state is [S | z], (H, D_φ, D_v + 1).
-
-    A rotation is applied to q and k before φ, so a score depends on both positions and not on their distance alone. Applied after φ,
-    it could make weights negative and their sum 0.
-    """
+    """Multi-head causal linear attention. Its state is [S | z], (H, D_φ, D_v + 1). A rotation is applied to q and k before φ."""
 
     capabilities = Capabilities.of_recurrence(rotates=True)
     cost = cost_of_state("O(N D²)", lambda s: s.D_k)

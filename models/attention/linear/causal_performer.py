@@ -1,10 +1,8 @@
 """Causal Performer: linear attention with the random features of random_features.py, whose exponents may be arbitrarily large.
 
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) = exp(..) is divided by exp(m_t), where m_t is the head's largest
-exponent so far. When m_t rises, S and z are multiplied by exp(m_{t-1} - m_t), which is the decay of recurrence.py. A maximum over the
-whole sequence would let future tokens change earlier outputs, because eps is not divided by it. O(N (C + D_φ) D_v) time a head, in
-chunks of C tokens.
+Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) is divided by exp(m_t), where m_t is the head's largest exponent so
+far; when it rises, S and z decay (running_max.py). O(N (C + D_φ) D_v) time a head, in chunks of C tokens.
 """
 
 from typing import NamedTuple
@@ -44,11 +42,8 @@ def attend_causal_performer(
     relu_eps: float = 1e-3,
     recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, FeatureSums]:
-    """Return the outputs o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v).
-
-    projection: the random matrix W (D_r, D_k). past: the state before these tokens; None stands for zeros. mask bool (B, N): True at
-    tokens, which are at the left of each row. `scale` defaults to D_k^-1/2. eps: added to the denominator φ(q)ᵀz. relu_eps: added to the
-    features of the kernel `relu`.
+    """Return the outputs o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v), projection: the random matrix W (D_r,
+    D_k). mask bool (B, N): True at tokens, at the left. eps: added to φ(q)ᵀz. relu_eps: added to the features of the kernel `relu`.
     """
     refuse_cross("the causal Performer", q=q, k=k, v=v)
     if past is None:
@@ -69,10 +64,7 @@ def attend_causal_performer(
 
 
 class CausalPerformerAttention(RandomFeatures, EqualHeadsLayer):
-    """Multi-head causal attention by random features. Its state is [S | z] (H, D_φ, D_v + 1) and m (H, 1).
-
-    After W is redrawn, states that were computed with the previous W are invalid.
-    """
+    """Multi-head causal attention by random features. Its state is [S | z] (H, D_φ, D_v + 1) and m (H, 1), invalid after W is redrawn."""
 
     capabilities = Capabilities.of_recurrence(rotates=True)
     cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features)

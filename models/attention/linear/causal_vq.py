@@ -35,10 +35,8 @@ def attend_causal_to_codes(
 ) -> tuple[Tensor, Tensor]:
     """Attend causally from q to the codes of the keys. Return the outputs o (B, H, N, D_v) and the new [U | L] (B, H, Z, D_v + 1).
 
-    q (B, H, N, D_k), codes int64 (B, H, N): index of each key's code, v (B, H, N, D_v), codebook (H, Z, D_k).
-
-    past: the earlier [U | L]; None stands for zeros. `scale` defaults to D_k^-1/2. mask bool (B, N): True at tokens; in a row without any
-    token so far, o is 0. products: the dot products of q and the codes (B, H, N, Z), if they are already known.
+    q (B, H, N, D_k), codes int64 (B, H, N), v (B, H, N, D_v), codebook (H, Z, D_k), past: the earlier [U | L], mask bool (B, N): True at
+    tokens. products: the dot products of q and the codes (B, H, N, Z), if they are already known. o is 0 in a row without any token so far.
     """
     refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     exact, Z = at_least_float32(v.dtype), codebook.shape[-2]
@@ -69,10 +67,8 @@ def attend_to_past_and_pairs(q: Tensor, k_hat: Tensor, v: Tensor, S: Tensor, sco
 
 
 class CausalVectorQuantisedAttention(EqualHeadsLayer):
-    """Multi-head causal attention to quantised keys. Its state is S = [U | L], (H, Z, D_v + 1).
-
-    The counts L are float32, so they are exact up to 2²⁴ tokens with the same code. In training with gradients the layer computes the
-    scores of all token pairs of a call, in O(N²), as `VectorQuantisedAttention` does.
+    """Multi-head causal attention to quantised keys. Its state is S = [U | L], (H, Z, D_v + 1); the counts L are exact up to 2²⁴. In
+    training with gradients it computes the scores of all token pairs of a call, in O(N²).
     """
 
     capabilities = Capabilities.of_recurrence(straight_through=True)

@@ -19,9 +19,8 @@ COMMITMENT = 1e-4
 
 
 def nearest(k: Tensor, codebook: Tensor, *, products: Tensor | None = None) -> Tensor:
-    """Return the index of the code nearest to each key: k (B, H, N, D_k), codebook (H, Z, D_k) -> int64 (B, H, N).
-
-    In a tie it is the lowest index. products: the dot products k . c if they are already known.
+    """Return the index of the nearest code (the lowest in a tie): k (B, H, N, D_k), codebook (H, Z, D_k) -> int64 (B, H, N). products: k .
+    c, if known.
     """
     products = k @ codebook.mT if products is None else products
     return (codebook.square().sum(-1).unsqueeze(-2) / 2 - products).argmin(-1)  # ||k||² is the same for all codes
@@ -49,8 +48,7 @@ def updated_sums(
     sums: Tensor, counts: Tensor, k: Tensor, codes: Tensor, *, key_mask: Tensor | None = None, decay: float = DECAY
 ) -> tuple[Tensor, Tensor]:
     """Return the moving sums (H, Z, D_k) and counts (H, Z) of the codes, updated with the keys k (B, H, N, D_k) and their codes (B, H, N).
-
-    key_mask bool (B, N): True at tokens. decay: the weight of the previous sums and counts.
+    key_mask bool (B, N): True at tokens. decay: the weight of the previous ones.
     """
     one_hot = F.one_hot(codes, counts.shape[-1]).to(sums.dtype)  # (B, H, N, Z)
     if key_mask is not None:
@@ -62,11 +60,9 @@ def updated_sums(
 def reseeded(
     sums: Tensor, counts: Tensor, k: Tensor, *, key_mask: Tensor | None = None, least: float = LEAST_COUNT, drawn: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Replace each code whose count is below `least` by a key of the batch, with a count of 1. Returns the new sums and counts.
-
-    A code that is nearest to no key would otherwise never move again. drawn: int64 (H, Z), for each code the index of the token whose key
-    would replace it, counted over the batch without padding. None: of T tokens, code s takes token floor(s T / Z). So no random number is
-    needed, and a resumed training run gives the same bits.
+    """Replace each code whose count is below `least` by a key of the batch, with a count of 1. Returns the new sums and counts. drawn:
+    int64 (H, Z), for each code the index of the token whose key would replace it, counted without padding; None: of T tokens, code s takes
+    token floor(s T / Z), so that a resumed training gives the same bits.
     """
     is_token = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
     k = k.transpose(1, 2)[is_token].transpose(0, 1)  # (H, tokens, D_k)

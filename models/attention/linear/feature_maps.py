@@ -24,10 +24,7 @@ LARGEST_EXPONENT = 30.0  # so a product of two features is at most e^60; the lar
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """Return elu(x) + 1. D_φ = D_k.
-
-    It is not computed as F.elu(x) + 1: for x < 0 that is e^x - 1 + 1, which rounds a small e^x and is 0 for x < -18 in float32.
-    """
+    """Return elu(x) + 1. D_φ = D_k. F.elu(x) + 1 would round a small e^x, to 0 for x < -18 in float32."""
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 

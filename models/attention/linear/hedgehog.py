@@ -19,10 +19,7 @@ EPS = 1e-10  # small, because φ(q)ᵀ φ(k) is about 1 / (2 D_k), and far less 
 
 
 def hedgehog_features(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return φ(x) = softmax([W x + b, -(W x + b)]): x (B, H, N, D_k) -> (B, H, N, 2 D_k), positive and with sum 1.
-
-    weight: W (H, D_k, D_k). bias: b (H, 1, D_k).
-    """
+    """Return φ(x) = softmax([W x + b, -(W x + b)]): x (B, H, N, D_k), W (H, D_k, D_k), b (H, 1, D_k) -> (B, H, N, 2 D_k)."""
     y = x @ weight.mT + bias
     return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
 

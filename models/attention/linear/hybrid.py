@@ -64,10 +64,8 @@ def attend_hybrid(
 
 
 def features_of(q: Tensor, k: Tensor, phi_q: FeatureMap, phi_k: FeatureMap, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return φ_q(q) / exp(m) and φ_k(k), each (B, H, N, D_φ), and m (B, H, N, 1): q, k (B, H, N, D_k), present bool (B, 1, N, 1).
-
-    present: True at tokens. For maps whose features are exponentials, m is chosen for each query so that its weights do not all underflow.
-    For other maps m is 0.
+    """Return φ_q(q) / exp(m) and φ_k(k), each (B, H, N, D_φ), and m (B, H, N, 1), 0 for maps that are no exponentials: q, k (B, H, N, D_k),
+    present bool (B, 1, N, 1): True at tokens.
     """
     if isinstance(phi_q, LearnedMap) and phi_q.has_log and isinstance(phi_k, LearnedMap) and phi_k.has_log:
         return balanced_features(phi_q.log(q), phi_k.log(k, present))
@@ -75,11 +73,9 @@ def features_of(q: Tensor, k: Tensor, phi_q: FeatureMap, phi_k: FeatureMap, pres
 
 
 def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return features of q and of k whose dot products are φ(q)ᵀφ(k) / exp(m), and m (B, H, N_q, 1). All features are between 0 and 1.
-
-    log_q: log φ(q), (B, H, N_q, D_φ). log_k: log φ(k), (B, H, N_k, D_φ). The largest number c_d in each column d of log_k is subtracted
-    from this column and added to column d of log_q. Then m, the largest number in each row of log_q, is subtracted. So for q and k of any
-    length, the sum of a query's dot products with all keys is at least 1 if there is a key. key_mask bool (B, N_k): True at tokens.
+    """Return features of q and of k, between 0 and 1, whose dot products are φ(q)ᵀφ(k) / exp(m), and m (B, H, N_q, 1): log φ(q) (B, H, N_q,
+    D_φ), log φ(k) (B, H, N_k, D_φ). Columns are balanced, so the sum of a query's dot products with all keys is at least 1 if there is a
+    key.
     """
     least = torch.finfo(log_k.dtype).min
     if key_mask is not None:
@@ -92,17 +88,13 @@ def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = No
 
 
 def _is_any(far: Tensor) -> Tensor:
-    """Return for each query whether its weight of all far keys together, in the last column, is above the smallest normal number.
-
-    The reciprocal of a smaller weight may overflow.
-    """
+    """Return for each query whether its weight of all far keys, in the last column, has a finite reciprocal."""
     return far[..., -1:] > torch.finfo(far.dtype).tiny
 
 
 def beyond_neighbours(x: Tensor) -> Tensor:
-    """For each of n blocks, sum x over all blocks but this block and its two neighbours: (B, H, n, D_φ, D_v) -> the same shape.
-
-    It adds a sum from the left and a sum from the right. Subtracting the near blocks from the total would leave a rounding error.
+    """For each of n blocks, sum x over all blocks but this block and its two neighbours: (B, H, n, D_φ, D_v) -> the same shape. The total
+    minus the near blocks would leave a rounding error.
     """
     n = x.shape[2]
     at = torch.arange(n, device=x.device)
@@ -116,11 +108,8 @@ def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor,
     """Return (B, H, n, C, D_v): softmax attention in which all far keys together count as one key, whose score is the log of their weight.
 
     q (B, H, n, C, D_k), scaled; k, v (B, H, N, ..); far (B, H, n, C, D_v + 1): the weighted sum of the far values and, in the last column,
-    the sum of their weights, both divided by exp(log_scale).
-
-    The far key and the mask are extra columns of the matrix products, which add little to the (B, H, n, C, 3 C) weights. A query is
-    [scale q, log of the far weight, 1]; a near key is [k, 0, 0 or, if it is absent, the lowest number]; the far key is [0, 1, 0]. Near
-    values end in 0 and the far value in 1, so the last output column is the far key's share of the weights.
+    of their weights, both divided by exp(log_scale). A query is [scale q, log of the far weight, 1]; a near key is [k, 0, 0 or, if it is
+    absent, the lowest number]; the far key is [0, 1, 0]. The last output column is the far key's share of the weights.
     """
     least, D_k, D_v = torch.finfo(q.dtype).min, k.shape[-1], v.shape[-1]
     rows = _rows_seen(q.shape[2], q.shape[3], k.shape[2])  # (n, 3 C + 1)
@@ -138,9 +127,8 @@ def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor,
 
 
 def _rows_seen(n: int, C: int, N: int) -> Tensor:
-    """Return the indices (n, 3 C + 1) of the keys that each of n blocks of C tokens sees.
-
-    They are the tokens of three blocks, with N for a token that does not exist, and N + 1 for the far key.
+    """Return the indices (n, 3 C + 1) of the keys that each of n blocks of C tokens sees: N for a token that does not exist, N + 1 for the
+    far key.
     """
     near = torch.arange(n).unsqueeze(1) * C + torch.arange(-C, 2 * C)
     near = torch.where((near < 0) | (near >= N), N, near)
@@ -148,9 +136,8 @@ def _rows_seen(n: int, C: int, N: int) -> Tensor:
 
 
 def _spans(x: Tensor, absent: Tensor, far: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows that each block sees, three blocks of x and the row `far`: (B, H, N, D_k) -> (B, H, n, 3 C + 1, D_k).
-
-    `absent` replaces rows outside x. A single gather copies the data only once.
+    """Return the rows that each block sees, three blocks of x and the row `far`, with `absent` outside x: (B, H, N, D_k) -> (B, H, n, 3 C +
+    1, D_k).
     """
     x = torch.cat([x, torch.stack([absent, far]).expand(*x.shape[:2], -1, -1)], dim=2)
     return x.index_select(2, rows.flatten().to(x.device)).unflatten(2, rows.shape)

@@ -18,10 +18,7 @@ class Landmarks(NamedTuple):
 
 
 def segment_means(x: Tensor, n_landmarks: int, *, mask: Tensor | None = None) -> Landmarks:
-    """Return N_l = n_landmarks landmarks of x (B, H, N, D_k). mask bool (B, N) is True at tokens, which may be anywhere in a row.
-
-    Neither the content nor the amount of padding changes the result.
-    """
+    """Return N_l = n_landmarks landmarks of x (B, H, N, D_k). mask bool (B, N) is True at tokens, which may be anywhere in a row."""
     if mask is None:
         mask = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
     counts = mask.cumsum(-1)  # (B, N), number of tokens up to and including each position

@@ -31,10 +31,7 @@ def attend_linear(
 
 
 def attend_features(phi_q: Tensor, phi_k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """Compute linear attention from the features phi_q (B, H, N_q, D_φ), phi_k (B, H, N_k, D_φ) and v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
-
-    key_mask bool (B, N_k): True at tokens.
-    """
+    """Compute linear attention: phi_q (B, H, N_q, D_φ), phi_k (B, H, N_k, D_φ), v (B, H, N_k, D_v), mask (B, N_k) -> (B, H, N_q, D_v)."""
     exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: a half-precision sum over N would stop growing
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     if key_mask is not None:

@@ -2,11 +2,8 @@
 
 O = F A⁺ (R V) + conv(V),   F = softmax(q k̃ᵀ) (N, N_l),   A = softmax(q̃ k̃ᵀ) (N_l, N_l),   R = softmax(q̃ kᵀ) (N_l, N),   scale D_k^-1/2
 A⁺ ≈ Z after 6 rounds of Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4;   conv: along the positions, with one kernel for each head
-q̃, k̃: N_l landmarks of q and of k, see landmarks.py. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3.
-O(N N_l D_k + N_l³) time a head.
-
-Six rounds do not converge for an ill-conditioned A, whose exact inverse would amplify noise. So the number of rounds is part of the
-mechanism.
+q̃, k̃: N_l landmarks of q and of k, see landmarks.py. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3.3. The rounds are part
+of the mechanism, since they do not converge for an ill-conditioned A. O(N N_l D_k + N_l³) time a head.
 """
 
 from typing import Any
@@ -23,10 +20,7 @@ from models.attention.linear.landmarks import Landmarks, segment_means
 
 
 def iterative_inverse(A: Tensor, n_iterations: int = 6) -> Tensor:
-    """Approximate the pseudoinverse A⁺ of each matrix A (.., N_l, N_l) by an iteration that begins with Aᵀ / (|A|_1 |A|_inf).
-
-    Xiong et al. 2021, arXiv:2102.03902, section 3.2, eq. 11.
-    """
+    """Approximate the pseudoinverse A⁺ of each matrix A (.., N_l, N_l): arXiv:2102.03902, section 3.2, eq. 11."""
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     norms = A.abs().sum(-2).amax(-1) * A.abs().sum(-1).amax(-1)
     Z = A.mT / (norms + (norms == 0))[..., None, None]
@@ -37,10 +31,7 @@ def iterative_inverse(A: Tensor, n_iterations: int = 6) -> Tensor:
 
 
 def landmark_values(q_landmarks: Landmarks, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None) -> Tensor:
-    """Return R V (B, H, N_l, D_v), the outputs of softmax attention from the landmarks of q to all keys.
-
-    k (B, H, N_k, D_k), v (B, H, N_k, D_v), key_mask bool (B, N_k): True at tokens.
-    """
+    """Return R V (B, H, N_l, D_v): k (B, H, N_k, D_k), v (B, H, N_k, D_v), key_mask bool (B, N_k): True at tokens."""
     seen = q_landmarks.exist[:, None, :, None]  # (B, 1, N_l, 1)
     if key_mask is not None:
         seen = seen & key_mask[:, None, None, :]
@@ -100,10 +91,7 @@ def attend_nystrom(
 
 
 class NystromAttention(EqualHeadsEncoderLayer):
-    """Multi-head Nyström self-attention, with the projections of `SoftmaxAttention` and, unless conv_kernel is None, a convolution.
-
-    There is no causal form, because a landmark is a mean that includes future tokens.
-    """
+    """Multi-head Nyström self-attention, with a convolution unless conv_kernel is None. No causal form: landmarks include future tokens."""
 
     capabilities = Capabilities(rotates=True, ordered=True, averages=False, weights="sums")
     cost = Cost(

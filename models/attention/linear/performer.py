@@ -4,12 +4,9 @@ x' = x √scale, scale = D_k^-1/2. For `positive` and `hyperbolic` the mean of �
 positive     φ(x) = exp(W x' - |x'|²/2) / √D_r                                D_φ = D_r
 hyperbolic   φ(x) = [exp(W x' - |x'|²/2), exp(-W x' - |x'|²/2)] / √(2 D_r)    D_φ = 2 D_r, less variance
 relu         φ(x) = max(W x', 0) + 1e-3, which does not estimate exp          D_φ = D_r
-W and φ are computed in random_features.py. With the exponentials, the output is two softmaxes, over tokens and over features:
-S_d / z_d = Σ_j softmax_j(log φ_d(k_j)) v_j,   o = Σ_d softmax_d(log φ_d(q) + log z_d) S_d / z_d.   So no exponential overflows, no sum
-underflows, and what log φ(q) has in common for all d, |q'|²/2 and the constant, is left out.
+So that no exponential overflows, the output is computed as two softmaxes, over tokens and over features:
+S_d / z_d = Σ_j softmax_j(log φ_d(k_j)) v_j,   o = Σ_d softmax_d(log φ_d(q) + log z_d) S_d / z_d
 Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. O(N D_φ (D_k + D_v)) time a head.
-
-The attention weights are quotients of such estimates, and so are biased. The variance is small only for short q and k.
 """
 
 import torch
@@ -54,10 +51,7 @@ def attend_performer(
 
 
 def _log_features_of_keys(k: Tensor, projection: Tensor, key_mask: Tensor | None, *, kernel: Kernel, scale: float | None) -> Tensor:
-    """Return log φ(k) without its constant: k (B, H, N_k, D_k) -> (B, H, D_φ, N_k), the lowest number or -inf at padding.
-
-    Tokens are the last axis, so that the maximum and the softmax over tokens read memory in order.
-    """
+    """Return log φ(k) without its constant, with tokens last: k (B, H, N_k, D_k) -> (B, H, D_φ, N_k), the lowest or -inf at padding."""
     projected = project(k, projection, kernel=kernel, scale=scale, tokens_last=True)
     exponent = -half_square(k, scale).mT  # (B, H, 1, N_k)
     if key_mask is not None:

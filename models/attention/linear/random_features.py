@@ -1,10 +1,7 @@
 """Random features that estimate an exponential: the feature maps, the random matrix W, and a base class for layers that hold W.
 
-The kernels `positive`, `hyperbolic` and `relu` are defined in performer.py. W (D_r, D_k) has entries drawn from N(0, 1), and by default
-orthogonal rows.
-Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. The paper redraws W every 1,000 training steps.
-
-The forward pass does not change W. A training loop calls `redraw_features(model, step)` before each step.
+The kernels are defined in performer.py. W (D_r, D_k) has entries drawn from N(0, 1), and by default orthogonal rows. A training loop calls
+`redraw_features(model, step)` before each step. Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4.
 """
 
 import math
@@ -24,10 +21,8 @@ ROWS = ("orthogonal", "iid", "regularised")
 
 
 def draw_projection(n_rows: int, d_head: int, generator: torch.Generator, *, rows: Rows = "orthogonal") -> Tensor:
-    """Draw W (D_r, D_k), float32, with D_r = n_rows and D_k = d_head.
-
-    rows: with `iid` all entries are independent. With `orthogonal` every D_k rows are orthogonal to each other, and the lengths of rows are
-    distributed as with `iid`. With `regularised` they are orthogonal too, but every row has the length √D_k.
+    """Draw W (D_r, D_k), float32, with D_r = n_rows and D_k = d_head. rows: `iid` (all entries independent), `orthogonal` (every D_k rows
+    orthogonal, with the lengths of `iid`) or `regularised` (orthogonal, of length √D_k).
     """
 
     def normal(*shape: int) -> Tensor:
@@ -41,10 +36,7 @@ def draw_projection(n_rows: int, d_head: int, generator: torch.Generator, *, row
 
 
 def _rotation(gaussian: Tensor) -> Tensor:
-    """Return a matrix of orthonormal rows in uniformly random directions.
-
-    It is Qᵀ of the QR decomposition of `gaussian`, with the signs that make R's diagonal positive.
-    """
+    """Return orthonormal rows in uniformly random directions: Qᵀ of the QR decomposition, with signs that make R's diagonal positive."""
     Q, R = torch.linalg.qr(gaussian)
     return (Q * R.diagonal().sign()).mT
 
@@ -55,19 +47,14 @@ def default_features(d_head: int) -> int:
 
 
 def log_features(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", scale: float | None = None) -> Tensor:
-    """Return log φ(x) of the kernel `positive` or `hyperbolic`: x (B, H, N, D_k) -> (B, H, N, D_φ), float32 at least.
-
-    projection: W, (D_r, D_k) or (H, D_r, D_k).
-    """
+    """Return log φ(x) of `positive`, `hyperbolic`: x (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_φ), float32 at least."""
     projected = project(x, projection, kernel=kernel, scale=scale)
     return projected - (half_square(x, scale) + math.log(projected.shape[-1]) / 2)
 
 
 def project(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", scale: float | None = None, tokens_last: bool = False) -> Tensor:
-    """Return the part of log φ(x) that differs between features, W x' or [W x', -W x']: x (B, H, N, D_k) -> (B, H, N, D_φ), float32 at
-    least.
-
-    projection: W, (D_r, D_k) or (H, D_r, D_k). tokens_last: return (B, H, D_φ, N).
+    """Return the part of log φ(x) that differs between features, W x' or [W x', -W x']: x (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) ->
+    (B, H, N, D_φ), float32 at least. tokens_last: return (B, H, D_φ, N).
     """
     x = _scaled(x, scale)
     W = projection.to(x.dtype)
@@ -121,10 +108,7 @@ class RandomFeatures(EqualHeads):
 
 
 def redraw_features(model: nn.Module, step: int, *, every: int = REDRAW_STEPS) -> None:
-    """Draw a new W for every layer of `model` if `step` is a multiple of `every`.
-
-    The seed is `step`, so a training run that is resumed draws the same matrices.
-    """
+    """Draw a new W for every layer of `model` if `step`, which is the seed, is a multiple of `every`."""
     if step > 0 and step % every == 0:
         generator = torch.Generator().manual_seed(step)
         for module in model.modules():

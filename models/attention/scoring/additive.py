@@ -85,10 +85,8 @@ class LearnedAddition(nn.Module):
 
 
 class AdditiveHeads(ScoredHeads):
-    """Heads with an additive score, whose hidden layer has A = D_k units.
-
-    The projections to_q and to_k serve as W_q and W_k, because a projection followed by W_q would be only one linear map. So they have no
-    biases; the option `bias` is for to_v and to_out. queries_at_once: number of queries computed at a time; None: all.
+    """Heads with an additive score, whose hidden layer has A = D_k units. The projections to_q and to_k serve as W_q and W_k, and have no
+    biases. queries_at_once: number of queries computed at a time; None: all.
     """
 
     cost = Cost("O(N² (A + D_v) H)", lambda N, s: 2 * N * N * s.D)

@@ -18,10 +18,8 @@ from models.parts.positions import Rotation
 
 
 class CausalSynthesizer(SynthesizerHeads, CausalLayer):
-    """Multi-head causal Synthesizer, with the options of `Synthesizer`. Raises ValueError for more than n_positions tokens.
-
-    Its state is v (H, N_max, D_v), with each token's value at its position, n, the number of tokens, and for the dot product k, which has
-    the shape of v.
+    """Multi-head causal Synthesizer, with the options of `Synthesizer`. Raises ValueError for more than n_positions tokens. Its state is v
+    (H, N_max, D_v), n, the number of tokens, and for the dot product k, of the shape of v.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="bounded", ordered=True)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
+from models.attention.layers.encoder import EncoderLayer
 from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.multi_head import EqualHeads, both_masks, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
-from models.parts.positions import Rotation
 
 TERMS = ("c2p", "p2c")  # content to position: the second term of (a); position to content: the third
 
@@ -55,19 +55,15 @@ def attend_disentangled(
 
 
 def by_distance(x: Tensor) -> Tensor:
-    """Return y (.., N, N) with y_ij = x_i,j-i+N-1: x (.., N, 2 N) has a column for each distance j - i = 1 - N, .., N.
-
-    In memory, consecutive rows of y begin 2 N - 1 numbers apart in x, so that no indices are needed.
-    """
+    """Return y (.., N, N) with y_ij = x_i,j-i+N-1: x (.., N, 2 N) has a column for each distance j - i = 1 - N, .., N."""
     N = x.shape[-2]
     flat = x.flatten(-2)[..., N - 1 : 2 * N * N - 1]
     return flat.reshape(*x.shape[:-2], N, 2 * N - 1)[..., :N]
 
 
 def distance_rows(distances: Tensor, span: int, max_distance: int | None = None) -> Tensor:
-    """Return δ: distances i - j, any shape, int64 -> rows 0 .. 2 span - 1, same shape. With `max_distance`, (d), otherwise (c).
-
-    The logarithm is computed in float32, as in training, because its rounding decides the bucket of some distances.
+    """Return δ: distances i - j, any shape, int64 -> rows 0 .. 2 span - 1, same shape. With `max_distance`, (d), otherwise (c). The
+    logarithm is in float32, as in training, because its rounding decides the bucket of some distances.
     """
     if max_distance is not None:
         half = span // 2
@@ -91,7 +87,7 @@ class DistanceVectors(nn.Module):
         return self.norm(self.table.weight)
 
 
-class DisentangledAttention(EqualHeads):
+class DisentangledAttention(EqualHeads, EncoderLayer):
     """Multi-head disentangled self-attention for texts of up to n_positions tokens.
 
     span: s, rows of R on each side. max_distance: the distance at which the buckets of (d) reach the last row; None: (c). terms: those of
@@ -130,18 +126,7 @@ class DisentangledAttention(EqualHeads):
         self.rows: Tensor
         self.register_buffer("rows", distance_rows(distances, span, max_distance), persistent=False)  # (2 N_max + 1,)
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """Map (B, N, D) to (B, N, D); arguments as in `SoftmaxAttention.forward`. Raises ValueError for a rotation."""
-        if rotation is not None:
-            raise ValueError("disentangled attention supports no rotation, because its scores depend on distances already; give none")
+    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: None, *, pair_mask: Tensor | None, pair_bias: Tensor | None) -> Tensor:
         N = x.shape[1]
         if not torch.compiler.is_exporting() and self.n_positions < N:
             raise ValueError(f"N={N} tokens, but the layer has rows for n_positions={self.n_positions}; cut the input")

@@ -1,9 +1,7 @@
 """Dot-product attention: the score of a query and a key is their dot product, without a scale.
 
 o_i = sum_j p_ij v_j,   p_i = softmax_j(q_i . k_j)
-Luong et al. 2015, arXiv:1508.04025, section 3.1, "dot". For independent entries of q and k with variance 1, the scores have variance
-D_k, so initially the softmax of a wide head gives almost all weight to one key. Scaled dot-product attention divides by sqrt(D_k) for
-this reason. O(N_q N_k (D_k + D_v)) time a head.
+Luong et al. 2015, arXiv:1508.04025, section 3.1, "dot". O(N_q N_k (D_k + D_v)) time a head.
 """
 
 from torch import Tensor
@@ -14,10 +12,7 @@ from models.attention.scoring.scored import ScoredAttention
 
 
 def attend_dot(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Compute dot-product attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
-
-    mask and bias are those of `scaled_dot_product.attend`.
-    """
+    """Compute dot-product attention, with the arguments of `scaled_dot_product.attend`."""
     return attend(q, k, v, scale=1.0, mask=mask, bias=bias)
 
 

@@ -14,10 +14,7 @@ from models.parts.positions import Rotation
 
 
 class GatedSoftmaxAttention(CausalSoftmaxAttention):
-    """Gated softmax attention with H query heads. Each group of H / H_k query heads shares one head of keys and one of values.
-
-    n_kv_heads is H_k (None: H).
-    """
+    """Gated softmax attention with H query heads and H_k = n_kv_heads (None: H) heads of keys and values."""
 
     gates = (("to_gate", 40.0),)  # sigmoid(40) is 1, even in float64
 

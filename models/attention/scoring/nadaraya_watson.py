@@ -21,10 +21,8 @@ LEAST_H = 1e-6
 def attend_nadaraya_watson(
     q: Tensor, k: Tensor, v: Tensor, *, h: Tensor | float = 1.0, mask: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """Compute kernel regression: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v).
-
-    h > 0: one number, a tensor (H, 1) with one number per head, or (H, D_k) with one per dimension of each head. mask, bias: as in
-    `attend`.
+    """Compute kernel regression: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v). h > 0: a number, (H, 1) or
+    (H, D_k).
     """
     exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: the square of a key of length 256 overflows float16
     h = h.unsqueeze(-2) if isinstance(h, Tensor) and h.dim() > 0 else h  # (H, 1, 1 or D_k)
@@ -34,9 +32,8 @@ def attend_nadaraya_watson(
 
 
 class LearnedKernel(nn.Module):
-    """A module that applies `attend_nadaraya_watson` with a learned h = softplus(rho) + 1e-6, rho (H, 1) or (H, D_k).
-
-    h: its initial value. Raises ValueError if it is not above 1e-6.
+    """A module that applies `attend_nadaraya_watson` with a learned h = softplus(rho) + 1e-6, rho (H, 1) or (H, D_k), initially h. Raises
+    ValueError if that is not above 1e-6.
     """
 
     def __init__(self, *shape: int, h: float) -> None:
@@ -51,11 +48,7 @@ class LearnedKernel(nn.Module):
 
 
 class KernelHeads(ScoredHeads):
-    """Heads with a Gaussian kernel.
-
-    bandwidth: the initial h of every head. per_dimension: one h for each dimension of a head, instead of one a head. With a rotation,
-    |q - k| depends on how far apart the two tokens are, and with per_dimension also on their absolute positions.
-    """
+    """Heads with a Gaussian kernel. bandwidth: the initial h. per_dimension: one h for each dimension of a head, instead of one a head."""
 
     def __init__(
         self,

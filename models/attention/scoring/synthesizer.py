@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.encoder import EncoderLayer
 from models.attention.layers.mechanism import Cost, Examples, Mechanism
 from models.attention.layers.multi_head import both_masks, head_width, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
@@ -28,14 +29,10 @@ from models.attention.scoring.synthesizer_scores import (
     RandomScores,
     SynthesizedScores,
 )
-from models.parts.positions import Rotation
 
 
 def attend_by_scores(scores: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Return softmax(scores) v: scores (B or 1, H, N_q, N_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 if there is no key.
-
-    mask is that of `scaled_dot_product.attend`.
-    """
+    """Return softmax(scores) v: scores (B or 1, H, N_q, N_k), v (B, H, N_k, D_v) -> (B, H, N_q, D_v), or 0 if there is no key."""
     return masked_softmax(scores, mask) @ v
 
 
@@ -82,25 +79,14 @@ class SynthesizerHeads(Mechanism):
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
 
-class Synthesizer(SynthesizerHeads):
+class Synthesizer(SynthesizerHeads, EncoderLayer):
     """Multi-head Synthesizer of one kind, or a mixture of several. Raises ValueError if a kind is unknown or N > n_positions."""
 
     capabilities = Capabilities(cross=False, pairs=True, ordered=True)
     cost = Cost("O(N² D)", lambda N, s: N * s.n_positions * s.D + N * N * s.D)
     examples = Examples({"kinds": KINDS, "n_positions": 128, "fixed": True})
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """Map (B, N, D) to (B, N, D); arguments as in `SoftmaxAttention.forward`. Raises ValueError for a rotation."""
-        if rotation is not None:
-            raise ValueError("a Synthesizer supports no rotation, because its scores depend on positions already; give none")
+    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: None, *, pair_mask: Tensor | None, pair_bias: Tensor | None) -> Tensor:
         N = x.shape[1]
         if not torch.compiler.is_exporting() and self.n_positions < N:
             raise ValueError(f"N={N} tokens, but the Synthesizer has scores for n_positions={self.n_positions}; cut the input")

@@ -24,10 +24,8 @@ def dense_scores(x: Tensor, W_1: Tensor, b_1: Tensor, W_2: Tensor, b_2: Tensor) 
 
 
 def factorised_dense_scores(x: Tensor, W_A: Tensor, W_B: Tensor) -> Tensor:
-    """Return factorised dense scores (B, H, N, a b): x (B, N, D), W_A (H, a, D), W_B (H, b, D).
-
-    Column l is (W_A x)[l // b] times (W_B x)[l mod b]. So each entry of W_A x is repeated b times, and W_B x as a whole is repeated a
-    times. If both were repeated as a whole, only lcm(a, b) columns would be different.
+    """Return factorised dense scores (B, H, N, a b): x (B, N, D), W_A (H, a, D), W_B (H, b, D). Column l is (W_A x)[l // b] times (W_B x)[l
+    mod b].
     """
     block, place = x.unsqueeze(1) @ W_A.mT, x.unsqueeze(1) @ W_B.mT  # (B, H, N, a), (B, H, N, b)
     return (block.unsqueeze(-1) * place.unsqueeze(-2)).flatten(-2)
@@ -93,10 +91,7 @@ class RandomScores(nn.Module):
 
 
 class FactorisedDenseScores(nn.Module):
-    """A module that computes `factorised_dense_scores` with its own weights.
-
-    a: rows of W_A; None: the largest divisor of n_positions that is at most its square root.
-    """
+    """A module that computes `factorised_dense_scores`. a: rows of W_A; None: the largest divisor of n_positions up to its square root."""
 
     def __init__(self, d_model: int, n_heads: int, n_positions: int, a: int | None) -> None:
         super().__init__()

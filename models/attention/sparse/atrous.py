@@ -19,10 +19,7 @@ from models.parts.checks import at_least
 def attend_atrous(
     q: Tensor, k: Tensor, v: Tensor, *, rate: int, scale: float | None = None, key_mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    """Compute atrous attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 if there is no key.
-
-    With `causal`, only keys j <= i are seen.
-    """
+    """Compute atrous attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 if there is no key."""
     refuse_cross("atrous attention", q=q, k=k, v=v)
     q_r, k_r, v_r, present = (residues(x, rate) for x in (q, k, v, keys_present(k, key_mask)))  # (B, H, r, n, ..)
     seen = present.mT  # (B, 1, r, 1, n)

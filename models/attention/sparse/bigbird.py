@@ -1,13 +1,9 @@
 """BigBird: a block of tokens sees its two neighbour blocks, the first and the last block, and a few random blocks.
 
-There are n = N / b blocks of b tokens. Blocks 0 and n - 1 see everything. A block i between them sees blocks 0, n - 1, i - 1, i, i + 1
-and r random blocks, which are drawn for each head separately; a block that is drawn twice counts once. Zaheer et al. 2020,
-arXiv:2007.14062, section 2 (the variant with internal global blocks, ITC). O(N b (5 + 2 r) D_k) time. This is for encoders only, because
-the last block, which all tokens see, contains future tokens.
-
-In a row of at most 5 + 2 r blocks every token sees everything, as in the published models. n is the number of blocks of the row that
-contain tokens. The random blocks depend only on n and on a table of random numbers that is drawn once, so neither padding nor the other
-rows of a batch change what a token sees.
+Blocks 0 and n - 1 of n = N / b blocks of b tokens see everything. A block i between them sees blocks 0, n - 1, i - 1, i, i + 1 and r random
+blocks, drawn for each head; a block that is drawn twice counts once. In a row of at most 5 + 2 r blocks every token sees everything. n is
+the number of blocks of the row that contain tokens, so neither padding nor other rows change what a token sees. Zaheer et al. 2020,
+arXiv:2007.14062, section 2 (ITC). O(N b (5 + 2 r) D_k) time.
 """
 
 import torch
@@ -35,9 +31,8 @@ def attend_bigbird(
 ) -> Tensor:
     """Compute BigBird attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 if there is no key.
 
-    block: tokens in a block. table: int64 (H, n - 2, r), the random key blocks of query blocks 1 .. n - 2, n = ceil(N / block). Numbers
-    outside 0 .. n - 1 are ignored. full_up_to: with at most this number of blocks, all tokens see everything; `BigBirdAttention` does so
-    up to 5 + 2 r blocks. `scale` defaults to D_k^-1/2.
+    table: int64 (H, n - 2, r), the random key blocks of query blocks 1 .. n - 2, n = ceil(N / block); numbers outside 0 .. n - 1 are
+    ignored. full_up_to: with at most this number of blocks, all tokens see everything.
     """
     n = (q.shape[2] + block - 1) // block
     n_blocks = torch.full((1, 1, 1), n, device=q.device)
@@ -100,11 +95,10 @@ def keys_of_lists(k: Tensor, v: Tensor, present: Tensor, lists: Tensor, n_blocks
 
 
 def random_blocks(draws: Tensor, n_blocks: Tensor) -> Tensor:
-    """Choose r different blocks for every query block, among the blocks that it does not see anyway: (H, n, r) -> (.., H, n, r).
-
-    draws: random int64 >= 0. n_blocks (.., 1, 1): number of blocks of a row. If fewer than r blocks are eligible, some of the chosen ones
-    are equal or are seen anyway. By Floyd's sampling (Bentley & Floyd 1987), draw t chooses one of the first L - r + t + 1 of the L
-    eligible blocks. If an earlier draw has chosen the same block, the last of these L - r + t + 1 blocks is taken instead.
+    """Choose r different blocks for every query block, among those that it does not see anyway: draws (H, n, r), random int64 >= 0,
+    n_blocks (.., 1, 1) -> (.., H, n, r). By Floyd's sampling (Bentley & Floyd 1987), draw t chooses one of the first L - r + t + 1 of the L
+    eligible blocks, or the last of these if an earlier draw has chosen the same. If fewer than r are eligible, some are equal or seen
+    anyway.
     """
     i = torch.arange(draws.shape[1], device=draws.device)
     before = (i - 2).clamp_min(0)  # the eligible blocks are 1 .. i - 2 and i + 2 .. n - 2
@@ -127,10 +121,8 @@ def _fixed_blocks(n: int, n_blocks: Tensor) -> Tensor:
 
 
 class BigBirdAttention(EqualHeadsEncoderLayer):
-    """Multi-head attention to neighbour, first, last and random blocks. Raises ValueError if N > n_positions or a size is invalid.
-
-    The random numbers `draws` (H, n_positions / block, n_random) are saved with the weights, so that inference has the random blocks of
-    training.
+    """Multi-head attention to neighbour, first, last and random blocks. Raises ValueError if N > n_positions or a size is invalid. The
+    random numbers `draws` (H, n_positions / block, n_random) are saved with the weights.
     """
 
     capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="pattern")
@@ -174,9 +166,8 @@ class BigBirdAttention(EqualHeadsEncoderLayer):
         return attend_to_lists(q, k, v, lists, n_blocks, block=self.block, key_mask=key_mask)
 
     def lists(self, n: int, n_blocks: Tensor) -> Tensor:
-        """Return the key blocks of every query block: n_blocks (B, 1, 1), of each row -> (B, H, n, L), L = min(n, 5 + 2 r).
-
-        In rows of at most 5 + 2 r blocks, these are all blocks.
+        """Return the key blocks of every query block: n_blocks (B, 1, 1) of each row -> (B, H, n, L), L = min(n, 5 + 2 r). Short rows list
+        all blocks.
         """
         L = 5 + 2 * self.n_random
         drawn = random_blocks(self.draws[:, :n], n_blocks)  # (B, H, n, r)

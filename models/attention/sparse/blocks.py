@@ -1,7 +1,5 @@
-"""Helpers that cut tokens into blocks, so that attention with a fixed sparse pattern needs no N x N matrix.
-
-N is padded with zeros to n blocks of C tokens, and padding is not seen as a key. Each query block is compared with a span of keys:
-some blocks before it, itself, and some blocks after it. The pattern is exact, because a mask selects the pairs within a span.
+"""Helpers that cut tokens into blocks, so that attention with a fixed sparse pattern needs no N x N matrix: each query block is compared
+with a span of keys, some blocks before and after it, in which a mask selects the pairs.
 """
 
 import torch
@@ -10,9 +8,8 @@ from torch import Tensor
 
 
 def in_blocks(x: Tensor, C: int, *, spare: int = 0) -> Tensor:
-    """Cut x into blocks: (B, H, N, D_k) -> (B, H, n, C, D_k), n = ceil(N / C) + spare.
-
-    spare: number of additional blocks of zeros. One of them keeps n above 1, because an exporter would treat an axis of size 1 as constant.
+    """Cut x into blocks, filled up with zeros: (B, H, N, D_k) -> (B, H, n, C, D_k), n = ceil(N / C) + spare. A spare block keeps n above 1,
+    because an exporter would treat an axis of size 1 as constant.
     """
     n = (x.shape[2] + C - 1) // C + spare
     return F.pad(x, (0, 0, 0, n * C - x.shape[2])).unflatten(2, (-1, C))

@@ -33,12 +33,8 @@ def attend_causal_longformer(
     mask: Tensor | None = None,
     attend: Callable[..., Tensor] = attend_to_windows,
 ) -> tuple[Tensor, State]:
-    """Compute causal Longformer attention, and return the outputs (B, H, N, D_k) and the new state.
-
-    local: q, k, v. of_globals: q_g, k_g, v_g. Each is (B, H, N, D_k).
-
-    mask bool (B, N): True at tokens, which are at the left of each row. past: the state of `CausalLongformerAttention`; None: there is no
-    earlier token. `scale` defaults to D_k^-1/2.
+    """Compute causal Longformer attention, and return the outputs (B, H, N, D_k) and the new state. local: q, k, v. of_globals: q_g, k_g,
+    v_g. Each is (B, H, N, D_k). mask bool (B, N): True at tokens, at the left. past: the state of `CausalLongformerAttention`.
     """
     given, exact = local[2].dtype, at_least_float32(local[2].dtype)
     q, k, v, q_g, k_g, v_g = (x.to(exact) for x in (*local, *of_globals))
@@ -74,9 +70,8 @@ def shapes_of_past(n_heads: int, d_head: int, window: int, n_global: int) -> dic
 
 
 def _first(known: Tensor, new: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
-    """Return the keys or values of the g global tokens, (B, H, g, D_k): those in `known`, and those among the new tokens (B, H, N, D_k).
-
-    n (B, 1): number of earlier tokens. lengths (B, 1): number of new tokens.
+    """Return the keys or values of the g global tokens, (B, H, g, D_k): those in `known`, and those among the new tokens (B, H, N, D_k). n,
+    lengths (B, 1): numbers of earlier and of new tokens.
     """
     i = torch.arange(known.shape[2], device=n.device) - n  # (B, g): index among the new tokens
     here = ((i >= 0) & (i < lengths))[:, None, :, None]
@@ -85,11 +80,9 @@ def _first(known: Tensor, new: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
 
 
 class CausalLongformerAttention(GlobalHeads, EqualHeadsLayer):
-    """Multi-head attention to a window and the first tokens. Raises ValueError if window < 2 or n_global < 1.
-
-    Its state is k and v of the last window - 1 tokens, the newest last; k_first and v_first, the keys and values of the global tokens from
-    the projections for all tokens; k_global and v_global, those from the projections for global tokens; and n, the number of tokens, which
-    stops growing when no window contains a global token any more.
+    """Multi-head attention to a window and the first tokens. Raises ValueError if window < 2 or n_global < 1. Its state is k and v of the
+    last window - 1 tokens, the newest last; k_first and v_first, and k_global and v_global, of the global tokens by both projections; and
+    n, the number of tokens, up to that at which no window contains a global token any more.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")

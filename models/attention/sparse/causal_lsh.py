@@ -1,24 +1,22 @@
 """Causal LSH attention with a cache: a token sees the past tokens that share a bucket with it in some round of hashing.
 
 o_t = sum_j p_tj v_j,   p_t = softmax of q_t . k_j over j <= t with h_r(j) = h_r(t) for some r,   k_j = q_j / |q_j|
-h_r(j) is the bucket of q_j in round r of R. The score of the token itself is -10^5. Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6.
-It equals `attend_lsh` with `causal` and the rule `paper` if every bucket lies within two chunks: with that rule, all rounds together are
-one softmax. There are no chunks here, because the places where chunks are cut depend on future tokens. The t-th token costs
-O(t (D_k + R)) a head, and the cache holds t H (2 D_k + R) numbers.
+h_r(j) is the bucket of q_j in round r of R. The score of the token itself is -10^5. Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6. There
+are no chunks, because their places depend on future tokens. The t-th token costs O(t (D_k + R)) a head.
 """
 
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
 from models.attention.layers.mechanism import Cost, Examples
-from models.attention.layers.multi_head import head_width, merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
-from models.attention.sparse.lsh import EPS, SELF_LOGIT, unit_keys
-from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations, factors_of
+from models.attention.sparse.lsh import EPS, SELF_LOGIT, HashedHeads, unit_keys
+from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, factors_of
 from models.parts.positions import Rotation
 
 NOWHERE = -1.0  # the bucket number of padding
@@ -35,12 +33,8 @@ def attend_lsh_to_cache(
     self_logit: float = SELF_LOGIT,
     eps: float = EPS,
 ) -> tuple[Tensor, State]:
-    """Attend to the cache and the new tokens. Return the outputs (B, H, N, D_v) and the state with N more slots.
-
-    qk (B, H, N, D_k), v (B, H, N, D_v), buckets as floats (B, H, N, R).
-
-    A token in bucket -1 is padding: no token sees it, now or later. If `state` is None, there is no earlier token. eps: as in
-    `lsh.unit_keys`.
+    """Attend to the cache and the new tokens. Return the outputs (B, H, N, D_v) and the state with N more slots: qk (B, H, N, D_k), v (B,
+    H, N, D_v), buckets as floats (B, H, N, R). No token sees one in bucket -1, which is padding.
     """
     new = {"qk": qk, "v": v, "buckets": buckets}
     refuse_cross("causal LSH attention", **new)
@@ -55,11 +49,9 @@ def attend_lsh_to_cache(
     return masked_softmax(scores, shared & (slots <= own)) @ state["v"], state
 
 
-class CausalLSHAttention(CausalLayer):
-    """Multi-head causal LSH attention. Its state is qk, v and buckets (as floats), each with one more slot for every token of a call.
-
-    There is no to_k, because keys are the queries scaled to length 1. Padding in a call also takes slots, which no token sees and which
-    are not reused. Raises ValueError if n_buckets is too large for float32.
+class CausalLSHAttention(HashedHeads, CausalLayer):
+    """Multi-head causal LSH attention. Its state is qk, v and buckets (as floats), each with one more slot for every token of a call. There
+    is no to_k, because keys are the queries scaled to length 1. Raises ValueError if n_buckets is too large for float32.
     """
 
     capabilities = Capabilities.of_cache(weights="pattern")
@@ -80,18 +72,11 @@ class CausalLSHAttention(CausalLayer):
         eps: float = EPS,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.n_rounds, self.n_buckets = n_rounds, n_buckets
-        self.options = {"scale": scale, "self_logit": self_logit, "eps": eps}
         if (product := math.prod(factors_of(n_buckets))) > MOST_BUCKETS:
             raise ValueError(f"n_buckets={n_buckets} are {product} buckets, more than {MOST_BUCKETS}; take smaller factors")
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
-        self.rotations: Tensor
-        self.register_buffer("rotations", draw_rotations(n_heads, n_rounds, self.d_head, n_buckets, seed=seed))
+        super().__init__(d_model, n_heads, d_head, bias, n_rounds, n_buckets, seed)
+        self.n_rounds = n_rounds
+        self.options = {"scale": scale, "self_logit": self_logit, "eps": eps}
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

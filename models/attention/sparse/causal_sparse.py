@@ -1,8 +1,7 @@
 """Causal sparse attention: a token sees near past tokens, and every l-th past token or the ends of blocks of l tokens.
 
-The patterns `union`, `strided` and `fixed` are those of sparse.py, with j <= t. Child et al. 2019, arXiv:1904.10509, eqs. 2-4. The cache
-holds all tokens. With `union` the t-th token reads about l + t / l of them, at most about 2 sqrt(N) if l is near sqrt(N). With `strided`
-half of the heads read l and the other half t / l, with `fixed` up to l and c t / l.
+The patterns are those of sparse.py, with j <= t. Child et al. 2019, arXiv:1904.10509, eqs. 2-4. The cache holds all tokens; with `union`
+the t-th token reads about l + t / l of them.
 """
 
 import torch

@@ -1,9 +1,8 @@
 """Local attention: softmax over the tokens within a distance w.
 
 o_i = sum_j p_ij v_j,   p_i = softmax_j(scale * q_i . k_j) over |i - j| <= w,   or 0 <= i - j <= w if causal
-Child et al. 2019, arXiv:1904.10509; Beltagy et al. 2020, arXiv:2004.05150, section 3.1. O(N (2w + C) D_k) time, in blocks of C tokens.
-Tokens near the ends of a sequence have fewer keys. The causal layer with a state is in sliding_window.py. There `window` is w + 1, because
-it counts the token itself.
+Child et al. 2019, arXiv:1904.10509; Beltagy et al. 2020, arXiv:2004.05150, section 3.1. O(N (2w + C) D_k) time, in blocks of C tokens. In
+sliding_window.py, the causal layer with a state, `window` is w + 1.
 """
 
 import torch
@@ -28,10 +27,8 @@ def attend_local(
     causal: bool = False,
     block: int = 64,
 ) -> Tensor:
-    """Compute local attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v), key_mask (B, N_k) -> (B, H, N_q, D_v).
-
-    The output is 0 for a query that sees no key. window: w, the distance that a token sees to either side. block: C; it affects the speed
-    only. N_q may differ from N_k.
+    """Compute local attention: q (B, H, N_q, D_k), k (B, H, N_k, D_k), v (B, H, N_k, D_v), key_mask (B, N_k) -> (B, H, N_q, D_v), 0 for a
+    query that sees no key. window: w. block: C; it affects the speed only.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing

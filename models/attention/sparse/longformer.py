@@ -40,10 +40,9 @@ def attend_longformer(
 ) -> Tensor:
     """Compute Longformer attention. Returns the outputs of all tokens, (B, H, N, D_v), 0 at padding.
 
-    local: (q, k, v). of_globals: (q_g, k_g, v_g), from the projections for global tokens. key_mask bool (B, N): True at tokens.
-
-    window: w, even. The global tokens are those of global_mask bool (B, N), if given, or else the first n_global. dilation: a number for
-    all heads, or one for each. block: C; it affects the speed only.
+    local: (q, k, v). of_globals: (q_g, k_g, v_g), from the projections for global tokens. key_mask bool (B, N): True at tokens. window: w,
+    even. The global tokens are those of global_mask bool (B, N), if given, or else the first n_global. dilation: a number for all heads, or
+    one for each. block: C; it affects the speed only.
     """
     q, k, v = local
     q_g, k_g, v_g = of_globals
@@ -107,10 +106,8 @@ def _by_dilation(dilation: int | Sequence[int], n_heads: int) -> Iterator[tuple[
 
 
 def _first(n_global: int, q: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return which tokens are global, bool (1, 1, N, 1), and a function that takes the first n_global tokens of x (B, H, N, D_k).
-
-    If x has fewer tokens, the function appends zeros. It takes at least one token, because an export fails for an axis of size 0. If no
-    token is global, that one is masked.
+    """Return which tokens are global, bool (1, 1, N, 1), and a function that takes the first n_global tokens of x (B, H, N, D_k), at least
+    one and with zeros after the last: an export fails for an axis of size 0.
     """
     room = max(n_global, 1)
     is_global = torch.arange(q.shape[2], device=q.device)[None, None, :, None] < n_global
@@ -118,10 +115,7 @@ def _first(n_global: int, q: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]
 
 
 def _anywhere(global_mask: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return the same two results as `_first`, for the global tokens of a mask (B, N).
-
-    The number of tokens that the function selects in every row is the largest number of global tokens in any row, at least 1.
-    """
+    """Return the same two results as `_first`, for the global tokens of a mask (B, N): as many as the row with most has, at least 1."""
     most = max(int(global_mask.sum(1).max()), 1)
     places = global_mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, G)
     is_global = global_mask[:, None, :, None]
@@ -149,9 +143,8 @@ class GlobalHeads(EqualHeads):
 
 
 class LongformerAttention(GlobalHeads, EncoderLayer):
-    """Multi-head attention in windows, in which the first n_global tokens are global. Raises ValueError for an odd window.
-
-    window: w; a token sees w / 2 tokens on either side.
+    """Multi-head attention in windows of w / 2 tokens on either side, in which the first n_global tokens are global. Raises ValueError for
+    an odd window.
     """
 
     capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="pattern")

@@ -3,17 +3,11 @@
 q_i = x_i W_q,   k_j = q_j / |q_j|. In each round r, q_i gets a bucket h_r(i). The tokens are sorted by (bucket, position) and cut into
 chunks of C tokens. Token i may see the tokens j of its own chunk, of `before` chunks in front of it and of `after` chunks behind it:
     o_i^r = sum_j p_ij v_j,   p_i = softmax over the seen j of q_i . k_j - log N_ij,   o_i = sum_r softmax_r(lse_i^r) o_i^r
-lse_i^r is the logsumexp of q_i . k_j - log N_ij over the seen j. There are two rules for which j are seen:
-`paper`  of the tokens in these chunks, i sees those with h_r(j) = h_r(i). N_ij is the number of rounds in which i sees j, so all rounds
-         together are one softmax over all tokens that i sees in any round. The last chunk of a round is in front of its first chunk.
-`chunk`  i sees all tokens in these chunks, and N_ij = 1, as in the public code. The last chunk of a round is in front of the first chunk of
-         the next round.
-q_i . k_i is replaced by -10^5, so that a token attends to itself only if it sees no other. There is no factor 1/sqrt(D_k), because keys
-have length 1.
-
-Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6 and appendix A. R rounds take O(R N C D_k + R N log N) time, O(R N C) memory, and with the
-rule `paper` O(R² N C) time for N_ij. With `causal` no future token is seen, but the places where chunks are cut depend on future tokens.
-The layer for decoders is in causal_lsh.py.
+`paper`  of these tokens, i sees those with h_r(j) = h_r(i). N_ij is the number of rounds in which i sees j.
+`chunk`  i sees all of these tokens, and N_ij = 1, as in the public code. The last chunk of a round is in front of the next round's first.
+q_i . k_i is replaced by -10^5, so that a token attends to itself only if it sees no other. Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6
+and appendix A. R rounds take O(R N C D_k + R N log N) time, O(R N C) memory, and with the rule `paper` O(R² N C) time for N_ij. With
+`causal` no future token is seen, but the chunks depend on them; the layer for decoders is in causal_lsh.py.
 """
 
 import math
@@ -25,7 +19,7 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
 from models.attention.layers.encoder import EncoderLayer
-from models.attention.layers.mechanism import ComplexityRow, Cost, Examples
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples, Mechanism
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations
 from models.attention.sparse.lsh_chunks import at, by_bucket, n_rounds_seeing, neighbours
@@ -52,10 +46,8 @@ def attend_lsh(
     self_logit: float = SELF_LOGIT,
     eps: float = EPS,
 ) -> Tensor:
-    """Compute LSH attention: qk (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), 0 for masked tokens.
-
-    buckets: int64 (B, H or 1, R, N), from lsh_buckets.py, or any integers >= 0. chunk: number of tokens in a chunk. before, after: number
-    of chunks that a token sees before and after its own. eps: as in `unit_keys`. Raises ValueError for an unknown rule or invalid sizes.
+    """Compute LSH attention: qk (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), 0 for masked tokens. buckets:
+    int64 (B, H or 1, R, N), any integers >= 0. chunk: tokens of a chunk. Raises ValueError for an unknown rule or invalid sizes.
     """
     _check(rule, chunk, before, after)
     refuse_cross("LSH attention", qk=qk, v=v, buckets=buckets.mT)
@@ -102,11 +94,24 @@ def unit_keys(qk: Tensor, *, eps: float = EPS) -> Tensor:
     return qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * qk.shape[-1] ** -0.5
 
 
-class LSHAttention(EncoderLayer):
-    """Multi-head LSH self-attention. Keys are the queries scaled to length 1, so there is no to_k.
+class HashedHeads(Mechanism):
+    """The projections and the hash of LSH attention. Keys are the queries scaled to length 1, so there is no to_k."""
 
-    A row of at most `chunk` tokens gets full attention. n_buckets should be about 2 N / chunk; a tuple contains the factors of this number.
-    The rotations of the hash are drawn once, from `seed`, and are saved with the weights. The other options are those of `attend_lsh`.
+    def __init__(self, d_model: int, n_heads: int, d_head: int | None, bias: bool, n_rounds: int, n_buckets: Buckets, seed: int) -> None:
+        super().__init__()
+        self.n_heads, self.n_buckets = n_heads, n_buckets
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+        self.rotations: Tensor
+        self.register_buffer("rotations", draw_rotations(n_heads, n_rounds, self.d_head, n_buckets, seed=seed))
+
+
+class LSHAttention(HashedHeads, EncoderLayer):
+    """Multi-head LSH self-attention. A row of at most `chunk` tokens gets full attention. n_buckets should be about 2 N / chunk; a tuple
+    contains the factors of this number. The rotations of the hash are drawn once, from `seed`, and are saved with the weights. The other
+    options are those of `attend_lsh`.
     """
 
     # Outputs depend on the order of the tokens, because a bucket that does not fit into its chunks is cut in this order.
@@ -142,19 +147,11 @@ class LSHAttention(EncoderLayer):
         causal: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(d_model, n_heads, d_head, bias, n_rounds, n_buckets, seed)
         _check(rule, chunk, before, after)
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.n_buckets = n_buckets
         self.chunk = chunk
         self.options: dict[str, Any] = {"chunk": chunk, "before": before, "after": after, "rule": rule, "scale": scale, "causal": causal}
         self.options |= {"self_logit": self_logit, "eps": eps}
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
-        self.rotations: Tensor
-        self.register_buffer("rotations", draw_rotations(n_heads, n_rounds, self.d_head, n_buckets, seed=seed))
 
     def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
         key_mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
@@ -166,11 +163,8 @@ class LSHAttention(EncoderLayer):
 
 
 def _softmax_and_lse(scores: Tensor, times: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax-weighted values (.., C, D_v) and the log of the sum of weights (.., C, 1).
-
-    scores and times (.., C, W C): a key's weight is times · exp(score). v (.., W C, D_v).
-
-    If all keys of a row have the weight 0, the output is 0 and the log is the lowest number.
+    """Return the softmax-weighted values (.., C, D_v) and the log of the sum of weights (.., C, 1): scores, times (.., C, W C), v (.., W C,
+    D_v). A key's weight is times · exp(score). If all weights of a row are 0, the output is 0 and the log is the lowest number.
     """
     top = scores.amax(-1, keepdim=True)
     exps = torch.exp(scores - top) * times

@@ -11,9 +11,8 @@ PADDING = 2**62  # a sort key larger than that of any token, which is bucket * N
 
 
 def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:
-    """Return the indices of the tokens, sorted by (bucket, position), with padding last: buckets (B, H, R, N') -> (B, H, R, N').
-
-    real bool (B, H, N'): True at tokens. The sort keys are unique, so every sorting algorithm gives the same order.
+    """Return the indices of the tokens, sorted by (bucket, position), with padding last: buckets (B, H, R, N'), real bool (B, H, N') -> (B,
+    H, R, N').
     """
     N = buckets.shape[-1]
     position = torch.arange(N, device=buckets.device)
@@ -25,10 +24,8 @@ def neighbours(
 ) -> tuple[Tensor, Tensor]:
     """Return the W C tokens in the W = before + 1 + after chunks around each chunk, and whether each counts: (B, H, R, chunks, W C) each.
 
-    order (B, H, R, N'): the result of `by_bucket`. The n_filled chunks of a round that have tokens form a circle: the first one follows
-    the last. So the amount of padding in a row does not matter. With `across_rounds` the chunks of all rounds form one circle, in which
-    the first chunk of a round follows the last chunk of the round before. A row of one chunk has full attention in every round. If a
-    circle has fewer than W chunks, each chunk counts once.
+    order (B, H, R, N'): the result of `by_bucket`. The n_filled chunks of a round that have tokens form a circle; with `across_rounds`
+    those of all rounds form one. A row of one chunk has full attention. If a circle has fewer than W chunks, each chunk counts once.
     """
     n, offset = n_filled.unsqueeze(1), torch.arange(-before, after + 1, device=order.device)  # (B, 1, 1, 1), (W,)
     shifted = torch.arange(n_chunks, device=order.device)[:, None] + offset  # (chunks, W)

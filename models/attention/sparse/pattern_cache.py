@@ -1,7 +1,5 @@
-"""Causal attention in a fixed pattern. Slot t of the cache holds the token at position t, so a step reads only the slots of its pattern.
-
-It is the base of causal_atrous.py and causal_sparse.py. A call without a past is computed in blocks, as in an encoder. A call with a
-past copies the slots that each of its N tokens reads, which takes N times the memory of a step. So pass a prompt in one call.
+"""Causal attention in a fixed pattern. Slot t of the cache holds the token at position t, so a step reads only the slots of its pattern. A
+call with a past copies the slots that each of its N tokens reads, so pass a prompt in one call.
 """
 
 import torch
@@ -18,10 +16,8 @@ Slots = tuple[Tensor, Tensor]  # slots that a token reads, int64 (B, N, L), and 
 
 
 class PatternCacheLayer(EqualHeadsLayer):
-    """A base class of causal layers with a fixed pattern. Subclasses define `attend_whole` and `slots_of_heads`.
-
-    The state is k, v and `filled`, with N more slots after a call of N tokens. Tokens fill the slots of a row from the left, and all other
-    slots are 0.
+    """A base class of causal layers with a fixed pattern. Subclasses define `attend_whole` and `slots_of_heads`. The state is k, v and
+    `filled`, with N more slots after a call of N tokens. Tokens fill the slots of a row from the left.
     """
 
     capabilities = Capabilities.of_cache(rotates=True, weights="pattern")

@@ -1,12 +1,9 @@
 """Softmax attention to a window and to the first tokens ("attention sinks"): exact up to `window` tokens, of constant size beyond.
 
 o_t = sum_j p_tj v_j,   p_t = softmax of q_t . k_j / sqrt(D_k) over the g first tokens j < g and the recent ones, t - (W - g) < j <= t
-Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453. So a token attends to at most W tokens, and
-up to W tokens this is causal softmax attention. Beyond, the distance of a query to the first tokens stops growing, as if the tokens
-between were not there (section 3.2 of the paper): their scores are those of a query at position W - 1.
-
-Token t is kept in slot 1 + t, and tokens beyond the last slot overwrite the oldest ones that are not among the first g. Slot 0 takes
-padding and stays 0. A token costs O(W) however long the past is.
+Xiao et al. 2023, arXiv:2309.17453. Up to W tokens this is causal softmax attention. Beyond, the scores of the first tokens are those of a
+query at position W - 1 (section 3.2). Token t is kept in slot 1 + t, and tokens beyond the last slot overwrite the oldest ones that are not
+among the first g. Slot 0 takes padding and stays 0. A token costs O(W) however long the past is.
 """
 
 from collections.abc import Sequence
@@ -40,14 +37,12 @@ class WindowCall(NamedTuple):
 
 
 class SinkWindowAttention(GroupedHeads):
-    """Multi-head attention to a window and the first tokens, with the options of `GroupedHeads`.
+    """Multi-head attention to a window and the first tokens, with the options of `GroupedHeads`. window is W, n_first is g. Raises
+    ValueError unless 1 <= g < W and piece >= 1.
 
-    window is W, n_first is g. Raises ValueError unless 1 <= g < W and piece >= 1.
-
-    Its state is k and v, (H_k, S, D_k) each with S = W + piece slots, and n, the number of tokens. Keys are stored after rotation. With
-    `counted` False the state has no n, and every call needs a rotation with positions (`Rotation.t`). A call writes only the slots of its
-    own tokens. After a call of at most `piece` tokens the slots still have all that its first token sees, so a server may update them in
-    place, and make the call again.
+    Its state is k and v, (H_k, S, D_k) each with S = W + piece slots, after rotation, and n, the number of tokens. With `counted` False the
+    state has no n, and every call needs a rotation with positions (`Rotation.t`). After a call of at most `piece` tokens the slots still
+    have all that its first token sees, so a server may update them in place, and make the call again.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")

@@ -18,10 +18,8 @@ from models.parts.positions import Rotation
 
 
 class SlidingWindowAttention(GroupedHeads):
-    """Multi-head attention to a window, with the options of `GroupedHeads`. Raises ValueError if window < 2, since it would have no past.
-
-    Its state is k and v of the last window - 1 tokens, the newest last, and n, their number. Keys are stored after rotation, so each
-    contains its position. Rows of a batch may have different numbers of past tokens.
+    """Multi-head attention to a window, with the options of `GroupedHeads`. Raises ValueError if window < 2. Its state is k and v of the
+    last window - 1 tokens, the newest last, after rotation, and n, their number.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
@@ -73,9 +71,8 @@ class SlidingWindowAttention(GroupedHeads):
 
 
 def newest(x: Tensor, lengths: Tensor, n_kept: int) -> Tensor:
-    """Return the n_kept slots of each row that end with its newest token: x (B, H, n_kept + N, D_k) -> (B, H, n_kept, D_k).
-
-    lengths (B, 1): number of new tokens of each row. Their slots follow the first n_kept.
+    """Return the n_kept slots of each row that end with its newest token: x (B, H, n_kept + N, D_k), lengths (B, 1) of new tokens -> (B, H,
+    n_kept, D_k).
     """
     slots = lengths.long() + torch.arange(n_kept, device=x.device)  # (B, n_kept)
     return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

@@ -40,10 +40,7 @@ def attend_sparse(
     causal: bool = False,
 ) -> Tensor:
     """Compute sparse attention: q, k (B, H, N, D_k), v (B, H, N, D_v), key_mask bool (B, N) -> (B, H, N, D_v), or 0 if there is no key.
-
-    mode: the pattern. stride: l. n_summaries: c, for `fixed` only. n_heads_a: number of heads of type A; None: half, rounded up. In a model
-    whose layers alternate between the types, it is H in one layer and 0 in the next. In causal `fixed`, tokens before the end of the first
-    block see nothing in heads of type B, so their output there is 0.
+    mode: the pattern. stride: l. n_summaries: c, for `fixed` only. n_heads_a: number of heads of type A; None: half, rounded up.
     """
     refuse_cross("sparse attention", q=q, k=k, v=v)
     options: dict[str, Any] = {"scale": scale_of(q, scale), "causal": causal}

@@ -12,9 +12,8 @@ from models.attention.layers.causal import attend_to_past
 
 def attend_to_windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
     """Attend to windows: q (B, H, N, D_k), k and v (B, H, window - 1 + N, D_k), present bool (B, window - 1 + N) -> (B, H, N, D_k).
-
-    seen_first, bool (B, N, n_first): k and v begin with n_first more slots, and it is True where a query sees one of these.
-    Every query must see at least one key. Raises ValueError if there are fewer keys than queries.
+    seen_first, bool (B, N, n_first): k and v begin with n_first more slots, and it is True where a query sees one of these. Every query
+    must see a key. Raises ValueError if there are fewer keys than queries.
     """
     N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
     n_kept = k.shape[2] - n_first - N

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from export.maps.from_checkpoint import maps_of_checkpoint
 from torch import Tensor
 
 from export.bundle import export_bundle
 from export.errors import ExportError
+from export.maps.of_text import maps_of_checkpoint
 from models.checkpoints.families.reformer import load_reformer
 from models.checkpoints.published import load_checkpoint
 from models.folders.folder import CheckpointError

@@ -158,5 +158,5 @@ def test_what_does_not_fit_is_refused_with_the_values() -> None:
     for kinds in ((), ("vanilla",), ("dense", "dense"), "dense"):
         with pytest.raises(ValueError, match=r"must be a list of some of dense, random, .*, each at most once"):
             make(kinds=kinds)
-    with pytest.raises(ValueError, match="a Synthesizer supports no rotation"):
+    with pytest.raises(ValueError, match="Synthesizer supports no rotation"):
         make()(drawn(1, 5, D), rotation=Rotation(torch.ones(5, 2), torch.zeros(5, 2)))
