@@ -10,8 +10,8 @@ from service import cli
 from service.states.backup import backup
 from service.states.record import Filter
 from service.states.sqlite import SqliteEngine
+from tests.service.states.sequences import a_record
 from tests.service.states.test_rebuilding import AMPLE, contents, filled, large
-from tests.service.states.test_store import record
 
 
 def test_a_backup_is_the_store_at_one_moment(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_backup_is_the_store_at_one_moment(tmp_path: Path) -> None:
     assert backup(folder, to) == (7, 3)
     gone = next(each for each in kept if before[each.id][1] == large(1))
     engine.delete(gone.tenant, gone.id)
-    new = engine.put(record(50), large(50), quota=AMPLE)
+    new = engine.put(a_record(50), large(50), quota=AMPLE)
     assert contents(to) == before
     assert backup(folder, to) == (7, 3), "again, into the same directory"
     assert contents(to) == {**{id: each for id, each in before.items() if id != gone.id}, new.id: (new, large(50))}
@@ -36,7 +36,7 @@ def test_a_backup_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: py
     backup(folder, to)
     before = contents(to)
     engine = SqliteEngine(folder)
-    engine.put(record(50), large(50), quota=AMPLE)
+    engine.put(a_record(50), large(50), quota=AMPLE)
 
     def full(*paths: object) -> None:
         raise OSError(28, "No space left on device")
@@ -54,7 +54,7 @@ def test_a_backup_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: py
 def test_what_was_deleted_during_a_backup_is_gone_in_it(tmp_path: Path) -> None:
     folder, to = tmp_path / "states", tmp_path / "copy"
     engine = SqliteEngine(folder)
-    kept = [engine.put(record(at), large(at), quota=AMPLE) for at in range(2)]
+    kept = [engine.put(a_record(at), large(at), quota=AMPLE) for at in range(2)]
 
     def show(step: str, fraction: float | None) -> None:
         if step == "index":  # the files are there, and the index is not yet

@@ -12,7 +12,7 @@ from service.states.redis import RedisEngine
 from service.states.sqlite import INLINE_BYTES, SqliteEngine
 from service.states.store import GroupingEngine
 from tests.service.states.conftest import PASSWORD, RedisServer
-from tests.service.states.test_store import record
+from tests.service.states.sequences import a_record
 
 QUOTA = Quota(states=10, size=10**9)
 LARGE = bytes(INLINE_BYTES + 1)
@@ -25,7 +25,7 @@ def check(location: str) -> tuple[int, str]:
 
 def fill(engine: GroupingEngine) -> None:
     for at, blob in enumerate([b"one", b"two", LARGE]):
-        engine.put(record(at, tenant=f"tenant {at}"), blob, quota=QUOTA)
+        engine.put(a_record(at, tenant=f"tenant {at}"), blob, quota=QUOTA)
 
 
 def test_every_damaged_blob_of_a_directory_is_listed(tmp_path: Path) -> None:

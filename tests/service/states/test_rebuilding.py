@@ -13,8 +13,8 @@ from service.errors import StateGone, StoreFailed
 from service.states.rebuilding import Rebuilt, rebuild
 from service.states.record import Document, Filter, NameChange, Quota, StateRecord
 from service.states.sqlite import INLINE_BYTES, SqliteEngine
+from tests.service.states.sequences import a_record
 from tests.service.states.test_crashes import check_whole
-from tests.service.states.test_store import record
 
 AMPLE = Quota(states=10**6, size=10**12)
 
@@ -33,11 +33,11 @@ def filled(folder: Path, count: int = 40) -> list[StateRecord]:
     engine, kept = SqliteEngine(folder), []
     for at in range(count):
         blob = large(at) if at % 2 else random.Random(at).randbytes(3_000)
-        new = record(at, tenant="acme" if at % 3 else "other {tenant}")
+        new = a_record(at, tenant="acme" if at % 3 else "other {tenant}")
         name = NameChange(f"name {at}")
         kept.append(engine.put(new, blob, ids=b"ids_", quota=AMPLE, name=name))
         engine.write(Document(kind="run", id=f"run_{at}", tenant=new.tenant, body=bytes(500)), 0, AMPLE)
-    engine.put(record(99, tenant=kept[0].tenant), random.Random(0).randbytes(3_000), quota=AMPLE)
+    engine.put(a_record(99, tenant=kept[0].tenant), random.Random(0).randbytes(3_000), quota=AMPLE)
     engine.close()
     return kept
 
