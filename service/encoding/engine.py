@@ -130,6 +130,11 @@ class EncoderEngine:
         with self._changed:
             return self._queue.keeps_places(lane, time.monotonic())
 
+    def withdraw(self, lane: Lane, client: str, told_s: float) -> None:
+        """Give up the place that a refusal has promised to this client, with `told_s` as its `retry_after_s`."""
+        with self._changed:
+            self._queue.withdraw(lane, client, told_s)
+
     def refused(self, tokens: float) -> None:
         """Add tokens that a gateway refused to the offered load."""
         self.offered.add(tokens / self.tokens_per_s)

@@ -135,6 +135,9 @@ class EncoderQueue(BatchingQueue):
         """Return whether this lane keeps places for clients that were refused."""
         return self._bounds[lane].promises.outstanding(now)
 
+    def withdraw(self, lane: Lane, client: str, told_s: float) -> None:
+        self._bounds[lane].promises.withdraw(client, told_s)
+
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
         """Record that the run of this batch took `seconds`. The measured rate changes only if `answered` is True, because a failed run may
         end at once and seem fast.

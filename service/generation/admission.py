@@ -109,6 +109,11 @@ class Admission(Generic[J]):
         with self._changed:
             return self._bounds[lane].promises.outstanding(now)
 
+    def withdraw(self, lane: Lane, client: str, told_s: float) -> None:
+        """Give up the place that a refusal has promised to this client, with `told_s` as its `retry_after_s`."""
+        with self._changed:
+            self._bounds[lane].promises.withdraw(client, told_s)
+
     def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
         """Estimate the seconds until a new request gets its first slot. The estimate assumes that every job needs one slot and that jobs
         take turns.

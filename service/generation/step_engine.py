@@ -148,6 +148,9 @@ class StepEngine(ABC, Generic[J]):
     def keeps_places(self, lane: Lane) -> bool:
         return self._admission.keeps_places(lane, time.monotonic())
 
+    def withdraw(self, lane: Lane, client: str, told_s: float) -> None:
+        self._admission.withdraw(lane, client, told_s)
+
     def refused(self, runs: float) -> None:
         """Count runs that a gateway has rejected because no replica could accept them."""
         self.offered.refuse(runs)

@@ -23,8 +23,13 @@ class _Promise(NamedTuple):
     number: int
     who: str
     due: float  # time at which the client was told to come back
-    late_s: float
+    told_s: float
     work_s: float
+
+    @property
+    def late_s(self) -> float:
+        """Return by how many seconds the client may be late, and then wait for its turn."""
+        return max(_LATE * self.told_s, _LEAST_LATE_S)
 
 
 class Promises:
@@ -67,9 +72,14 @@ class Promises:
                 return told_s
             self._promises.remove(next(each for each in reversed(self._promises) if each.who == longest))
         self._number += 1
-        promise = _Promise(now + wait_s, self._number, who, now + told_s, max(_LATE * told_s, _LEAST_LATE_S), work_s)
+        promise = _Promise(now + wait_s, self._number, who, now + told_s, told_s, work_s)
         bisect.insort(self._promises, promise)
         return told_s
+
+    def withdraw(self, client: str, told_s: float) -> None:
+        """Forget the promise of a client that was told this time, because it asks elsewhere. Does nothing if there is none."""
+        who = name_of(client)
+        self._promises = [each for each in self._promises if (each.who, each.told_s) != (who, told_s)]
 
     def late_s(self, client: str, now: float) -> float | None:
         """Return how long a client that comes back when it was told to may wait for its turn, or None for any other client."""

@@ -8,7 +8,9 @@ from typing import Any, cast
 from service.call import Call
 from service.catalog import Catalog, Served
 from service.encoding.model import Model
+from service.encoding.request import EncodeTask
 from service.errors import NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.generation.request import GenerationRequest
 from service.generation.runs import Runs
 from service.pools import messages, wire
 from service.pools.messages import plain
@@ -81,6 +83,7 @@ class Host:
         try:
             rows = await self._encoder(key, task.lane, last).engine.run(task)
         except ServiceError as error:
+            self._give_up_place(key, task, error, last)
             return "refused", wire.pack_error(error)
         return "done", *wire.EncodeDone(wire.pack_rows(rows), task.spent.queue_s, task.spent.inference_s)
 
@@ -108,6 +111,7 @@ class Host:
             await work
             yield "done", *wire.EncodeDone([], task.spent.queue_s, task.spent.inference_s)
         except ServiceError as error:
+            self._give_up_place(key, task, error, last)
             yield "refused", wire.pack_error(error)
         finally:
             work.cancel()
@@ -122,6 +126,7 @@ class Host:
         often, because every message has a fixed cost.
         """
         runs: Runs | None = None
+        asked: list[GenerationRequest] = []
         with self._pace.stream():
             try:
                 asked = wire.unpack_requests(requests)
@@ -147,6 +152,8 @@ class Host:
                         yield plain(deltas)
                 yield plain(messages.Ended())
             except ServiceError as error:
+                if asked:
+                    self._give_up_place(key, asked[0], error, last)
                 yield plain(messages.Failed(wire.pack_error(error)))
             finally:
                 if runs is not None:
@@ -189,6 +196,12 @@ class Host:
         if model is None or model.manifest.fingerprint != fingerprint:
             raise NotReady(f"this replica serves another version of model {name}, since models are being exchanged: try again")
         return model
+
+    def _give_up_place(self, key: Key, request: EncodeTask | GenerationRequest, error: ServiceError, last: bool) -> None:
+        """Give up the place that a refusal has promised, if another replica is asked now. The client would never come for it."""
+        if isinstance(error, Overloaded) and not last:
+            engine: Any = self._found(key).engine
+            engine.withdraw(request.lane, request.client, error.retry_after_s)
 
     def _encoder(self, key: Key, lane: Lane, last: bool) -> Model:
         """Return the encoder, after `_check_places`, even if it has failed or hangs. Its requests then stay pending, and gateways avoid

@@ -67,6 +67,9 @@ class Texts:
     def keeps_places(self, now: float) -> bool:
         return self._admission.keeps_places(Lane.INTERACTIVE, now)
 
+    def withdraw(self, client: str, told_s: float) -> None:
+        self._admission.withdraw(Lane.INTERACTIVE, client, told_s)
+
     def go_on(self, now: float) -> tuple[float, list[tuple[Client, Overloaded]]]:
         """Play up to this time. Returns when something happens next, and the clients that have waited too long."""
         while self._running and self._running[0][0] <= now:
@@ -114,6 +117,9 @@ class Vectors:
     def keeps_places(self, now: float) -> bool:
         return self._queue.keeps_places(Lane.INTERACTIVE, now)
 
+    def withdraw(self, client: str, told_s: float) -> None:
+        self._queue.withdraw(Lane.INTERACTIVE, client, told_s)
+
     def go_on(self, now: float) -> tuple[float, list[tuple[Client, Overloaded]]]:
         late: list[tuple[Client, Overloaded]] = []
         if self._run is not None and self._run[0] <= now:
@@ -150,6 +156,8 @@ class Pool:
                     raise Overloaded("as the replica's side of a pool says", retry_after_s=1.0)
                 service.ask(client, now)
             except Overloaded as error:
+                if not tries.last:
+                    service.withdraw(client.name, error.retry_after_s)
                 if not tries.again(replica, error):
                     raise
             else:

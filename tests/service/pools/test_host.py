@@ -1,17 +1,20 @@
 """What a replica of a pool says of itself: to Serve, which replaces and counts replicas, and to gateways."""
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
 from service.call import Call
-from service.encoding.request import EncodeRequest
+from service.encoding.request import EncodeRequest, EncodeTask
 from service.errors import RuntimeFailed, ServiceError
 from service.pools import wire
 from service.pools.host import Host
+from service.runtime.lanes import Lane
 from service.settings import Settings
-from tests.service.fakes import fake_bundle, fake_catalog
+from service.tokenization.texts import Encoded
+from tests.service.fakes import fake_bundle, fake_catalog, until
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
 from tests.service.pools.test_client import REQUEST
 from tests.service.scripted_engine import ScriptedEngine
@@ -73,4 +76,35 @@ async def test_the_load_of_a_replica_is_that_of_its_encoders_together(tmp_path: 
     moments.append(time.monotonic())
     assert worth_s / (moments[3] - moments[0]) <= load <= worth_s / (moments[2] - moments[1])
     assert host.load() == 0
+    await catalog.stop()
+
+
+async def test_only_the_replica_that_is_asked_last_keeps_a_place(tmp_path: Path) -> None:
+    """Then it refuses requests for which another replica is asked."""
+    catalog = fake_catalog(fake_bundle(tmp_path / "mini"), max_queue_tokens=64)
+    host = Host(catalog)
+    await host.start()
+    model, session, engine = catalog.get("mini"), catalog.session("mini"), catalog.computing("mini")
+    key = model.name, model.manifest.fingerprint
+
+    async def encode(token: int, *, last: bool) -> tuple[str, str]:
+        task = EncodeTask(inputs=[Encoded([token] * 50, None, 50)], output=model.output, client="10.0.0.1:1")
+        kind, *content = await host.encode(key, wire.pack_task(task, wire.pack_inputs(task.inputs)), last)
+        return kind, wire.unpack_error(content[0]).message if kind == "refused" else ""
+
+    session.hold()
+    admitted = []
+    for number in range(engine.limits.concurrent_runs + 1):
+        admitted.append(asyncio.create_task(encode(5 + number, last=True)))
+        await until(lambda: engine.queued_tokens == 50 * len(admitted))
+        if number < engine.limits.concurrent_runs:
+            await session.entered(number + 1)
+    assert (await encode(20, last=False))[0] == "refused"
+    assert not engine.keeps_places(Lane.INTERACTIVE)
+    assert (await encode(20, last=True))[0] == "refused"
+    session.open()
+    assert {kind for kind, _ in await asyncio.gather(*admitted)} == {"done"}
+    kind, message = await encode(21, last=False)
+    assert (kind, "keeps places" in message) == ("refused", True)
+    assert (await encode(20, last=True))[0] == "done"
     await catalog.stop()
