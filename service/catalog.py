@@ -12,35 +12,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from export import contract
 from service.call import Call, expect
-from service.encoder_decoder.engine import EncoderDecoderEngine
-from service.encoder_decoder.session import OnnxEncoderDecoderSession
-from service.encoder_decoder.session import check_golden as check_encoder_decoder
+from service.encoder_decoder.engine import open_encoder_decoder
 from service.encoding.cache import VectorCache
-from service.encoding.engine import EncoderEngine
+from service.encoding.engine import open_encoder
 from service.encoding.gpu.session import open_session
 from service.encoding.maps import AttentionMaps, check_maps
 from service.encoding.model import Encoder, Model
-from service.encoding.queue import EncoderLimits
-from service.encoding.selftest import SelfTest, check_golden, measure_rate
+from service.encoding.selftest import SelfTest
 from service.errors import ModelNotFound, NotReady, ServiceError, WrongKind
-from service.generation.admission import QueueLimits
-from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.gpu.session import open_steps
+from service.generation.engine import open_decoder
 from service.generation.model import DecoderModel, Generating, Generator
-from service.generation.sampling.grammar import Grammars
-from service.generation.sampling.sampler import SAMPLER_VERSION
-from service.generation.saved.keeper import StateKeeper
-from service.generation.saved.packing import Packing
-from service.generation.saved.shared_prefixes import SharedPrefixes
-from service.generation.selftest import check_golden as check_decoder
-from service.generation.session import StepSession
 from service.overload.byte_shares import ByteShares
 from service.runtime.budget import CpuBudget, available_cpus, share_out
 from service.runtime.memory import Release
-from service.runtime.onnx import CUDA, Array, Session, SettingsConflict, in_a_line
-from service.runtime.pacing import hand_over_s
+from service.runtime.onnx import Array, Session, SettingsConflict, in_a_line
 from service.settings import Settings, changed, check_names
-from service.states.numerics import numerics_fingerprint
 from service.states.opening import open_store
 from service.states.record import Quota
 from service.states.store import Store
@@ -80,12 +66,11 @@ class Catalog:
         metrics: Metrics | None = None,
         *,
         open_session: Callable[..., Session] = open_session,
-        open_steps: Callable[..., StepSession[Any]] = open_steps,
     ) -> None:
+        """`open_session` opens the sessions of encoders."""
         self.settings = settings
         self.tracer: Tracer | None = None  # set by `load` if `otlp_endpoint` is set
-        self.open_session = open_session
-        self.open_steps = open_steps
+        self._open_session = open_session
         self.metrics = metrics or Metrics()
         self.budget: CpuBudget = share_out(available_cpus(), runtime_threads=settings.threads)
         self.cache = VectorCache(settings.cache_bytes)
@@ -158,110 +143,18 @@ class Catalog:
         """
 
     def open_encoder(self, model: Model) -> tuple[Encoder, str, SelfTest]:
-        """Open the engine of an encoder, test it and measure its speed. Returns the engine, the name of its provider and the test's
-        result."""
-        settings, manifest = self.settings, model.manifest
-        session = self.open_session(
-            model.bundle,
-            manifest,
-            threads=self.budget.runtime_threads,
-            provider=settings.provider,
-            gpu_memory_gib=settings.gpu_memory_gib,
-        )
-        selftest = check_golden(model.bundle, manifest, model.texts, session)
-        short_tokens = 0 if manifest.short_graph is None else manifest.short_graph.max_tokens
-        rate = measure_rate(session, model.output, short_tokens or manifest.limits.max_tokens)
-        on_gpu = session.provider == CUDA
-        concurrent_runs = 2 if on_gpu else self.budget.runtime_threads  # 2 on a GPU: one run is prepared while another one computes
-        engine = EncoderEngine(
-            session,
-            fingerprint=manifest.fingerprint,
-            limits=EncoderLimits(
-                max_queue_tokens=settings.max_queue_tokens,
-                max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
-                run_cost_tokens=rate.run_cost_tokens,
-                spread_tokens=rate.spread_tokens,
-                short_tokens=short_tokens,
-                tokens_per_s=rate.tokens_per_s * concurrent_runs,
-                bulk_delay_s=settings.bulk_delay_s,
-                concurrent_runs=concurrent_runs,
-                cores=1 if on_gpu else concurrent_runs,
-                max_wait_s=settings.max_wait_s,
-                max_bulk_wait_s=settings.max_bulk_wait_s,
-            ),
-            metrics=model.metrics,
-            cache=self.cache,
-            tracer=self.tracer,
-        )
-        return engine, session.provider, selftest
+        """Open the engine of an encoder. Returns the engine, the name of its provider and the result of its self-test."""
+        threads = self.budget.runtime_threads
+        return open_encoder(model, self.settings, threads=threads, cache=self.cache, tracer=self.tracer, open_session=self._open_session)
 
     def open_generator(self, model: DecoderModel) -> Generating:
-        """Open the engine of a decoder and test it."""
-        import onnxruntime as ort
-
-        session = self.open_steps(
-            model.bundle,
-            model.manifest,
-            threads=self.budget.runtime_threads,
-            provider=self.settings.provider,
-            slots=self.settings.slots,
-            gpu_memory_gib=self.settings.gpu_memory_gib,
-        )
-        golden_logits = check_decoder(model.bundle, session, model.encode)
-        graph_sha256 = next(file.sha256 for file in model.manifest.files if file.name == model.manifest.graph.file)
-        numerics = numerics_fingerprint(graph_sha256, ort.__version__, session.provider, golden_logits, SAMPLER_VERSION)
-        keeper = self._keeper(model, numerics)
-        return GeneratorEngine(
-            session,
-            model.vocabulary,
-            eos_token_ids=model.eos_token_ids,
-            grammars=Grammars(model.bundle / contract.TOKENIZER, model.eos_token_ids),
-            keeper=keeper,
-            shared=self._shared(keeper.packing),
-            numerics=numerics,
-            limits=GeneratorLimits(
-                slots=slots_within(self.settings, session.decoder),
-                max_prompt_tokens=self.settings.max_prompt_tokens,
-                prefix_cache_bytes=self.settings.prefix_cache_bytes,
-                max_wait_s=self.settings.max_wait_s,
-                max_bulk_wait_s=self.settings.max_bulk_wait_s,
-                hand_over_s=hand_over_s(self.settings.stream_interval_s),
-            ),
-            metrics=model.metrics,
-            tracer=self.tracer,
-        )
-
-    def _keeper(self, model: DecoderModel, numerics: str) -> StateKeeper:
+        """Open the engine of a decoder."""
         assert self.states is not None
-        assert model.manifest.decoder is not None
-        return StateKeeper(
-            self.states,
-            model.manifest.decoder,
-            vocab_size=model.manifest.limits.vocab_size,
-            fingerprint=model.manifest.fingerprint,
-            numerics=numerics,
-            hot_bytes=self.settings.hot_state_bytes,
-        )
-
-    def _shared(self, packing: Packing) -> SharedPrefixes | None:
-        """Return the cache of prompts' states that all generators of profile split share through the store. Returns None with other
-        settings, because a single generator would write states that no other process reads.
-        """
-        settings, store = self.settings, self.states
-        if store is None or settings.profile != "split" or not settings.shared_prefix_bytes or not settings.prefix_cache_bytes:
-            return None
-        return SharedPrefixes(store, packing, settings.shared_prefix_bytes)
+        return open_decoder(model, self.settings, threads=self.budget.runtime_threads, store=self.states, tracer=self.tracer)
 
     def open_encoder_decoder(self, model: Generator) -> Generating:
-        """Open the engine of an encoder-decoder and test it."""
-        session = OnnxEncoderDecoderSession(
-            model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider
-        )
-        check_encoder_decoder(model.bundle, session, model.encode)
-        limits = QueueLimits(
-            slots=max(self.settings.slots, 8), max_wait_s=self.settings.max_wait_s, max_bulk_wait_s=self.settings.max_bulk_wait_s
-        )
-        return EncoderDecoderEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
+        """Open the engine of an encoder-decoder."""
+        return open_encoder_decoder(model, self.settings, threads=self.budget.runtime_threads, tracer=self.tracer)
 
     @property
     def leases(self) -> Leases | None:
@@ -453,8 +346,3 @@ class Catalog:
 
 def _wrong_kind(model: Served, kinds: Sequence[str]) -> WrongKind:
     return WrongKind(f"model {model.name} is of kind {model.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
-
-
-def slots_within(settings: Settings, decoder: contract.Decoder) -> int:
-    """Return the number of sequences that a decoder generates at the same time: as many as set, or as `slot_bytes` holds, at least one."""
-    return max(1, min(settings.slots, settings.slot_bytes // decoder.state_bytes))

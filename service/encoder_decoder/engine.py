@@ -13,9 +13,10 @@ from service.encoder_decoder.admission import SourceAdmission
 from service.encoder_decoder.batch import Batch, Source
 from service.encoder_decoder.request import EncoderDecoderRequest
 from service.encoder_decoder.search import Path, Search
-from service.encoder_decoder.session import EncoderDecoderSession
+from service.encoder_decoder.session import EncoderDecoderSession, OnnxEncoderDecoderSession, check_golden
 from service.errors import InputTooLong, InvalidRequest
 from service.generation.admission import QueueLimits
+from service.generation.model import Generator
 from service.generation.request import Attention, GenerationRequest, Token
 from service.generation.run import Run
 from service.generation.sampling.sampler import check_ids
@@ -23,6 +24,7 @@ from service.generation.step_engine import Once, StepEngine
 from service.generation.submission import Submission
 from service.generation.text import TextStream, Vocabulary
 from service.runtime.onnx import CPU
+from service.settings import Settings
 from service.telemetry.metrics import GeneratorMetrics
 from service.telemetry.usage import Usage
 
@@ -161,3 +163,11 @@ class EncoderDecoderEngine(StepEngine[Source]):
                     run.attention = Attention(path.tokens, np.stack(path.weights))  # set before the reader gets the last token
             for token in new:
                 self._emit(run, token)
+
+
+def open_encoder_decoder(model: Generator, settings: Settings, *, threads: int, tracer: "Tracer | None") -> EncoderDecoderEngine:
+    """Open the engine of an encoder-decoder, and test it."""
+    session = OnnxEncoderDecoderSession(model.bundle, model.manifest, threads=threads, provider=settings.provider)
+    check_golden(model.bundle, session, model.encode)
+    limits = QueueLimits(slots=max(settings.slots, 8), max_wait_s=settings.max_wait_s, max_bulk_wait_s=settings.max_bulk_wait_s)
+    return EncoderDecoderEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=tracer)

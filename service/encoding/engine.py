@@ -21,14 +21,18 @@ from numpy.typing import NDArray
 from export import contract
 from service.encoding.batching import QueuedInput
 from service.encoding.cache import VectorCache, key_of
+from service.encoding.gpu.session import open_session
+from service.encoding.model import Model
 from service.encoding.pending import Deadlines, PendingRequest
 from service.encoding.queue import EncoderLimits, EncoderQueue
 from service.encoding.request import NO_DEADLINE, EncodeTask, OnResult, RowOrError
+from service.encoding.selftest import SelfTest, check_golden, measure_rate
 from service.errors import DeadlineExceeded, NotReady, RuntimeFailed, ServiceError
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
-from service.runtime.onnx import Array, Session, device_lost
+from service.runtime.onnx import CUDA, Array, Session, device_lost
 from service.runtime.priority import give_way
+from service.settings import Settings
 from service.telemetry.logs import traces
 from service.telemetry.metrics import ModelMetrics
 from service.tokenization.texts import Encoded
@@ -354,6 +358,41 @@ class EncoderEngine:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # raised if the event loop is closed; then no caller waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def open_encoder(
+    model: Model,
+    settings: Settings,
+    *,
+    threads: int,
+    cache: VectorCache,
+    tracer: "Tracer | None",
+    open_session: Callable[..., Session] = open_session,
+) -> tuple[EncoderEngine, str, SelfTest]:
+    """Open the engine of an encoder, test it and measure its speed. Returns the engine, its provider's name and the test's result."""
+    manifest = model.manifest
+    session = open_session(model.bundle, manifest, threads=threads, provider=settings.provider, gpu_memory_gib=settings.gpu_memory_gib)
+    selftest = check_golden(model.bundle, manifest, model.texts, session)
+    short_tokens = 0 if manifest.short_graph is None else manifest.short_graph.max_tokens
+    rate = measure_rate(session, model.output, short_tokens or manifest.limits.max_tokens)
+    on_gpu = session.provider == CUDA
+    concurrent_runs = 2 if on_gpu else threads  # 2 on a GPU: one run is prepared while another one computes
+    limits = EncoderLimits(
+        max_queue_tokens=settings.max_queue_tokens,
+        max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
+        run_cost_tokens=rate.run_cost_tokens,
+        spread_tokens=rate.spread_tokens,
+        short_tokens=short_tokens,
+        tokens_per_s=rate.tokens_per_s * concurrent_runs,
+        bulk_delay_s=settings.bulk_delay_s,
+        concurrent_runs=concurrent_runs,
+        cores=1 if on_gpu else concurrent_runs,
+        max_wait_s=settings.max_wait_s,
+        max_bulk_wait_s=settings.max_bulk_wait_s,
+    )
+    fingerprint = manifest.fingerprint
+    engine = EncoderEngine(session, fingerprint=fingerprint, limits=limits, metrics=model.metrics, cache=cache, tracer=tracer)
+    return engine, session.provider, selftest
 
 
 def _stopping() -> NotReady:

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from export import contract
 from service.errors import DeadlineExceeded, ServiceError
 from service.generation.admission import Admission, QueueLimits
+from service.generation.gpu.session import open_steps
 from service.generation.intake import Intake, PromptWork
+from service.generation.model import DecoderModel
 from service.generation.places import Places
 from service.generation.prefill import Fed, Prompt, sequences_of
 from service.generation.request import Delta, FinishReason, GenerationRequest
@@ -24,11 +27,13 @@ from service.generation.run import Run
 from service.generation.running import MOST_STEPS
 from service.generation.sampling.grammar import Grammars
 from service.generation.sampling.masks import Masks, is_there
+from service.generation.sampling.sampler import SAMPLER_VERSION
 from service.generation.saved.keeper import StateKeeper
 from service.generation.saved.prefix_cache import PrefixCache
 from service.generation.saved.prefixes import Prefixes
 from service.generation.saved.run_states import RunStates
 from service.generation.saved.shared_prefixes import SharedPrefixes
+from service.generation.selftest import check_golden
 from service.generation.sequence import Sequence
 from service.generation.session import Logits, StepSession, Tensor
 from service.generation.state import State
@@ -36,6 +41,10 @@ from service.generation.step_engine import Once, StepEngine
 from service.generation.submission import Submission
 from service.generation.text import Vocabulary
 from service.runtime.moving_average import averaged
+from service.runtime.pacing import hand_over_s
+from service.settings import Settings
+from service.states.numerics import numerics_fingerprint
+from service.states.store import Store
 from service.telemetry.metrics import GeneratorMetrics
 
 if TYPE_CHECKING:
@@ -396,3 +405,48 @@ class GeneratorEngine(StepEngine[Sequence]):
     def _end(self) -> None:
         self._masks.close()
         super()._end()
+
+
+def open_decoder(model: DecoderModel, settings: Settings, *, threads: int, store: Store, tracer: "Tracer | None") -> GeneratorEngine:
+    """Open the engine of a decoder, and test it."""
+    import onnxruntime as ort
+
+    manifest, slots, memory_gib = model.manifest, settings.slots, settings.gpu_memory_gib
+    session = open_steps(model.bundle, manifest, threads=threads, provider=settings.provider, slots=slots, gpu_memory_gib=memory_gib)
+    golden_logits = check_golden(model.bundle, session, model.encode)
+    graph_sha256 = next(file.sha256 for file in manifest.files if file.name == manifest.graph.file)
+    numerics = numerics_fingerprint(graph_sha256, ort.__version__, session.provider, golden_logits, SAMPLER_VERSION)
+    keeper = StateKeeper(
+        store,
+        session.decoder,
+        vocab_size=session.vocab_size,
+        fingerprint=manifest.fingerprint,
+        numerics=numerics,
+        hot_bytes=settings.hot_state_bytes,
+    )
+    # A single generator would write states that no other process reads.
+    shares = settings.profile == "split" and settings.shared_prefix_bytes and settings.prefix_cache_bytes
+    return GeneratorEngine(
+        session,
+        model.vocabulary,
+        eos_token_ids=model.eos_token_ids,
+        grammars=Grammars(model.bundle / contract.TOKENIZER, model.eos_token_ids),
+        keeper=keeper,
+        shared=SharedPrefixes(store, keeper.packing, settings.shared_prefix_bytes) if shares else None,
+        numerics=numerics,
+        limits=GeneratorLimits(
+            slots=slots_within(settings, session.decoder),
+            max_prompt_tokens=settings.max_prompt_tokens,
+            prefix_cache_bytes=settings.prefix_cache_bytes,
+            max_wait_s=settings.max_wait_s,
+            max_bulk_wait_s=settings.max_bulk_wait_s,
+            hand_over_s=hand_over_s(settings.stream_interval_s),
+        ),
+        metrics=model.metrics,
+        tracer=tracer,
+    )
+
+
+def slots_within(settings: Settings, decoder: contract.Decoder) -> int:
+    """Return the number of sequences that a decoder generates at the same time: as many as set, or as `slot_bytes` holds, at least one."""
+    return max(1, min(settings.slots, settings.slot_bytes // decoder.state_bytes))

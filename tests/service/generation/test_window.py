@@ -10,7 +10,8 @@ import pytest
 
 from export import contract
 from service.app import build_app
-from service.catalog import Catalog, slots_within
+from service.catalog import Catalog
+from service.generation.engine import slots_within
 from service.generation.session import HostStates
 from service.generation.slots import Row, Slots
 from service.settings import Settings
