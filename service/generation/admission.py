@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from service.errors import NotReady, Overloaded, QueueTooLong
 from service.generation.run import Run
@@ -215,60 +215,12 @@ class Admission(Generic[J]):
         """
         with self._changed:
             self.arrived = False
-            clients, requests = Counter[str](), Counter[Submission[J]]()
-            for holder in holders:
-                clients[holder.request.client] += holder.slots
-                requests[holder.submission] += holder.slots
-            fresh_first = self._turns % 2 == 0
-
-            def rank(each: Submission[J]) -> tuple[int, int, int, bool, float]:
-                return (self._lane(each, now), clients[each.client], requests[each], each.begun == fresh_first, each.since)
-
-            if free > 0:
-                chosen = min(self._submissions, key=rank, default=None)
-                if chosen is None or (chosen.aside or chosen.fresh)[0].slots > free:
-                    return None
-                return Turn(self._pop(chosen, None if quantum is None else now), None)
-            if quantum is None:
+            table = Table(list(self._submissions), holders, free=free, quantum=quantum, room=room)
+            decision = table.decide(now, fresh_first=self._turns % 2 == 0, bulk_delay_s=self._limits.bulk_delay_s)
+            if decision is None:
                 return None
-            for each in heapq.nsmallest(_TRIED, (each for each in self._submissions if room or each.aside), key=rank):
-                giving = [
-                    (
-                        holder.request.lane > self._lane(each, now),
-                        clients[holder.request.client],
-                        requests[holder.submission],
-                        holder.gone_on,
-                        at,
-                    )
-                    for at, holder in enumerate(holders)
-                    if self._gives_way(holder, each, self._lane(each, now), clients, requests, quantum)
-                ]
-                if giving:
-                    return Turn(self._pop(each, now), holders[max(giving)[-1]])
-            return None
-
-    def _lane(self, submission: Submission[J], now: float) -> Lane:
-        """Return the lane of a request. Bulk work that has waited longer than `bulk_delay_s` counts as interactive."""
-        return Lane.INTERACTIVE if now - submission.since > self._limits.bulk_delay_s else submission.lane
-
-    def _gives_way(
-        self,
-        holder: J,
-        submission: Submission[J],
-        lane: Lane,
-        clients: Mapping[str, int],
-        requests: Mapping[Submission[J], int],
-        quantum: int,
-    ) -> bool:
-        if holder.submission is submission or holder.request.lane < lane:
-            return False
-        if holder.request.lane > submission.lane:
-            return holder.gone_on >= _LEAST_HELD or clients[holder.request.client] > clients[submission.client] + 1
-        if holder.request.client == submission.client:
-            more = requests[holder.submission] - requests[submission]
-        else:
-            more = clients[holder.request.client] - clients[submission.client]
-        return more > 1 or (more == 1 and holder.gone_on >= quantum)
+            request, instead_of = decision
+            return Turn(self._pop(request, None if quantum is None else now), instead_of)
 
     def set_aside(self, job: J, now: float) -> None:
         """Queue a preempted job, which has given back its slots."""
@@ -329,6 +281,60 @@ class Admission(Generic[J]):
         """Remove a request that has not started."""
         del self._submissions[submission]
         self._waiting -= len(submission)
+
+
+@dataclass(frozen=True)
+class Table(Generic[J]):
+    """The runs of an engine when its slots are given away: the waiting requests in their order of arrival, and the jobs with slots."""
+
+    waiting: Sequence[Submission[J]]
+    holders: Sequence[J]
+    free: int  # number of free slots
+    quantum: int | None = None  # tokens for which a holder keeps its slots while others wait; None: until it ends
+    room: bool = False  # whether one more job may be preempted, besides those that give their slots to a preempted job
+
+    def decide(self, now: float, *, fresh_first: bool, bulk_delay_s: float) -> tuple[Submission[J], J | None] | None:
+        """Return the request whose next job gets slots now, and the job that is preempted for it (None if enough slots are free). Returns
+        None if no request gets slots. Changes nothing.
+
+        `fresh_first` prefers requests that never had a slot, among those of equal lane and share.
+        """
+        clients, requests = Counter[str](), Counter[Submission[J]]()
+        for holder in self.holders:
+            clients[holder.request.client] += holder.slots
+            requests[holder.submission] += holder.slots
+
+        def lane(each: Submission[J]) -> Lane:
+            return Lane.INTERACTIVE if now - each.since > bulk_delay_s else each.lane
+
+        def rank(each: Submission[J]) -> tuple[Any, ...]:
+            return lane(each), clients[each.client], requests[each], each.begun == fresh_first, each.since
+
+        def excess(holder: J, each: Submission[J]) -> int:
+            """Return how many slots more the holder's client has, or its request if both are of one client."""
+            if holder.request.client == each.client:
+                return requests[holder.submission] - requests[each]
+            return clients[holder.request.client] - clients[each.client]
+
+        def gives_way(holder: J, each: Submission[J], quantum: int) -> bool:
+            if holder.submission is each or holder.request.lane < lane(each):
+                return False
+            if holder.request.lane > each.lane:
+                return holder.gone_on >= _LEAST_HELD or clients[holder.request.client] > clients[each.client] + 1
+            return (more := excess(holder, each)) > 1 or (more == 1 and holder.gone_on >= quantum)
+
+        if self.free > 0 or self.quantum is None:
+            first = min(self.waiting, key=rank, default=None)
+            return None if first is None or (first.aside or first.fresh)[0].slots > self.free else (first, None)
+        for each in heapq.nsmallest(_TRIED, (each for each in self.waiting if self.room or each.aside), key=rank):
+            giving = [
+                (holder.request.lane > lane(each), clients[holder.request.client], requests[holder.submission], holder.gone_on, at)
+                for at, holder in enumerate(self.holders)
+                if gives_way(holder, each, self.quantum)
+            ]
+            if giving:
+                return each, self.holders[max(giving)[-1]]
+        return None
 
 
 def fair_share(wanted: Mapping[str, int], slots: int) -> dict[str, float]:

@@ -185,7 +185,10 @@ class StepEngine(ABC, Generic[J]):
         """Queue one run, however long it will wait, and return it. If it raises an error, which may be any error of `open`, nothing was
         queued.
         """
-        return self._submitted(self._job(request, new_submission(request), Once()))
+        submission = new_submission(request)
+        submission.fresh.append(job := self._job(request, submission, Once()))
+        self._queue(submission)
+        return job.runs[0]
 
     async def probe(self, deadline: float) -> None:
         """Generate one token, to test the engine. Raises a ServiceError if that fails."""
@@ -230,11 +233,6 @@ class StepEngine(ABC, Generic[J]):
     @abstractmethod
     def _retry_after_s(self, submission: Submission[J]) -> float:
         """Return after how many seconds a request that finds the queue full should be retried."""
-
-    def _submitted(self, job: J) -> Run:
-        job.submission.fresh.append(job)
-        self._queue(job.submission)
-        return job.runs[0]
 
     def _queue(self, submission: Submission[J]) -> None:
         retry_after_s = self._retry_after_s(submission)
@@ -426,10 +424,7 @@ class StepEngine(ABC, Generic[J]):
     def _finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
         run.usage.finished = time.monotonic()
         self.metrics.finished(reason, run.usage)
-        self._trace(run, reason)
-
-    def _trace(self, run: Run, reason: str) -> None:
-        """Schedule the trace of a run that has ended to be written on the event loop, so that writing does not delay the next step."""
+        # On the event loop, so that writing does not delay the next step.
         if self._tracer is not None and run.request.traceparent is not None:
             self._post(self._tracer.generation, run.request.traceparent, run.usage, reason)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from service.errors import Overloaded, QueueTooLong
-from service.generation.admission import Admission, Holding, QueueLimits, fair_share
+from service.generation.admission import Admission, Holding, QueueLimits, Table, fair_share
 from service.generation.engine import GeneratorEngine
 from service.generation.intake import PromptWork
 from service.generation.request import GenerationRequest, Sampling
@@ -324,9 +324,63 @@ class _Waits:
 
     left_of_prompt, aside, slots = 1, False, 1
 
-    def __init__(self, submission: Submission[Any]) -> None:
-        self.submission = submission
-        self.request = GenerationRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=1, client=submission.client)
+    def __init__(self, submission: Submission[Any], gone_on: int = 0) -> None:
+        self.submission, self.gone_on = submission, gone_on
+        self.request = GenerationRequest(
+            prompt=(1,), sampling=Sampling(seed=0), max_tokens=1, client=submission.client, lane=submission.lane
+        )
+
+
+def request(client: str, lane: Lane = Lane.INTERACTIVE, *, since: float = 9.0, begun: bool = False, aside: bool = False) -> Submission[Any]:
+    """A request with one job, which waits for its first slot, or (`aside`) has given its slot back."""
+    submission = Submission[Any](client, lane, submitted=0.0, since=since, begun=begun or aside)
+    (submission.aside if aside else submission.fresh).append(_Waits(submission))
+    return submission
+
+
+def holds(client: str, slots: int, *, gone_on: int = 0, lane: Lane = Lane.INTERACTIVE) -> list["_Waits"]:
+    """Jobs of one request that hold slots. The last one has computed `gone_on` tokens since it got its slot."""
+    submission = Submission[Any](client, lane, submitted=0.0, since=0.0, begun=True)
+    return [_Waits(submission, gone_on if at == slots - 1 else 0) for at in range(slots)]
+
+
+BULK = Lane.BULK
+EARLY, LATE = request("b", since=1.0), request("b", since=2.0)
+FRESH, BEGUN = request("b"), request("c", begun=True, since=8.0)
+OLD_BULK, NEW_BULK = request("b", BULK, since=1.0), request("b", BULK)
+ASIDE = request("b", aside=True)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "holders", "options", "decision"),
+    [
+        ([], [], {"free": 4}, None),
+        ([LATE, EARLY], [], {"free": 1}, (EARLY, None)),
+        ([EARLY], holds("a", 4), {"free": 0, "quantum": None}, None),  # nobody can be preempted
+        ([FRESH, BEGUN], holds("b", 1), {"free": 1}, (BEGUN, None)),  # the client with fewer slots
+        ([FRESH, BEGUN], [], {"free": 1}, (FRESH, None)),  # new requests and begun ones in turns
+        ([FRESH, BEGUN], [], {"free": 1, "fresh_first": False}, (BEGUN, None)),
+        ([NEW_BULK, FRESH], [], {"free": 1}, (FRESH, None)),
+        ([OLD_BULK, FRESH], [], {"free": 1}, (OLD_BULK, None)),  # bulk work that has waited counts as interactive, and is older
+        ([FRESH], holds("a", 2), {}, (FRESH, 1)),  # two slots more: at once
+        ([FRESH], [*holds("a", 1), *holds("b", 1)], {}, None),  # one client's fair share
+        ([FRESH], holds("a", 1, gone_on=9), {}, None),  # one slot more: after a quantum of 10 tokens
+        ([FRESH], holds("a", 1, gone_on=10), {}, (FRESH, 0)),
+        ([FRESH], holds("a", 3), {"room": False}, None),  # no memory for another preempted job
+        ([ASIDE], holds("a", 3, gone_on=5), {"room": False}, (ASIDE, 2)),  # but one preempted job makes room for another
+        ([FRESH], holds("b", 1, gone_on=15, lane=BULK), {}, None),  # bulk gives way after 16 tokens, also to its own client
+        ([FRESH], holds("b", 1, gone_on=16, lane=BULK), {}, (FRESH, 0)),
+        ([NEW_BULK], holds("a", 4, gone_on=99), {}, None),  # interactive work does not give way to bulk
+        ([FRESH], [*holds("a", 2), *holds("c", 3)], {}, (FRESH, 4)),  # of the client with the most slots
+    ],
+)
+def test_who_gets_slots(waiting: list[Submission[Any]], holders: list["_Waits"], options: dict[str, Any], decision: Any) -> None:
+    given = {"free": 0, "quantum": 10, "room": True, "fresh_first": True, **options}
+    fresh_first = given.pop("fresh_first")
+    decided = Table[Any](waiting, holders, **given).decide(10.0, fresh_first=fresh_first, bulk_delay_s=5.0)
+    if decision is not None and decision[1] is not None:
+        decision = decision[0], holders[decision[1]]
+    assert decided == decision
 
 
 @pytest.mark.parametrize(
