@@ -4,6 +4,7 @@
 sources and their searches.
 """
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,14 @@ from service.encoder_decoder.batch import Batch, Source
 from service.encoder_decoder.request import EncoderDecoderRequest
 from service.encoder_decoder.search import Path, Search
 from service.encoder_decoder.session import EncoderDecoderSession, OnnxEncoderDecoderSession, check_golden
-from service.errors import InputTooLong, InvalidRequest
+from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest
 from service.generation.admission import QueueLimits
 from service.generation.model import Generator
-from service.generation.request import Attention, GenerationRequest, Token
+from service.generation.request import Attention, Delta, GenerationRequest, Token
 from service.generation.run import Run
 from service.generation.sampling.sampler import check_ids
 from service.generation.step_engine import Once, StepEngine
-from service.generation.submission import Submission
+from service.generation.submission import Submission, Workload
 from service.generation.text import TextStream, Vocabulary
 from service.runtime.onnx import CPU
 from service.settings import Settings
@@ -50,24 +51,12 @@ class EncoderDecoderEngine(StepEngine[Source]):
         admission = SourceAdmission(limits)
         super().__init__("encoder_decoder", limits, admission, provider=CPU, run_s=0.1, metrics=metrics, tracer=tracer)
         self._session, self._vocabulary = session, vocabulary
-        # The attributes from here on are used by the engine's thread only.
-        self._batch = Batch(session)
-        self._placed: list[Source] = []  # sources that have slots but are not encoded yet
-        self._stepped = 0.0
-
-    @property
-    def _holders(self) -> list[Source]:
-        return [*self._batch.sources, *self._placed]
-
-    @property
-    def _held(self) -> int:
-        """Return the number of slots held by sources. A beam search counts with all rows that it may use."""
-        return sum(source.slots for source in self._holders)
+        self.workload = Searching(self, session)
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
     def _retry_after_s(self, submission: Submission[Source]) -> float:
-        return max(len(self._admission) * self._run_s / self.limits.slots, 0.1)
+        return max(len(self.admission) * self._run_s / self.limits.slots, 0.1)
 
     def _job(self, request: GenerationRequest, submission: Submission[Source], once: Once) -> Source:
         assert isinstance(request, EncoderDecoderRequest), "this engine takes EncoderDecoderRequests"
@@ -93,32 +82,48 @@ class EncoderDecoderEngine(StepEngine[Source]):
 
     def _run(self, request: EncoderDecoderRequest, submitted: float) -> Run:
         text = TextStream(self._vocabulary, stop=(), include_stop=False, skip_special_tokens=request.skip_special_tokens)
-        return Run(request, Usage(len(request.prompt), submitted=submitted), self._admission.cancel, text)
+        return Run(request, Usage(len(request.prompt), submitted=submitted), self.admission.cancel, text)
 
-    # On the thread ---------------------------------------------------------------------------------------------------------------------
 
-    def _place(self, job: Source) -> None:
+class Searching(Workload[Source]):
+    """The searches of an engine's sources. A beam search holds a slot for each row that it may use."""
+
+    def __init__(self, engine: StepEngine[Source], session: EncoderDecoderSession) -> None:
+        self._engine = engine
+        self._session = session
+        self._batch = Batch(session)
+        self._placed: list[Source] = []  # sources that have slots but are not encoded yet
+        self._stepped = 0.0
+
+    @property
+    def holders(self) -> list[Source]:
+        return [*self._batch.sources, *self._placed]
+
+    def place(self, job: Source) -> None:
         self._placed.append(job)
-        self.metrics.prompt_tokens.inc(len(job.request.prompt))
+        self._engine.metrics.prompt_tokens.inc(len(job.request.prompt))
 
-    def _compute(self) -> None:
+    def compute(self) -> float:
         if self._placed:
-            self._guarded(self._read, self._placed)
+            self._engine.guarded(self._read, self._placed)
         if self._batch.sources:
-            self._guarded(self._step, self._batch.sources)
+            self._engine.guarded(self._step, self._batch.sources)
+        return math.inf
 
-    def _end_at_deadline(self, job: Source) -> None:
+    def end_at_deadline(self, job: Source) -> None:
         if job.request.attention:
             for run, path in zip(job.runs, job.search.found, strict=False):
                 if run.usage.completion_tokens:
                     run.attention = Attention(path.tokens, np.stack(path.weights))
-        super()._end_at_deadline(job)
+        for run in [run for run in job.runs if run.usage.finished is None]:
+            late = DeadlineExceeded("the request's deadline passed before there was a token to answer")
+            self._engine.emit(run, Delta("", finish_reason="length") if run.usage.completion_tokens else late)
 
-    def _forget(self, job: Source) -> None:
+    def remove(self, job: Source) -> None:
         if job in self._batch.sources:
             self._batch.leave(job)
 
-    def _after_failure(self, jobs: list[Source]) -> None:
+    def after_failure(self, jobs: list[Source]) -> None:
         """Drop the whole batch if one of its sources was in the failed call: a step computes all rows together."""
         if set(self._batch.sources) & set(jobs):
             self._batch = Batch(self._session)
@@ -126,7 +131,7 @@ class EncoderDecoderEngine(StepEngine[Source]):
     def _read(self) -> None:
         placed, self._placed = self._placed, []
         self._batch.join(placed)
-        self._last_call_failed = False
+        self._engine.last_call_failed = False
 
     def _step(self) -> None:
         sources = list(self._batch.sources)
@@ -138,13 +143,13 @@ class EncoderDecoderEngine(StepEngine[Source]):
             if over or greedy:
                 self._write(source, source.search.found[: len(source.runs)], now)
             if first and usage.first_token is not None:
-                self.metrics.first_token_s.observe(now - usage.submitted)
+                self._engine.metrics.first_token_s.observe(now - usage.submitted)
             if over:
-                self._ended(source, now)
+                self._engine.ended(source, now)
                 self._batch.leave(source)
-        self.metrics.between_tokens_s.observe(now - self._stepped, sum(source.slots == 1 for source in sources))
+        self._engine.metrics.between_tokens_s.observe(now - self._stepped, sum(source.slots == 1 for source in sources))
         self._stepped = now
-        self._last_call_failed = False
+        self._engine.last_call_failed = False
 
     def _write(self, source: Source, found: list[Path], now: float) -> None:
         """Emit the new tokens of each output of a source. Greedy search emits at most one token per step, and beam search all tokens at its
@@ -156,13 +161,13 @@ class EncoderDecoderEngine(StepEngine[Source]):
             new = [Token(token, logprob) for token, logprob in zip(path.tokens[made:], logprobs[made:], strict=True)]
             run.usage.completion_tokens = len(path.tokens)
             run.usage.first_token = run.usage.first_token or now
-            self.metrics.generation_tokens.inc(len(new))
+            self._engine.metrics.generation_tokens.inc(len(new))
             if path.finish_reason is not None:
                 new[-1] = new[-1]._replace(finish_reason=path.finish_reason)
                 if source.request.attention:
                     run.attention = Attention(path.tokens, np.stack(path.weights))  # set before the reader gets the last token
             for token in new:
-                self._emit(run, token)
+                self._engine.emit(run, token)
 
 
 def open_encoder_decoder(model: Generator, settings: Settings, *, threads: int, tracer: "Tracer | None") -> EncoderDecoderEngine:

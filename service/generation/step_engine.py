@@ -1,9 +1,9 @@
 """The base class of engines that generate text step by step on one thread. It contains start and stop, queue, slots, cancellation,
 deadlines, delivery and errors.
 
-Subclasses for decoders and encoder-decoders add the computation. Callers run on the event loop. Only the engine's thread uses jobs and
-makes runtime calls. Callers and the engine's thread share the queue (`Admission`). The tokens of a step are sent to the event loop in one
-call. Jobs start and end between two steps.
+Subclasses for decoders and encoder-decoders make jobs of requests, and a `Workload` computes them. Callers run on the event loop. Only
+the engine's thread uses jobs and makes runtime calls. Both share the queue (`Admission`). The tokens of a step are sent to the event loop
+in one call. Jobs start and end between two steps.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from service.generation.admission import Admission, Holding, QueueLimits, stoppi
 from service.generation.request import Delta, FinishReason, GenerationRequest, Sampling, Token
 from service.generation.run import Run
 from service.generation.state import State
-from service.generation.submission import J, Submission
+from service.generation.submission import J, Submission, Workload
 from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
 from service.runtime.offered import OfferedSlots
@@ -57,8 +57,11 @@ class Once:
 
 
 class StepEngine(ABC, Generic[J]):
-    """Base of the engines. Call `start`, `open` and `submit` on the same event loop."""
+    """Base of the engines: a loop over a queue and a workload. Call `start`, `open` and `submit` on the same event loop. Workloads call
+    `guarded`, `emit`, `fail`, `ended`, `finished`, `publish` and `post`.
+    """
 
+    workload: Workload[J]
     sweep_s = 0.02  # minimum interval between two checks of deadlines
     kind_of_request: type[GenerationRequest] = GenerationRequest
     numerics = ""  # the engine's arithmetic, see `states/numerics.py`; "": states of this engine cannot be kept
@@ -79,16 +82,16 @@ class StepEngine(ABC, Generic[J]):
         self.metrics = metrics
         self.offered = OfferedSlots(limits.slots, metrics.offered.inc)
         self.limits = limits
-        self._admission = admission
+        self.admission = admission
         self._tracer = tracer
         self._run_s = run_s  # moving average of the seconds that a job holds its slots
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._last_call_failed = False
+        self.last_call_failed = False
         self._began: float | None = None  # when the runtime call in progress began; None if there is none
         # The attributes from here on are used by the engine's thread only.
-        self._steps = 0
+        self.n_steps = 0
         self._look_at = 0  # the number of steps after which to check whether a job must be preempted
         self._swept = 0.0
         self._emitted: list[tuple[Run, Token | Delta | ServiceError]] = []
@@ -101,13 +104,13 @@ class StepEngine(ABC, Generic[J]):
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._thread.start()
-        self.metrics.running.set_function(lambda: self._held)
-        self.metrics.waiting.set_function(lambda: len(self._admission))
+        self.metrics.running.set_function(lambda: self.workload.held)
+        self.metrics.waiting.set_function(lambda: len(self.admission))
         self.metrics.ready.set(1)
 
     async def stop(self) -> None:
         """End every run with NotReady, and stop the thread."""
-        self._admission.close()
+        self.admission.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         self.metrics.ready.set(0)
@@ -115,7 +118,7 @@ class StepEngine(ABC, Generic[J]):
     @property
     def pending(self) -> int:
         """Return the number of slots that jobs hold or wait for."""
-        return self._held + self._admission.slots
+        return self.workload.held + self.admission.slots
 
     def has_numerics(self, numerics: str) -> bool:
         return numerics == self.numerics
@@ -137,7 +140,7 @@ class StepEngine(ABC, Generic[J]):
     @property
     def healthy(self) -> bool:
         """Return whether the thread runs and the last call of the runtime succeeded."""
-        return self._thread is not None and self.alive and not self._last_call_failed
+        return self._thread is not None and self.alive and not self.last_call_failed
 
     @property
     def stuck_s(self) -> float:
@@ -146,10 +149,10 @@ class StepEngine(ABC, Generic[J]):
         return 0.0 if began is None else time.monotonic() - began
 
     def keeps_places(self, lane: Lane) -> bool:
-        return self._admission.keeps_places(lane, time.monotonic())
+        return self.admission.keeps_places(lane, time.monotonic())
 
     def withdraw(self, lane: Lane, client: str, told_s: float) -> None:
-        self._admission.withdraw(lane, client, told_s)
+        self.admission.withdraw(lane, client, told_s)
 
     def refused(self, runs: float) -> None:
         """Count runs that a gateway has rejected because no replica could accept them."""
@@ -200,11 +203,11 @@ class StepEngine(ABC, Generic[J]):
         """Raise QueueTooLong if a request of this client, of `runs` runs, would wait too long for its first `slots`. Returns how many
         seconds it may wait.
         """
-        holders = self._holders
+        holders = self.workload.holders
         held = Counter[str]()
         for holder in holders:
             held[holder.request.client] += holder.slots
-        return self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, held, self._turn_s(holders)), slots, runs)
+        return self.admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, held, self._turn_s(holders)), slots, runs)
 
     def _turn_s(self, holders: list[J]) -> float:
         """Estimate how many seconds a job holds its slots while others wait: the average of ended jobs, or the mean age of running jobs if
@@ -237,12 +240,12 @@ class StepEngine(ABC, Generic[J]):
     def _queue(self, submission: Submission[J]) -> None:
         retry_after_s = self._retry_after_s(submission)
         with self.offered.refusing(submission.slots):
-            replaced = self._admission.queue(submission, retry_after_s=retry_after_s)
+            replaced = self.admission.queue(submission, retry_after_s=retry_after_s)
         for each in replaced:
             self._refused_here(each)
             error = Overloaded("Model is overloaded: a client with fewer requests took the place of this one", retry_after_s=retry_after_s)
             for run in (run for job in each.fresh for run in job.runs):
-                self._finished(run, "error")
+                self.finished(run, "error")
                 run.fail(error)
 
     def _refused_here(self, submission: Submission[J]) -> None:
@@ -251,81 +254,36 @@ class StepEngine(ABC, Generic[J]):
 
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def _held(self) -> int:
-        """Return the number of slots held by jobs."""
-
-    @property
-    @abstractmethod
-    def _holders(self) -> list[J]:
-        """Return the jobs that hold slots."""
-
-    @property
-    def _quantum(self) -> int | None:
-        """Return the number of tokens for which a job keeps its slots while other jobs wait, or None if it keeps them until it ends."""
-        return None
-
-    @property
-    def _soon(self) -> bool:
-        """Return whether the next turn calls `_publish` as soon as it has drawn tokens, without other work before."""
-        return False
-
-    @property
-    def _room(self) -> bool:
-        """Return whether one more job may be preempted."""
-        return False
-
-    @abstractmethod
-    def _place(self, job: J) -> None:
-        """Give slots to a job."""
-
-    def _set_aside(self, job: J, now: float) -> None:
-        """Preempt a job: free its slots for another job, and queue it again."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def _compute(self) -> None:
-        """Run one step for the jobs that hold slots. Subclasses make every runtime call in `_guarded`."""
-
-    @abstractmethod
-    def _forget(self, job: J) -> None:
-        """Free the slots of a job that has left the queue, if it holds any."""
-
-    def _after_failure(self, jobs: list[J]) -> None:
-        """Free the slots of the jobs in a failed call."""
-        for job in jobs:
-            self._remove(job)
-
     def _work(self) -> None:
         try:
             give_way()
-            while self._admission.wait(busy=self._held > 0):
+            while self.admission.wait(busy=self.workload.held > 0):
                 self._turn()
         except BaseException:  # raised by a bug or a lost device; `alive` is then False, so the replica is replaced
             log.exception("the engine's thread has died")
-            self._admission.close()
+            self.admission.close()
         self._end()
 
     def _turn(self) -> None:
         """Make one turn of the engine's loop: handle the queue and deadlines, and compute a step. Simulations call this without a
         thread.
         """
-        self._steps += 1
+        self.n_steps += 1
         self._sweep()
         self._admit()
         self._refuse_overdue()
-        self.offered.hold(time.monotonic(), self._held)
-        self._compute()
-        self.offered.hold(time.monotonic(), self._held)
-        self._publish(0.0 if self._soon else math.inf)
+        self.offered.hold(time.monotonic(), self.workload.held)
+        next_s = self.workload.compute()
+        self.offered.hold(time.monotonic(), self.workload.held)
+        self.publish(next_s)
 
     def _end(self) -> None:
         """Fail all runs, because the engine stops."""
-        self._fail([*self._admission.waiting(), *self._holders], stopping())
-        self._publish()
+        self.workload.close()
+        self.fail([*self.admission.waiting(), *self.workload.holders], stopping())
+        self.publish()
 
-    def _guarded(self, call: Callable[[], None], jobs: Iterable[J]) -> None:
+    def guarded(self, call: Callable[[], None], jobs: Iterable[J]) -> None:
         """Call the runtime. If it raises an error, the jobs of the call fail."""
         jobs, began = list(jobs), self._began
         self._began = time.monotonic()
@@ -334,9 +292,11 @@ class StepEngine(ABC, Generic[J]):
         except BaseException as error:  # catches SystemExit too, because callers would wait forever if the thread ended
             log.exception("step failed", extra={"runs": len(jobs), **traces(job.request.traceparent for job in jobs)})
             told = error if isinstance(error, RuntimeFailed) else RuntimeFailed("the runtime failed; the log says why")
-            self._last_call_failed = told is not error  # False for a RuntimeFailed, which means that only the logits are invalid
-            self._fail(jobs, told)
-            self._after_failure(jobs)
+            self.last_call_failed = told is not error  # False for a RuntimeFailed, which means that only the logits are invalid
+            self.fail(jobs, told)
+            for job in jobs:
+                self.admission.remove(job)
+            self.workload.after_failure(jobs)
             if device_lost(error):
                 raise  # ends the thread, because the process cannot compute any more
         finally:
@@ -345,47 +305,41 @@ class StepEngine(ABC, Generic[J]):
     def _sweep(self) -> None:
         """Remove cancelled jobs. Every `sweep_s`, also end runs whose deadline has passed, and fail runs whose text is not read."""
         now = time.monotonic()
-        cancelled = self._admission.cancelled()
+        cancelled = self.admission.cancelled()
         if not (cancelled or now - self._swept > self.sweep_s):
             return
-        for job in [*self._holders, *self._admission.waiting()]:
+        for job in [*self.workload.holders, *self.admission.waiting()]:
             if cancelled and all(run.cancelled for run in job.runs):
                 for run in job.runs:
-                    self._finished(run, "abort")
+                    self.finished(run, "abort")
             elif now >= job.request.deadline:
-                self._end_at_deadline(job)
+                self.workload.end_at_deadline(job)
             elif any((since := run.unread_since) is not None and now - since > self.limits.unread_s for run in job.runs):
-                self._fail([job], DeadlineExceeded(f"the text was not read for {self.limits.unread_s:g} s"))
+                self.fail([job], DeadlineExceeded(f"the text was not read for {self.limits.unread_s:g} s"))
             else:
                 continue
             self._remove(job)
 
-    def _end_at_deadline(self, job: J) -> None:
-        """End the runs of a job as if they had reached their limit on tokens. Runs without a token fail."""
-        for run in [run for run in job.runs if run.usage.finished is None]:
-            late = DeadlineExceeded("the request's deadline passed before there was a token to answer")
-            self._emit(run, Delta("", finish_reason="length") if run.usage.completion_tokens else late)
-
     def _remove(self, job: J) -> None:
-        self._admission.remove(job)
-        self._forget(job)
+        self.admission.remove(job)
+        self.workload.remove(job)
 
     def _admit(self) -> None:
         """Give slots to the next jobs. If no slot is free, the queue is checked only after an arrival and every `_LOOK` steps."""
-        if not len(self._admission):
+        if not len(self.admission):
             return
-        free = self.limits.slots - self._held
-        if free <= 0 and not self._admission.arrived and self._steps < self._look_at:
+        free = self.limits.slots - self.workload.held
+        if free <= 0 and not self.admission.arrived and self.n_steps < self._look_at:
             return
-        self._look_at = self._steps + _LOOK
-        now, holders = time.monotonic(), self._holders
-        while (turn := self._admission.turn(now, holders, free=free, quantum=self._quantum, room=self._room)) is not None:
+        self._look_at = self.n_steps + _LOOK
+        now, holders = time.monotonic(), self.workload.holders
+        while (turn := self.admission.turn(now, holders, free=free, quantum=self.workload.quantum, room=self.workload.room)) is not None:
             job, giving = turn
             if giving is not None:
-                self._guarded(partial(self._set_aside, giving, now), [giving])
+                self.guarded(partial(self.workload.set_aside, giving, now), [giving])
                 holders.remove(giving)
                 free += giving.slots
-            self._guarded(partial(self._place, job), [job])
+            self.guarded(partial(self.workload.place, job), [job])
             holders.append(job)
             free -= job.slots
             if (usage := job.runs[0].usage).started is None:
@@ -400,54 +354,54 @@ class StepEngine(ABC, Generic[J]):
         now = time.monotonic()
         if now - self._swept > self.sweep_s:
             self._swept = now
-            for submission, refusal in self._admission.overdue(now):
+            for submission, refusal in self.admission.overdue(now):
                 self._refused_here(submission)
-                self._fail(submission.fresh, refusal)
+                self.fail(submission.fresh, refusal)
 
     # Delivery to the runs --------------------------------------------------------------------------------------------------------------
 
-    def _fail(self, jobs: Iterable[J], error: ServiceError) -> None:
+    def fail(self, jobs: Iterable[J], error: ServiceError) -> None:
         """End the unfinished runs of these jobs with an error."""
         for run in (run for job in jobs for run in job.runs):
             if run.usage.finished is None:
-                self._emit(run, error)
+                self.emit(run, error)
 
-    def _emit(self, run: Run, made: Token | Delta | ServiceError) -> None:
+    def emit(self, run: Run, made: Token | Delta | ServiceError) -> None:
         """Add a token, delta or error of a run to the outputs that the next `_publish` delivers."""
         if isinstance(made, ServiceError):
-            self._finished(run, "error")
+            self.finished(run, "error")
         elif made.finish_reason is not None:
-            self._finished(run, made.finish_reason)
+            self.finished(run, made.finish_reason)
         self._urgent |= run.usage.finished is not None or run.usage.completion_tokens <= 1
         self._emitted.append((run, made))
 
-    def _finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
+    def finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
         run.usage.finished = time.monotonic()
         self.metrics.finished(reason, run.usage)
         # On the event loop, so that writing does not delay the next step.
         if self._tracer is not None and run.request.traceparent is not None:
-            self._post(self._tracer.generation, run.request.traceparent, run.usage, reason)
+            self.post(self._tracer.generation, run.request.traceparent, run.usage, reason)
 
-    def _ended(self, job: J, now: float) -> None:
+    def ended(self, job: J, now: float) -> None:
         """Update the average time that jobs hold their slots with the time of a job that has ended."""
         self._run_s = averaged(self._run_s, now - (job.runs[0].usage.started or now))
 
     @property
-    def _hand_over_s(self) -> float:
+    def hand_over_s(self) -> float:
         """Return how long tokens may wait, so that those of several steps are made by one call and handed over at once."""
-        return loaded_hand_over_s(self.limits.hand_over_s, self._held)
+        return loaded_hand_over_s(self.limits.hand_over_s, self.workload.held)
 
-    def _publish(self, next_s: float = math.inf) -> None:
+    def publish(self, next_s: float = math.inf) -> None:
         """Hand over what was emitted, unless it may wait for the next call, which comes within `next_s` seconds."""
         if not self._emitted:
             return
         now = time.monotonic()
-        self._hand_over_by = self._hand_over_by or now + self._hand_over_s
+        self._hand_over_by = self._hand_over_by or now + self.hand_over_s
         if self._urgent or now + next_s > self._hand_over_by:
             emitted, self._emitted, self._urgent, self._hand_over_by = self._emitted, [], False, 0.0
-            self._post(_deliver, emitted)
+            self.post(_deliver, emitted)
 
-    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
+    def post(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop, from any thread."""
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # raised if the event loop is closed; then no caller waits any more

@@ -1,5 +1,6 @@
-"""The items of an engine's queue: jobs, grouped by the API request that submitted them."""
+"""The items of an engine's queue: jobs, grouped by the API request that submitted them. And the interface of what computes them."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,3 +67,59 @@ class Submission(Generic[J]):
     def tokens(self) -> int:
         """Return the number of prompt tokens to feed. A prompt that several jobs share is counted once."""
         return sum({id(job.request.prompt): job.left_of_prompt for job in self.fresh}.values())
+
+
+class Workload(ABC, Generic[J]):
+    """What an engine computes: the jobs that hold slots, one step after the other. Used by the engine's thread; `held`, `holders` and
+    `quantum` also on the event loop.
+    """
+
+    @property
+    @abstractmethod
+    def holders(self) -> list[J]:
+        """Return the jobs that hold slots."""
+
+    @property
+    def held(self) -> int:
+        """Return the number of slots held by jobs."""
+        return sum(job.slots for job in self.holders)
+
+    @property
+    def quantum(self) -> int | None:
+        """Return the number of tokens for which a job keeps its slots while other jobs wait, or None if it keeps them until it ends."""
+        return None
+
+    @property
+    def room(self) -> bool:
+        """Return whether one more job may be preempted."""
+        return False
+
+    @abstractmethod
+    def place(self, job: J) -> None:
+        """Give slots to a job."""
+
+    def set_aside(self, job: J, now: float) -> None:
+        """Preempt a job: free its slots for another job, and queue it again."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def compute(self) -> float:
+        """Run one step for the jobs that hold slots, with every runtime call in `StepEngine.guarded`. Return the seconds within which the
+        next call publishes, or inf.
+        """
+
+    @abstractmethod
+    def remove(self, job: J) -> None:
+        """Free the slots of a job that has ended, if it holds any."""
+
+    @abstractmethod
+    def end_at_deadline(self, job: J) -> None:
+        """End the runs of a job as if they had reached their limit on tokens. Runs without a token fail."""
+
+    def after_failure(self, jobs: list[J]) -> None:
+        """Free the slots of the jobs in a failed call."""
+        for job in jobs:
+            self.remove(job)
+
+    def close(self) -> None:
+        """End other threads, because the engine stops."""

@@ -171,7 +171,7 @@ class ScriptedEngine(GeneratorEngine):
             keeper = StateKeeper(
                 self._store, steps.decoder, vocab_size=steps.vocab_size, fingerprint=steps.fingerprint, numerics=numerics, hot_bytes=0
             )
-        self._states = RunStates(keeper)
+        self._states = self._decoding.states = RunStates(keeper)
 
     # What the engine calls -------------------------------------------------------------------------------------------------------------
 
@@ -189,15 +189,15 @@ class ScriptedEngine(GeneratorEngine):
         self.runs += [job.run for job in submission.fresh]
         super()._queue(submission)
 
-    def _publish(self, next_s: float = math.inf) -> None:
+    def publish(self, next_s: float = math.inf) -> None:
         """Wait until the event loop has passed on what is published, so that it does not depend on the speed of threads how many tokens a
         reader gets at a time.
         """
         emitted = bool(self._emitted)
-        super()._publish(next_s)
+        super().publish(next_s)
         if emitted:
             passed_on = threading.Event()
-            self._post(self._turn_of_loop, _TURNS, passed_on)
+            self.post(self._turn_of_loop, _TURNS, passed_on)
             passed_on.wait(PATIENCE_S)
 
     def _turn_of_loop(self, left: int, passed_on: threading.Event) -> None:
@@ -211,8 +211,8 @@ class ScriptedEngine(GeneratorEngine):
         """Fail the runs that are to fail, as runs fail whose deadline has passed: before they draw another token."""
         super()._admit()
         for number, (after, failure) in list(self.failures.items()):
-            for job in [*self._holders, *self._admission.waiting()] if number < len(self.runs) else ():
+            for job in [*self.workload.holders, *self.admission.waiting()] if number < len(self.runs) else ():
                 if job.run is self.runs[number] and len(job.completion) == after:
-                    self._finished(job.run, "error")
-                    self._post(job.run.fail, failure)
+                    self.finished(job.run, "error")
+                    self.post(job.run.fail, failure)
                     self._remove(job)

@@ -104,13 +104,13 @@ class SimulatedEngine(GeneratorEngine):
         self.name = name
         self.paused = self.dead = False
         self._simulated = loop
-        self._masks = SimulatedMasks(VOCAB_SIZE, loop)
+        self._decoding._masks = SimulatedMasks(VOCAB_SIZE, loop)
         self._due = False
 
     def start(self) -> None:
         self._loop = self._simulated
         self._thread = cast(threading.Thread, _NoThread())
-        self._admission._changed = cast(threading.Condition, _Bell(self.wake))
+        self.admission._changed = cast(threading.Condition, _Bell(self.wake))
 
     def wake(self) -> None:
         """Let the thread run, soon."""
@@ -123,27 +123,27 @@ class SimulatedEngine(GeneratorEngine):
         if self.paused or self.dead:
             return
         with self._simulated.in_process(self.name):
-            if self._admission._closed:
+            if self.admission._closed:
                 self._end()
                 self.dead = True
                 return
-            cancelled = [sequence for sequence in self._holders if sequence.run.cancelled]
+            cancelled = [sequence for sequence in self.workload.holders if sequence.run.cancelled]
             self._turn()
-            if any(sequence in self._holders for sequence in cancelled):
+            if any(sequence in self.workload.holders for sequence in cancelled):
                 self._simulated.broken.append(f"{self.name}: a run keeps its slot although it was cancelled before this turn")
-        admission = self._admission
-        if self._held or len(admission) or admission._cancelled:
+        admission = self.admission
+        if self.workload.held or len(admission) or admission._cancelled:
             self.wake()
 
     def leaks(self) -> list[str]:
         """Describe the slots, rows and queue entries that are in use. To be called when no run is left."""
         held = {
             "slots are held": self.pending,
-            "rows are in use": len(self._running._slots),
-            "rows have runs": len(self._running.sequences),
-            "runs wait for masks": len(self._places.late),
-            "prompts rest": len(self._prefill._resting) + len(self._prefill._prompts),
-            "jobs are set aside": self._admission.aside,
+            "rows are in use": len(self._decoding.running._slots),
+            "rows have runs": len(self._decoding.running.sequences),
+            "runs wait for masks": len(self._decoding.late),
+            "prompts rest": len(self._decoding.prefill._resting) + len(self._decoding.prefill._prompts),
+            "jobs are set aside": self.admission.aside,
         }
         return [f"{self.name}: {number} {what}" for what, number in held.items() if number]
 

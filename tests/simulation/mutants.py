@@ -10,8 +10,8 @@ from unittest import mock
 import numpy as np
 
 from service.errors import ServiceError, StateNotFound
+from service.generation.decoding import Decoding
 from service.generation.engine import GeneratorEngine
-from service.generation.places import Places
 from service.generation.reopening import Reopening
 from service.generation.saved.keeper import StateKeeper
 from service.generation.sequence import Sequence
@@ -58,13 +58,13 @@ def slot_by_id() -> Planted:
 
 def leak_on_cancel() -> Planted:
     """A run that is cancelled keeps its slot."""
-    forget = GeneratorEngine._forget
+    remove = Decoding.remove
 
-    def mutant(self: GeneratorEngine, sequence: Sequence) -> None:
+    def mutant(self: Decoding, sequence: Sequence) -> None:
         if not sequence.run.cancelled:
-            forget(self, sequence)
+            remove(self, sequence)
 
-    return mock.patch.object(GeneratorEngine, "_forget", mutant)
+    return mock.patch.object(Decoding, "remove", mutant)
 
 
 def resume_before_the_last_token() -> Planted:
@@ -80,9 +80,9 @@ def resume_before_the_last_token() -> Planted:
 
 def discarded_step() -> Planted:
     """A run that loses its slot keeps a state that was fed one more token, which was never sent."""
-    hold = Places.hold
+    hold = Decoding.hold
 
-    def mutant(self: Places, sequence: Sequence) -> None:
+    def mutant(self: Decoding, sequence: Sequence) -> None:
         hold(self, sequence)
         assert sequence.state is not None
         assert sequence.state.logits is not None
@@ -90,7 +90,7 @@ def discarded_step() -> Planted:
         advanced = np.float32(0.75) * S + embedded(int(sequence.state.logits.argmax()))
         sequence.state = replace(sequence.state, tensors=(advanced, n))
 
-    return mock.patch.object(Places, "hold", mutant)
+    return mock.patch.object(Decoding, "hold", mutant)
 
 
 def wrong_row() -> Planted:
@@ -204,19 +204,19 @@ def doubled_tokens() -> Planted:
 
 def failed_run_kept() -> Planted:
     """The state of a run that has failed is kept, as if its turn were complete."""
-    fail = GeneratorEngine._fail
+    fail = GeneratorEngine.fail
 
     def mutant(self: GeneratorEngine, jobs: Any, error: ServiceError) -> None:
         jobs = list(jobs)
         for job in jobs:
-            if job.request.keep is not None and job in self._running.sequences:
-                tensors, logits = self._running.copy(job)
-                state = self._places.state(job, tensors, logits)
+            if job.request.keep is not None and job in self._decoding.running.sequences:
+                tensors, logits = self._decoding.running.copy(job)
+                state = self._decoding.state(job, tensors, logits)
                 fed = (job.request.prompt + tuple(job.completion))[: job.position - job.start]
                 self._states._stored.keep(job.request.keep, state, job.origin, fed, lambda failure: None)
         fail(self, jobs, error)
 
-    return mock.patch.object(GeneratorEngine, "_fail", mutant)
+    return mock.patch.object(GeneratorEngine, "fail", mutant)
 
 
 # Subject -> the simulation that shows its bugs, and the bugs; the first is the one that `make test` plants.

@@ -195,7 +195,7 @@ async def test_stopping_tells_everybody(vocabulary: Vocabulary) -> None:
         runs = [(await engine.open([asked()]))[0] for _ in range(2)]
         assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
         stopping = asyncio.create_task(engine.stop())
-        await until(lambda: engine._admission._closed)
+        await until(lambda: engine.admission._closed)
         session.open()
         await stopping
         for run in runs:

@@ -12,7 +12,7 @@ import pytest
 
 from export import contract
 from service.errors import RuntimeFailed
-from service.generation.places import Places
+from service.generation.decoding import Decoding
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.running import MOST_STEPS
 from service.generation.sequence import Sequence
@@ -169,10 +169,10 @@ async def test_a_step_that_fails_among_several_ends_its_runs_and_later_ones_are_
 
 
 async def test_runs_that_are_preempted_say_the_same(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.generation.engine._QUANTUM", (4, 4))
+    monkeypatch.setattr("service.generation.decoding._QUANTUM", (4, 4))
     held: list[Sequence] = []
-    hold = Places.hold
-    monkeypatch.setattr(Places, "hold", lambda places, sequence: (held.append(sequence), hold(places, sequence)))
+    hold = Decoding.hold
+    monkeypatch.setattr(Decoding, "hold", lambda decoding, sequence: (held.append(sequence), hold(decoding, sequence)))
     asked = [ask(at, max_tokens=40, sampling=WARM, ignore_eos=True, client=str(at % 3)) for at in range(1, 10)]
     plain, several = Counted(), Counted()
     wanted = await answers(plain, tokenizer, asked, 0)

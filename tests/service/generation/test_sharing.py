@@ -14,6 +14,7 @@ import pytest
 
 from service.errors import Overloaded, QueueTooLong
 from service.generation.admission import Admission, Holding, QueueLimits, Table, fair_share
+from service.generation.decoding import Decoding
 from service.generation.engine import GeneratorEngine
 from service.generation.intake import PromptWork
 from service.generation.request import GenerationRequest, Sampling
@@ -120,16 +121,16 @@ async def test_any_mix_of_clients_draws_what_each_draws_alone(steps: FakeSteps, 
             run = engine.submit(request)
             alone.append((await all_of(run), run.prompt_logprobs))
     async with running(FakeSteps(), tokenizer, slots=3, bulk_delay_s=0.01, max_wait_s=1000, max_bulk_wait_s=1000) as engine:
-        engine.__class__ = _Hasty
+        engine._decoding.__class__ = _Hasty
         runs = [engine.submit(request) for request in requests]
         answers = list(zip(await asyncio.gather(*map(all_of, runs)), [run.prompt_logprobs for run in runs], strict=True))
     assert answers == alone
 
 
-class _Hasty(GeneratorEngine):
+class _Hasty(Decoding):
     """Whose runs give their slots back after a few tokens, so that a short test sees it happen often."""
 
-    _quantum = 5  # type: ignore[assignment]
+    quantum = 5  # type: ignore[assignment]
 
 
 # While it has no slot --------------------------------------------------------------------------------------------------------------------
@@ -145,12 +146,12 @@ async def test_a_run_set_aside_can_be_left_and_ends_at_its_deadline(
             first = engine.submit(ask(7, max_tokens=ENDLESS, client="a", lane=Lane.BULK, **options))
             await until(lambda: first.usage.completion_tokens > 20)
             second = engine.submit(ask(8, max_tokens=ENDLESS, client="b"))
-            await until(lambda: second.usage.completion_tokens > 0 and engine._admission.aside == 1)
+            await until(lambda: second.usage.completion_tokens > 0 and engine.admission.aside == 1)
             return first, second
 
         left, holder = await aside()
         left.cancel()
-        await until(lambda: engine._admission.aside == 0)
+        await until(lambda: engine.admission.aside == 0)
         holder.cancel()
 
         late, holder = await aside(deadline=time.monotonic() + PATIENCE_S)

@@ -296,7 +296,7 @@ async def test_a_deadline_that_passes_while_a_text_waits_to_be_tokenised_is_504(
 async def test_prompts_that_would_be_late_are_refused_before_they_are_tokenised() -> None:
     model = FakeGenerator("wordy")
     app, gate = generator_app(model), threading.Event()
-    model.engine._prefill.price.paid(10, 1.0)  # a tenth of a second for a token
+    model.engine._decoding.prefill.price.paid(10, 1.0)  # a tenth of a second for a token
     async with client(app) as http:
         held = asyncio.create_task(app.state.catalog.tokenizers.run(partial(gate.wait, PATIENCE_S), size=len(LONG), client="other"))
         asked = {"json": {"prompt": LONG, "max_tokens": 1}, "headers": {"x-request-timeout-ms": "300000"}}
