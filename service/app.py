@@ -21,7 +21,8 @@ from service.errors import CANNOT_START, InvalidRequest, MethodNotAllowed, Route
 from service.http import openapi
 from service.http.cors import Cors
 from service.http.direct import Direct
-from service.http.edge import INTERNAL_ERROR, Edge, refusal
+from service.http.edge import Edge
+from service.http.gate import INTERNAL_ERROR, Gate, refusal
 from service.http.keys import Keys
 from service.http.routing import METHOD, SHORT, allowed, canonical, exact
 from service.http.shared_limits import SharedLimits
@@ -101,8 +102,9 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     app.router.routes += [route for router in ROUTERS for route in router.routes]
     for kind in (ServiceError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _refuse)
-    app.edge = edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, keys=keys, dialects=DIALECTS)
-    app.direct = Direct(edge, PLAIN_READERS)
+    gate = Gate(catalog, keys, DIALECTS)
+    app.edge = Edge(app.inner, exact(ROUTERS), gate)
+    app.direct = Direct(gate, PLAIN_READERS)
     if catalog.settings.cors_origins:  # CORS runs before the edge, since preflight requests of browsers carry no API key
         app.edge = Cors(app.edge, catalog.settings.cors_origins, DIALECTS)
     return app

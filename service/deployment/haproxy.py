@@ -74,7 +74,7 @@ _EVERYWHERE = (
         r"^frontend http_frontend$",
         rf"\g<0>\n    option http-buffer-request\n{_KINDS_OF_REQUESTS}\n    http-request disable-l7-retry unless {_REPEATABLE}",
     ),
-    # Identifies the connection, so that clients without an API key are scheduled fairly; see `service/http/edge.py`.
+    # Identifies the connection, so that clients without an API key are scheduled fairly; see `service/http/gate.py`.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
     # Remove this header if the client has sent it, because its time would come from another machine's clock.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import OriginRefused
 from service.http.dialect import Dialect
-from service.http.edge import refusal
+from service.http.gate import refusal
 
 # The headers of an answer that scripts of another origin may read.
 EXPOSED = (

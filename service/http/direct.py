@@ -6,7 +6,6 @@ one origin. Nothing is counted or reserved for a request that is passed on to it
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +17,7 @@ from service.encoding.request import EncodeAnswer
 from service.errors import ServiceError
 from service.http.answers import whole
 from service.http.content_encoding import LEAST_BYTES, coding_for
-from service.http.edge import CLIENT_GONE, INTERNAL_ERROR, Edge, refusal, request_id
+from service.http.gate import CLIENT_GONE, Gate
 from service.http.keys import key_in
 from service.tokenization.texts import Input
 
@@ -61,14 +60,14 @@ class Direct:
 
     most_bytes = MOST_BYTES
 
-    def __init__(self, edge: Edge, readers: Mapping[str, Callable[[bytes], Plain | None]]) -> None:
+    def __init__(self, gate: Gate, readers: Mapping[str, Callable[[bytes], Plain | None]]) -> None:
         """`readers` has, for each path with plain requests, the function that reads a body, or returns None if it is not plain."""
-        self.edge = edge
+        self._gate = gate
         self.readers = {path.encode(): reader for path, reader in readers.items()}
 
     def begin(self, connection: "Connection", path: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> "DirectAnswer | None":
         """Begin to answer a request, or return None if `Edge` must handle it."""
-        catalog, keys = self.edge.catalog, self.edge.keys
+        gate, catalog = self._gate, self._gate.catalog
         given = dict(headers)
         if (
             catalog.draining
@@ -79,25 +78,26 @@ class Direct:
             or (plain := self.readers[path](body)) is None
         ):
             return None
-        call = Call(request_id(_text(given, b"x-request-id")), time.monotonic(), content=hash(body))
+        call = gate.call(_text(given, b"x-request-id"))
+        call.content = hash(body)
         call.deadline = call.started + catalog.settings.request_timeout_s
-        call.client, call.host = self.edge.connection(connection.client, _text(given, _CONNECTION))
         try:
             model = catalog.get(plain.model, "encoder")
             if len(plain.inputs) * model.manifest.width * NUMBER_BYTES >= LEAST_BYTES and coding_for(_text(given, b"accept-encoding")):
                 return None
-            tenant = keys.identify(key_in({"authorization": _text(given, b"authorization")}), call) if keys.needed else None
+            key = key_in({"authorization": _text(given, b"authorization")})
+            tenant = gate.identify(call, connection.client, _text(given, _CONNECTION), key)
         except ServiceError:
             return None
         if tenant is not None and tenant.must_ask():
             return None
         before = connection.cycle
-        answer = DirectAnswer(self.edge, connection, path, call)
+        answer = DirectAnswer(gate, connection, path, call)
         connection.cycle = answer  # type: ignore[assignment]  # has the attributes that uvicorn's protocol uses
         catalog.active += 1
         try:
             late_s = waited_s({RECEIVED_HEADER: _text(given, _RECEIVED)}) if _RECEIVED in given else 0.0
-            self.edge.read_delay.check(call.started, late_s)
+            gate.read_delay.check(call.started, late_s)
             cancel = model.begin(plain.inputs, call, lambda done: answer.end(plain, model, done), None if tenant is None else tenant.admit)
         except ServiceError as error:
             answer.fail(error)
@@ -120,14 +120,14 @@ class DirectAnswer:
 
     __slots__ = (
         *("cancel", "disconnected", "keep_alive", "response_complete", "response_started"),
-        *("_call", "_connection", "_edge", "_path"),
+        *("_call", "_connection", "_gate", "_path"),
     )
 
-    def __init__(self, edge: Edge, connection: "Connection", path: bytes, call: Call) -> None:
+    def __init__(self, gate: Gate, connection: "Connection", path: bytes, call: Call) -> None:
         self.response_started = self.response_complete = self.disconnected = False
         self.keep_alive = True
         self.cancel: Callable[[], object] | None = None
-        self._edge, self._connection, self._path, self._call = edge, connection, path, call
+        self._gate, self._connection, self._path, self._call = gate, connection, path.decode(), call
 
     @property
     def message_event(self) -> "DirectAnswer":
@@ -154,36 +154,31 @@ class DirectAnswer:
 
     def fail(self, error: ServiceError) -> None:
         """Write an error, later if there are many refusals."""
-        if delay_s := self._edge.refusal_delay_s(error):
+        if delay_s := self._gate.delay_s(error):
             timer = self._connection.loop.call_later(delay_s, self._refuse, error)
             self.cancel = timer.cancel
         else:
             self._refuse(error)
 
     def fail_unexpectedly(self, error: Exception) -> None:
-        log.error("unexpected error", exc_info=error, extra={**self._call.identity, "path": self._path.decode()})
-        self._refuse(ServiceError(INTERNAL_ERROR))
+        self._refuse(self._gate.unexpected(self._call, self._path, error))
 
     def _refuse(self, error: ServiceError) -> None:
-        status, body, headers = refusal(self._path.decode(), error, self._edge.dialects)
+        status, body, headers = self._gate.refusal(self._path, error)
         del headers["content-length"]
         self._write(status, [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()], body)
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         if self.response_complete:
             return
-        call, connection = self._call, self._connection
-        if call.tenant is not None:
-            call.tenant.charge(call)
-            headers += call.tenant.headers()
+        connection = self._connection
         if not self.keep_alive:
             headers.append((b"connection", b"close"))
         lines = [STATUS_LINE[status]]
         lines += [b"%b: %b\r\n" % header for header in connection.server_state.default_headers]
         lines.append(b"content-length: %d\r\n" % len(body))
-        lines += [b"%b: %b\r\n" % header for header in headers]
-        lines.append(b"x-request-id: %b\r\n\r\n" % call.request_id.encode("latin-1"))
-        lines.append(body)
+        lines += [b"%b: %b\r\n" % header for header in (*headers, *self._gate.headers(self._call))]
+        lines += b"\r\n", body
         connection.transport.write(b"".join(lines))
         self._ended(status)
         if not self.keep_alive:
@@ -193,9 +188,7 @@ class DirectAnswer:
     def _ended(self, status: int) -> None:
         self.response_started = self.response_complete = True
         self.cancel = None
-        path = self._path.decode()
-        route = self._edge.exact["POST", path]
-        self._edge.end({"route": route, "path": path, "method": "POST"}, self._call, status)
+        self._gate.end(self._call, status, "POST", self._path, self._path)
 
 
 def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:

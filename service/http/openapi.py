@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from service.http.content_encoding import ACCEPTED
-from service.http.edge import OPEN
+from service.http.gate import OPEN
 
 DESCRIPTION = (
     "Attention models over HTTP: embeddings and rerank scores from encoders, text from decoders, in the forms of OpenAI, "

@@ -28,7 +28,7 @@ from service.dialects.states.records import described, new_record, quota_of, rep
 from service.dialects.states.schemas import ERRORS, StateObject
 from service.errors import InvalidRequest, RangeRefused
 from service.generation.model import DecoderModel
-from service.http.edge import refused
+from service.http.gate import refused
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
 from service.states.blob import read_header, unpack
 from service.states.record import StateRecord

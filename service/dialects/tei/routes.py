@@ -53,8 +53,8 @@ from service.errors import (
     WrongKind,
 )
 from service.http.dialect import Dialect
-from service.http.edge import refused
 from service.http.fields import is_empty, refusal, schema_of
+from service.http.gate import refused
 from service.http.ndjson import stream
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
 from service.runtime.onnx import Array

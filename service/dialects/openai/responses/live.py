@@ -18,7 +18,7 @@ from service.dialects.text.answer import sequence_tokens, unix_time, window_warn
 from service.dialects.text.request import kept, tell_exactness
 from service.errors import DocumentMoved, NotReady, Overloaded, ServiceError, StoreFailed
 from service.generation.runs import Runs
-from service.http.edge import INTERNAL_ERROR
+from service.http.gate import INTERNAL_ERROR
 from service.states.store import GroupingEngine
 from service.streams.lease import LEASE_S
 
