@@ -8,11 +8,10 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,8 +239,7 @@ def _no_provider(graph: Path | bytes, provider: str, why: str) -> SettingsConfli
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _OpenGraph:
+class _OpenGraph(NamedTuple):
     """A graph, opened with one thread and with all threads. On a GPU both are the same session."""
 
     one_thread: "ort.InferenceSession"
@@ -254,7 +252,7 @@ class OnnxSession:
     Under load each run has one thread and one core, so no thread waits for another thread after an operator. A run that is alone uses
     `threads` threads. These threads spin between operators, since no other run needs the cores, and stop spinning when the run ends.
 
-    If the bundle has a graph for short texts, each text is computed by the graph for its own length.
+    If the bundle has a graph for short texts, a run has only such texts or none (see `BatchingQueue`).
     """
 
     def __init__(
@@ -286,29 +284,15 @@ class OnnxSession:
     def run(
         self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
     ) -> dict[str, Array]:
-        if self._short is None:
-            return self._run(self._graph, outputs, ids, type_ids, alone=alone)
-        sides: dict[_OpenGraph, list[int]] = {}
-        for at, row in enumerate(ids):
-            sides.setdefault(self._graph_of(row), []).append(at)
-        if len(sides) == 1:
-            return self._run(next(iter(sides)), outputs, ids, type_ids, alone=alone)
-        parts = [
-            (places, self._run(graph, outputs, [ids[at] for at in places], type_ids and [type_ids[at] for at in places], alone=alone))
-            for graph, places in sides.items()
-        ]
-        return {name: _joined([(places, arrays[name]) for places, arrays in parts]) for name in outputs}
-
-    def _graph_of(self, ids: list[int]) -> _OpenGraph:
-        return self._graph if self._short is None or len(ids) > self._short_tokens else self._short
-
-    def _run(
-        self, graph: _OpenGraph, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool
-    ) -> dict[str, Array]:
+        graph = self._graph_of(max(ids, key=len))
+        assert graph is self._graph_of(min(ids, key=len)), "a batch has only short texts or none"
         session = graph.all_threads if alone else graph.one_thread
         feed = self._feed(ids, type_ids)
         options = self._shrinking if feed[contract.INPUT_IDS].size > _USUAL_TOKENS else None
         return dict(zip(outputs, session.run(outputs, feed, options), strict=True))
+
+    def _graph_of(self, ids: list[int]) -> _OpenGraph:
+        return self._graph if self._short is None or len(ids) > self._short_tokens else self._short
 
     def shrink(self) -> None:
         """Make the arena free the memory that it keeps for later runs of any session. ONNX Runtime does so only at the end of a run, so one
@@ -345,15 +329,6 @@ def shrink_arena() -> None:
     """Free the memory that this process's arena keeps for later runs, if there is an encoder on the CPU."""
     if session := next(iter(_on_cpu), None):
         session.shrink()
-
-
-def _joined(parts: Sequence[tuple[list[int], Array]]) -> Array:
-    """Join the rows of several runs into one array, (B, D) or (B, N, D), padded with zeros. Each part has the places of its rows."""
-    sizes = np.max([rows.shape[1:] for _, rows in parts], axis=0)
-    joined: Array = np.zeros((sum(len(places) for places, _ in parts), *sizes), np.float32)
-    for places, rows in parts:
-        joined[places, : rows.shape[1]] = rows
-    return joined
 
 
 def pad(
