@@ -54,18 +54,20 @@ class Rotation(NamedTuple):
         return self if self.near is None else self.near[window]
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tensor:
     """Rotate the pair (x_i, x_{i + D_k/2}) of a token at position t by the angle t base^(-2i/D_k): (B, H, N, D_k) -> same.
     Columns for which `rotation` has no angles are unchanged (Wang & Komatsuzaki 2021, GPT-J).
 
     Su et al. 2021, arXiv:2104.09864, eq. 34, but with columns paired as in GPT-NeoX, as ModernBERT and Nomic were trained.
-    The score of a query at t_q and a key at t_k then depends on t_q - t_k only.
+    `interleaved` rotates x_2i with x_{2i+1} as in the paper, which is equivalent up to a permutation of the rows of W^Q and
+    W^K. The score of a query at t_q and a key at t_k then depends on t_q - t_k only.
     """
     width = 2 * rotation.cos.shape[-1]
     if width < x.shape[-1]:
-        return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], dim=-1)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1)
+        return torch.cat([rotate(x[..., :width], rotation, interleaved=interleaved), x[..., width:]], dim=-1)
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, dim=-1)
+    turned = [first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin]
+    return torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
 
 
 def rotation_at(t: Tensor, d_head: int, *, base: float, dtype: torch.dtype) -> Rotation:

@@ -20,8 +20,8 @@ from models.attention.layers.scaled_dot_product import attend
 from models.attention.sparse.blocks import in_blocks, out_of_blocks
 from models.attention.sparse.lsh import LSHAttention
 from models.attention.sparse.lsh_buckets import Buckets
-from models.parts.feedforward import ACTIVATIONS, FeedForward
-from models.parts.modules import Modules
+from models.parts.feedforward import ACTIVATIONS, ChunkedFeedForward
+from models.reformer.reversible import ReversibleBlock, ReversibleStack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class ReformerConfig:
     n_logits: int = 0  # 0: no language-modelling head
     activation: str = "relu"
     norm_eps: float = 1e-12
+    feedforward_chunk: int = 1024  # tokens in one call of the feed-forward layer
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.layers) - {"lsh", "local"}):
@@ -102,31 +103,6 @@ class Reformer(nn.Module):
         return torch.cat([self.positions[0](t // n_2), self.positions[1](t % n_2)], dim=-1)
 
 
-class ReversibleBlock(nn.Module):
-    """y1 = x1 + F(x2, mask),   y2 = x2 + G(y1): F is attention, and G the feed-forward layer, each with its norm."""
-
-    def __init__(self, F: nn.Module, G: nn.Module) -> None:
-        super().__init__()
-        self.F, self.G = F, G
-
-    def forward(self, x1: Tensor, x2: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
-        y1 = x1 + self.F(x2, key_mask)
-        return y1, x2 + self.G(y1)
-
-
-class ReversibleStack(nn.Module):
-    """A sequence of reversible blocks."""
-
-    def __init__(self, blocks: Iterable[ReversibleBlock]) -> None:
-        super().__init__()
-        self.blocks: Modules[ReversibleBlock] = Modules(blocks)
-
-    def forward(self, x1: Tensor, x2: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
-        for block in self.blocks:
-            x1, x2 = block(x1, x2, key_mask)
-        return x1, x2
-
-
 class NormedAttention(nn.Module):
     """The function F of a reversible block, a norm and attention: (B, N, D), bool (B, N) -> (B, N, D)."""
 
@@ -165,7 +141,9 @@ class NormedFeedForward(nn.Module):
         super().__init__()
         c = config
         self.norm = nn.LayerNorm(c.d_model, eps=c.norm_eps)
-        self.layer = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=False, bias=True)
+        self.layer = ChunkedFeedForward(
+            c.d_model, c.d_feedforward, activation=c.activation, gated=False, bias=True, chunk=c.feedforward_chunk
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(self.norm(x))

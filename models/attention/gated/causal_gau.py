@@ -19,8 +19,10 @@ CAUSAL_NORMALISATIONS = ("valid", "softmax", "softmax_plus")
 
 
 class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
-    """The GAU for decoders, without its norm and residual. Its state is that of `CausalScoredAttention` for one head. Raises ValueError for
-    a normalisation that is not in CAUSAL_NORMALISATIONS.
+    """The GAU for decoders, without its norm and residual.
+
+    Its state is that of `CausalSoftmaxAttention` for one head: k (1, t, s), v (1, t, e) and filled (t,).
+    Raises ValueError for a normalisation that is not in CAUSAL_NORMALISATIONS.
     """
 
     capabilities = Capabilities.of_cache(rotates=True, ordered=True, averages=False)
@@ -66,8 +68,9 @@ class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
 
 
 def _distances(filled: Tensor, *, n_new: int) -> Tensor:
-    """Return key position - query position, int64 (B, 1, N, t + N), for N = n_new new tokens and all slots: filled (B, t + N), 0 in empty
-    slots.
+    """Return key position - query position, int64 (B, 1, N, t + N), for N = n_new new tokens and all slots.
+
+    filled (B, t + N): 1 in slots with a token, 0 in empty slots, which do not count for positions.
     """
     t = filled.cumsum(1).long()  # (B, t + N): the position of the token in each slot, counted from 1
     own = t[:, -n_new:] if n_new else t[:, :0]

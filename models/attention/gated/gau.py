@@ -39,11 +39,14 @@ def weights(
 ) -> Tensor:
     """Return the attention weights A (.., N_q, N_k) of q (.., N_q, s) and k (.., N_k, s), normalised in one of four ways.
 
-        length        relu((q . k + b) / length)²,   where length defaults to N_k, including masked keys
-        valid         relu(scale q . k + b)² / l,   l = the number of keys that the query may attend to
-        softmax       softmax(scale q . k + b)
-        softmax_plus  softmax(log(max(l, least_length)) / log(log_base) scale q . k + b),   equal to softmax at l = log_base
-    mask (bool) and bias b broadcast to the shape of A. The row of a query that may attend to no key is 0. `scale` defaults to s^-1/2.
+    mask (bool, True = attend) and bias b broadcast to the shape of A.
+
+    length        relu((q . k + b) / length)²,   where length defaults to N_k, including masked keys
+    valid         relu(scale q . k + b)² / l,   l = the number of keys that the query may attend to
+    softmax       softmax(scale q . k + b)
+    softmax_plus  softmax(log(max(l, least_length)) / log(log_base) scale q . k + b),   equal to softmax at l = log_base
+    The row of a query that may attend to no key is 0. Other rows sum to 1 only with `softmax` and `softmax_plus`. `scale` defaults to
+    s^-1/2. The normalisation `length` does not use it.
     """
     scores = q @ k.mT
     if mask is None:
@@ -64,7 +67,10 @@ def weights(
 
 
 class DistanceBias(nn.Module):
-    """A learned bias, times `scale`, for each bucket of distances key - query, with the buckets of T5 (Raffel et al. 2019)."""
+    """A learned bias, times `scale`, for each bucket of distances key - query, for sequences of any length.
+
+    The buckets are those of T5 (Raffel et al. 2019).
+    """
 
     bucket_of: Tensor
 
@@ -86,14 +92,18 @@ class GatedProjections(Mechanism):
     """Base of the gated units: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
 
     A unit has one head. s is d_head, or D / n_heads if d_head is None: n_heads has no other effect than this width. e is expansion · D.
+    interleaved: which pairs of columns are rotated, see `rotate` in models/parts/positions.py.
     """
 
     gates = (("to_u", SILU_IS_1),)
     value_of_one = SILU_IS_1
 
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None, bias: bool | None, expansion: int, n_maps: int) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_head: int | None, bias: bool | None, expansion: int, n_maps: int, interleaved: bool = False
+    ) -> None:
         super().__init__()
         bias = self.biased if bias is None else bias
+        self.interleaved = interleaved
         self.d_head = head_width(d_model, n_heads, d_head)
         self.d_value = expansion * d_model
         self.to_u = nn.Linear(d_model, self.d_value, bias=bias)
@@ -104,15 +114,16 @@ class GatedProjections(Mechanism):
         self.offset = nn.Parameter(torch.zeros(n_maps, 1, self.d_head)) if bias else None
 
     def projected(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return u (B, N, e), in the dtype of x (B, N, D), and v (B, 1, N, e) and the affine maps of z, rotated, each (B, 1, N, s), float32
-        at least.
+        """Return u (B, N, e), v (B, 1, N, e) and the affine maps of z, rotated, each (B, 1, N, s): x (B, N, D).
+
+        u has the dtype of x. v and the maps are float32 at least.
         """
         exact = torch.promote_types(x.dtype, torch.float32)
         v = F.silu(self.to_v(x)).unsqueeze(1).to(exact)
         z = F.silu(self.to_z(x)).unsqueeze(1)
         maps = z * self.gain[:, None, None] if self.offset is None else z * self.gain[:, None, None] + self.offset[:, None, None]
         each = maps.to(exact).unbind(0)  # the affine maps, (B, 1, N, s) each
-        return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation) for y in each]
+        return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation, interleaved=self.interleaved) for y in each]
 
     def enlarge(self) -> None:
         nn.init.normal_(self.gain)
@@ -123,8 +134,10 @@ class GatedProjections(Mechanism):
 
 
 class GatedAttentionUnit(GatedProjections, EncoderLayer):
-    """The GAU for encoders without its norm and residual, so that it can replace an attention layer. relative_bias: T5's relative bias,
-    times sqrt(D), is added to the scores. Raises ValueError for a normalisation that `weights` does not have.
+    """The GAU for encoders without its norm and residual, so that it can replace an attention layer.
+
+    bias: False also removes the biases b_q and b_k of q and k. relative_bias: T5's relative bias, times sqrt(D), is added to the scores.
+    Raises ValueError for a normalisation that `weights` does not have.
     """
 
     capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False)
@@ -141,8 +154,9 @@ class GatedAttentionUnit(GatedProjections, EncoderLayer):
         normalisation: Normalisation = "valid",
         relative_bias: bool = True,
         least_length: int = 1,
+        interleaved: bool = False,
     ) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=2)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=2, interleaved=interleaved)
         if normalisation not in get_args(Normalisation):
             raise ValueError(f"normalisation={normalisation!r} is not one of {', '.join(get_args(Normalisation))}")
         self.normalisation = normalisation

@@ -3,5 +3,5 @@
 Feature maps (`feature_maps.py`, `learned_maps.py`) replace it in `linear.py`, `causal_linear.py`, `hedgehog.py`, `based.py` and, for far
 tokens only, in `hybrid.py` and `causal_hybrid.py`. Random features (`random_features.py`) replace it in `performer.py` and
 `causal_performer.py`. Summaries of the keys replace it in `efficient.py` and `causal_efficient.py`, in `nystrom.py` (with
-`landmarks.py`), and in `vq.py` and `causal_vq.py` (with `codebook.py`).
+`landmarks.py`), and in `vq.py`, `causal_vq.py` and `vq_near.py` (with `codebook.py`).
 """

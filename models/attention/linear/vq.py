@@ -2,8 +2,8 @@
 
 k^_j = c_{z_j},   z_j = argmin_s ||k_j - c_s||²,   o_i = softmax_j(scale q_i . k^_j) V = sum_s e_is U_s / sum_s e_is L_s
 e_is = exp(scale q_i . c_s),   U_s = sum of the values with code s,   L_s = number of these values,   scale = D_k^-1/2
-Lingle 2023, arXiv:2309.16354, section 3. q and k are layer-normalised as in the paper. The paper's gates and its position bias are left
-out. O(N Z D_k) time a head for Z codes, and no N x N matrix. The codebook is not trained by
+Lingle 2023, arXiv:2309.16354, section 3. q and k are layer-normalised as in the paper. The paper's gates are left out, and its position
+bias is a separate function, in vq_near.py. O(N Z D_k) time a head for Z codes, and no N x N matrix. The codebook is not trained by
 gradients: its codes are moving means of keys (codebook.py).
 """
 
@@ -39,22 +39,29 @@ def attend_to_codes(
 
 
 def weights_of_codes(scores: Tensor, L: Tensor) -> Tensor:
-    """Return exp(scores - the largest score of a code in use), or 0 for a code that is not in use: scores (.., N_q, Z), L (.., N_q or 1,
-    Z): the number of keys with each code -> (.., N_q, Z).
+    """Return exp(scores - the largest score of a code in use), or 0 for a code that is not in use: scores (.., N_q, Z) -> (.., N_q, Z).
+
+    L (.., N_q or 1, Z): the number of keys with each code, 0 for a code that is not in use. Such codes are left out of the largest
+    score, because otherwise the weights of all codes in use might underflow.
     """
     scores = torch.where(L > 0, scores, torch.finfo(scores.dtype).min)
     return torch.exp(scores - scores.amax(-1, keepdim=True)) * (L > 0)
 
 
 def mean_of_codes(weighted: Tensor, total: Tensor) -> Tensor:
-    """Return the outputs (.., D_v), weighted (.., D_v) / total (.., 1), or 0 where total is 0 because there is no key."""
+    """Return the outputs (.., D_v), weighted / total, or 0 if there is no key.
+
+    weighted: the weighted sum of the values (.., D_v). total: the sum of the weights (.., 1), which is 0 without any key, else at least 1.
+    """
     return weighted / (total + (total == 0))
 
 
 class VectorQuantisedAttention(EqualHeadsEncoderLayer):
-    """Multi-head attention to quantised keys, with a codebook of n_codes codes a head. In training with gradients it computes the scores of
-    all token pairs, in O(N²), so that each key gets the gradient of its replacement (straight-through). A training loop must also call
-    `commitment_loss` and `update_codebooks` of codebook.py.
+    """Multi-head attention to quantised keys, with the projections of `SoftmaxAttention` and a codebook of n_codes codes a head.
+
+    In training with gradients it computes the scores of all token pairs, in O(N²), with the same outputs. So each key gets a gradient of
+    its own, which is that of its replacement (straight-through). A training loop must also call `commitment_loss` and `update_codebooks`
+    of codebook.py.
     """
 
     capabilities = Capabilities(straight_through=True, weights="sums")

@@ -3,7 +3,9 @@
 Angular:     h(x) = argmax [xR ; -xR] in 0 .. n_b - 1,   R (D_k, n_b / 2) ~ N(0, 1): the nearest of n_b random directions
 factorised:  h(x) = h_1(x) + f_1 h_2(x) + f_1 f_2 h_3(x) + ..,   where h_i is angular with f_i buckets, so n_b = f_1 f_2 f_3 ..
              and R has only (f_1 + f_2 + ..) / 2 columns
-Kitaev et al. 2020, arXiv:2001.04451, section 2; Andoni et al. 2015, arXiv:1509.02897.
+Hyperplanes: h(x) = the bits sign(xP); two vectors at an angle θ are on the same side of a plane with probability 1 - θ/π
+
+Kitaev et al. 2020, arXiv:2001.04451, section 2; Andoni et al. 2015, arXiv:1509.02897; Charikar 2002 (hyperplanes).
 A round of hashing costs O(N D_k n_b), or O(N D_k (f_1 + f_2 + ..)) if factorised. No gradient flows through a bucket.
 """
 
@@ -35,8 +37,11 @@ def factors_of(n_buckets: Buckets) -> tuple[int, ...]:
 
 
 def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = None) -> Tensor:
-    """Return the angular bucket of each vector in each of R rounds, int64 (B, H, R, N): x (B, H, N, D_k), rotations (H or 1, R, D_k,
-    columns). n_buckets defaults to twice the columns. Raises ValueError if it does not fit them.
+    """Return the angular bucket of each vector in each of R rounds, int64 (B, H, R, N). In a tie it is the lowest bucket.
+
+    x (B, H, N, D_k), rotations (H or 1, R, D_k, columns).
+
+    n_buckets defaults to twice the number of columns. Raises ValueError if n_buckets does not fit the number of columns.
     """
     factors = factors_of(2 * rotations.shape[-1] if n_buckets is None else n_buckets)
     if sum(factors) != 2 * rotations.shape[-1]:
@@ -47,6 +52,15 @@ def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = No
         buckets = buckets + stride * torch.cat([part, -part], dim=-1).argmax(-1)
         stride *= factor
     return buckets
+
+
+def hyperplane_buckets(x: Tensor, planes: Tensor) -> Tensor:
+    """Return hyperplane buckets: x (B, H, N, D_k), planes (H or 1, R, D_k, bits) -> int64 (B, H, R, N).
+
+    planes: the normals of the planes. Bit b of a bucket is 1 if x is on the positive side of plane b.
+    """
+    above = _projections(x, planes) > 0
+    return (above * 2 ** torch.arange(planes.shape[-1], device=x.device)).sum(-1)
 
 
 def _projections(x: Tensor, directions: Tensor) -> Tensor:

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.gated.gau import weights
+from models.attention.layers.fused_block import attend_fused
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.codebook import codes_of
 from models.attention.linear.efficient import attend_efficient
 from models.attention.linear.linear import attend_linear
 from models.attention.linear.nystrom import attend_nystrom
-from models.attention.scoring.softmax1 import attend_softmax1
+from models.attention.scoring.softmax1 import attend_softmax1, attend_softmax1_online
 from models.attention.sparse.bigbird import attend_bigbird
 from models.attention.sparse.causal_lsh import CausalLSHAttention, attend_lsh_to_cache
 from models.attention.sparse.lsh import LSHAttention, attend_lsh
@@ -27,10 +28,17 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
     return bool((ours - theirs).abs().max() <= EXACT)
 
 
-@in_one_test("function", [attend, attend_softmax1])
+@in_one_test("function", [attend, attend_softmax1, attend_softmax1_online])
 def test_no_scale_is_one_over_the_root_of_the_width(function: object) -> None:
     assert same(function(q, k, v), function(q, k, v, scale=q.shape[-1] ** -0.5))
     assert not same(function(q, k, v), function(q, k, v, scale=1.0))
+
+
+def test_fused_projections_take_a_scale() -> None:
+    x, W = drawn(B, 7, 12, seed=8), drawn(3 * 12, 12, seed=9)
+    parts = [part.unflatten(-1, (H, -1)).transpose(1, 2) for part in (x @ W.mT).chunk(3, dim=-1)]
+    o = F.scaled_dot_product_attention(*parts, scale=0.3).transpose(1, 2).flatten(-2)
+    assert same(attend_fused(x, W_qkv=W, n_heads=H, scale=0.3), o)
 
 
 def test_a_gated_unit_takes_a_scale_and_the_length_at_which_its_scores_are_those_of_softmax() -> None:

@@ -16,7 +16,7 @@ from models.attention.scoring.additive import attend_additive
 from models.attention.scoring.cosine import attend_cosine
 from models.attention.scoring.dot import attend_dot
 from models.attention.scoring.nadaraya_watson import attend_nadaraya_watson
-from models.attention.scoring.softmax1 import attend_softmax1
+from models.attention.scoring.softmax1 import attend_softmax1, attend_softmax1_online
 from models.attention.sparse.local import attend_local
 from models.layers import LAYERS
 from tests.cases import in_one_test
@@ -41,6 +41,7 @@ def test_a_layer_answers_nothing_with_nothing(name: str, B: int, N: int, masked:
 SCORING = {
     "softmax": attend,
     "softmax1": attend_softmax1,
+    "softmax1, online": attend_softmax1_online,
     "dot": attend_dot,
     "cosine": partial(attend_cosine, tau=1.0),
     "nadaraya_watson": partial(attend_nadaraya_watson, h=1.0),

@@ -31,6 +31,7 @@ CALLS: dict[str, Call] = {  # by the name of the function within models.attentio
     "sparse.bigbird.attend_bigbird": lambda f, q, k, v: f(
         q, k, v, torch.zeros(H, max(-(-q.shape[2] // 2) - 2, 0), 0, dtype=torch.int64), block=2
     ),
+    "sparse.bigbird_etc.attend_bigbird_etc": lambda f, q, k, v: f(q, k, v, torch.zeros(H, 3, 0, dtype=torch.int64), n_global=1, block=2),
     "scoring.disentangled.attend_disentangled": lambda f, q, k, v: f(q, k, v, r_k=drawn(H, 2 * q.shape[2], D_K, seed=5)),
     "linear.hybrid.attend_hybrid": lambda f, q, k, v: f(q, k, v, torch.exp, torch.exp, block=2),
     "sparse.longformer.attend_longformer": local_and_global,
@@ -40,6 +41,9 @@ CALLS: dict[str, Call] = {  # by the name of the function within models.attentio
     "sparse.lsh.attend_lsh": lambda f, q, k, v: f(q, v, codes(k.shape[2]).unsqueeze(2)),
     "sparse.causal_lsh.attend_lsh_to_cache": lambda f, q, k, v: f(q, v, codes(k.shape[2]).unsqueeze(3).double()),
     "linear.causal_vq.attend_causal_to_codes": lambda f, q, k, v: f(q, codes(k.shape[2]), v, drawn(H, 3, D_K, seed=4)),
+    "linear.vq_near.attend_causal_to_codes_and_near": lambda f, q, k, v: f(
+        q, codes(k.shape[2]), v, drawn(H, 3, D_K, seed=4), torch.zeros(1, 4)
+    ),
     "linear.causal_efficient.attend_causal_efficient": EQUALLY,
     "linear.causal_performer.attend_causal_performer": lambda f, q, k, v: f(q, k, v, drawn(8, D_K, seed=4)),
     "layers.causal.attend_causal_features": EQUALLY,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from models.attention.layers.cross import CrossAttention
+from models.attention.layers.fused_block import FusedBlock
 from models.attention.layers.mechanism import Mechanism
 from models.attention.layers.short_convolution import ShortConvolution
 from models.attention.linear.codebook import Codebook
@@ -78,7 +79,7 @@ def test_options_that_make_no_layer(name: str, options: dict[str, Any], said: st
 DIVIDED = [layer for name, layer in LAYERS.items() if name != "wide"]  # every head of a wide layer is as wide as the model
 
 
-@in_one_test("layer", [*DIVIDED, partial(CrossAttention, d_memory=5)])
+@in_one_test("layer", [*DIVIDED, partial(CrossAttention, d_memory=5), partial(FusedBlock, d_head=None)])
 def test_heads_that_do_not_fit(layer: type[Mechanism]) -> None:
     options = layer.examples.small if isinstance(layer, type) else {}
     with pytest.raises(ValueError, match="d_model=100 is not divisible by n_heads=8"):

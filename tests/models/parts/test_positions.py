@@ -43,6 +43,18 @@ def test_a_rotated_score_depends_on_the_distance_alone() -> None:
     assert (rotated_scores(shift=0) - rotated_scores(shift=30)).abs().max() <= EXACT
 
 
+def test_interleaved_pairs_are_those_of_the_paper() -> None:
+    """(x_2i, x_{2i+1}) turned by t 10000^(-2i/s); columns without an angle stay."""
+    x = torch.randn(1, 1, 5, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = rotate(x, RotationTable(5, 8, base=10_000.0, dtype=torch.float64)(torch.arange(5)), interleaved=True)
+    for t in range(5):
+        for i in range(4):
+            angle, (a, b) = t * 10_000 ** (-2 * i / 8), x[0, 0, t, 2 * i : 2 * i + 2].tolist()
+            assert turned[0, 0, t, 2 * i] == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=EXACT)
+            assert turned[0, 0, t, 2 * i + 1] == pytest.approx(b * math.cos(angle) + a * math.sin(angle), abs=EXACT)
+    assert torch.equal(turned[..., 8:], x[..., 8:])
+
+
 def test_rotation_is_that_of_the_paper_up_to_the_order_of_columns() -> None:
     """The paper turns columns (2i, 2i + 1), eq. 34; here i and i + D_k/2 are partners."""
     x = torch.randn(1, 1, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from models.attention.scoring.softmax1 import Softmax1Attention, attend_softmax1, softmax1
+from models.attention.scoring.softmax1 import Softmax1Attention, attend_softmax1, attend_softmax1_online, softmax1
 from tests.cases import in_one_test
 from tests.models.attention.scores import EXACT, B, H, by_loops, drawn, pairs, qkv
 
@@ -37,3 +37,13 @@ def test_large_scores_stay_finite_with_their_gradients(dtype: torch.dtype) -> No
     assert torch.equal(weights, torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=dtype))
     weights.square().sum().backward()
     assert torch.isfinite(x.grad).all()
+
+
+@in_one_test("keys_at_once", [1, 3, 64])
+@in_one_test("n_k", [1, 2, 63, 64, 65])
+def test_some_keys_after_the_others_give_the_same(n_k: int, keys_at_once: int) -> None:
+    (q, k, v), (mask, _) = qkv(n_k=n_k), pairs(n_k=n_k)
+    q = 20 * q  # maxima that move from piece to piece
+    for seen in (None, mask, mask[:, :, -1:], mask[..., -1:]):
+        whole = attend_softmax1(q, k, v, scale=0.5, mask=seen)
+        assert (attend_softmax1_online(q, k, v, scale=0.5, mask=seen, keys_at_once=keys_at_once) - whole).abs().max() <= EXACT

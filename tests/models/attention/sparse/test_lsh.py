@@ -10,7 +10,7 @@ from torch import Tensor
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.sparse.causal_lsh import attend_lsh_to_cache
 from models.attention.sparse.lsh import LSHAttention, attend_lsh, unit_keys
-from models.attention.sparse.lsh_buckets import angular_buckets, draw_rotations
+from models.attention.sparse.lsh_buckets import angular_buckets, draw_rotations, hyperplane_buckets
 from tests.cases import in_one_test
 from tests.models.attention.scores import EXACT, drawn
 
@@ -183,6 +183,12 @@ def test_factors_of_a_bucket_are_hashes_of_their_own() -> None:
     assert rotations.shape == (H, 3, D_K, 6)
     first, second, third = (angular_buckets(x, part) for part in rotations.split([2, 3, 1], dim=-1))
     assert torch.equal(angular_buckets(x, rotations, (4, 6, 2)), first + 4 * second + 24 * third)
+
+
+def test_hyperplane_buckets_are_bits() -> None:
+    x, planes = drawn(B, H, 9, D_K), drawn(H, 2, D_K, 3, seed=3)
+    bits = (torch.einsum("bhnd,hrdc->bhrnc", x, planes) > 0).long()
+    assert torch.equal(hyperplane_buckets(x, planes), bits[..., 0] + 2 * bits[..., 1] + 4 * bits[..., 2])
 
 
 # The causal layer
