@@ -5,7 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from service.settings import IN_MEMORY, STATES_PASSWORD, Settings, SettingsError
-from service.states.store import GroupingEngine, Observer, Store
+from service.states.engine import StateEngine
+from service.states.store import Observer, Store
 
 
 def open_store(location: str, observer: Observer | None = None) -> Store:
@@ -23,7 +24,7 @@ def check(settings: Settings) -> None:
     _in_redis(settings.states)
 
 
-def open_engine(location: str) -> GroupingEngine:
+def open_engine(location: str) -> StateEngine:
     """Return the engine of the store at `location`, for use on one thread. Raises StoreFailed or SettingsError."""
     if _in_redis(location):
         from service.states.redis import RedisEngine

@@ -39,6 +39,7 @@ class StateRecord:
     size: int = 0  # size of the blob in bytes
     shared_by: int = 1  # number of states with the same blob
     status: Status = "ready"
+    seq: int = field(default=0, compare=False, repr=False)  # the store's number of the row: newer states have higher numbers
 
 
 class NameChange(NamedTuple):
@@ -154,3 +155,4 @@ class Document:
     version: int = 0  # number of times the document was written; 0: not written yet
     due: float | None = None  # time at which a sweep should handle the document, such as the end of a lease; None: never
     expires: float | None = None  # None: never
+    seq: int = field(default=0, compare=False, repr=False)  # the store's number of the row, in the order of the first writes

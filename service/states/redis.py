@@ -1,17 +1,17 @@
-"""The store in Redis, for services on several machines. One Lua script, redis_states.lua with redis_documents.lua, implements all calls.
+"""The store in Redis, for services on several machines. `redis.lua` has the few functions that Redis carries out at one moment.
 
-Redis runs a script atomically, so each call is atomic. If one call of a group fails, the others are not undone. The changes of a call that
-has returned survive kill -9 of this process; docs/states.md says which changes are lost if Redis fails. After StoreFailed it is unknown
-whether the call was carried out, so read before you write again.
+The changes of a call that has returned survive kill -9 of this process; docs/states.md says which changes are lost if Redis fails. If one
+call of a group fails, the others are not undone. After StoreFailed it is unknown whether the call was carried out, so read before you write
+again.
 
 All keys of a tenant have the same hash tag, so they are on one node of a cluster:
 
 | key, after `attnserve:{hash of the tenant}:` | content |
 |---|---|
-| usage | hash: states, size, pinned_size, the last sequence number, the highest version of a deleted name, the tenant |
+| usage | hash: the fields of `Tenant` in `backend.py`, and the tenant. `version` grows with every commit |
 | state:ID, ids:ID | a hash with the state's record; the state's token ids |
 | blob:SHA256, sharing:SHA256, pins:SHA256 | the bytes; the states that share the bytes; the pinned ones among these states |
-| damaged:SHA256 | damaged bytes, for a week |
+| damaged:SHA256, staged:ID | damaged bytes, for a week; the bytes of a state that is being written |
 | ready, lru, end | ready states by sequence number; unpinned states by time of use; states by time of expiry |
 | gone | states that are gone, by the time of their end |
 | children:ID, kin | the states whose parent is this state; for each parent the number of rows that name it |
@@ -20,69 +20,48 @@ All keys of a tenant have the same hash tag, so they are on one node of a cluste
 | doc:KIND:ID | a hash with a document |
 | docs:KIND, due:KIND, docs_end | documents by sequence number; by the time at which they are due; by time of expiry |
 
-`attnserve:tenants` has all tenants. A sweep runs once for each tenant: an index over all tenants would be on another node of the cluster
-than a tenant's keys, so one script could not change both.
+`attnserve:tenants` has all tenants. A sweep asks for each tenant: an index over all tenants would be on another node of the cluster than a
+tenant's keys. Earlier releases, version 1, had the same keys and no version in `usage`. The first start of this release marks such a store
+as version 2, which they refuse, because they would write without counting a version.
 """
 
 import hashlib
-import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import orjson
 
-from service.errors import StateNotFound, StoreFailed
-from service.states import refusals
-from service.states.engine import SWEPT
-from service.states.record import (
-    Ancestor,
-    Document,
-    Filter,
-    Fork,
-    IdempotencyKey,
-    Name,
-    NameChange,
-    Patch,
-    Quota,
-    StateRecord,
-    Status,
-    StoredBlob,
-    Usage,
-)
+from service.errors import StoreFailed
+from service.states.backend import Changes, KeptKey, Key, Meta, Sharing, Tenant
+from service.states.engine import StateEngine
+from service.states.record import Ancestor, Document, Fork, Name, NameChange, Quota, StateRecord, StoredBlob, Usage
 from service.states.redis_client import connected, failing
 
-_KEY_S = 86_400.0  # seconds for which an idempotency key is stored, as in sqlite.py
-_TOMBSTONE_S = 86_400.0
 _DAMAGED_S = 604_800  # seconds for which damaged bytes are kept for analysis
+_STAGED_S = 600  # seconds for which the bytes of a state are kept whose writer was killed
 _TENANTS = "attnserve:tenants"
-_VERSION_KEY, _VERSION = "attnserve:version", b"1"
-_SCAN = (
-    200  # limit on the rows that one call of the script examines, and on the tenants of one call of `sweep`: other clients wait meanwhile
-)
-_SCRIPT = ("redis_states.lua", "redis_documents.lua")
-_Reply = list[Any]
+_VERSION_KEY, _OLD, _VERSION = "attnserve:version", b"1", b"2"
+_SCRIPT = Path(__file__).with_name("redis.lua").read_text("utf-8")
 
 
-class RedisEngine:
-    """The `StateEngine` in Redis. Use it on one thread. If Redis is not reachable, calls raise StoreFailed. Later calls connect again."""
-
-    group_size = 1  # each call is durable by itself, so there is no reason to group calls
-    failures: tuple[type[Exception], ...] = ()
+class RedisEngine(StateEngine):
+    """The backend in Redis. Use it on one thread. If Redis is not reachable, calls raise StoreFailed. Later calls connect again."""
 
     def __init__(self, url: str, *, password: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """`url`: redis://[USER@]HOST:PORT/DB, or rediss:// for TLS. Raises StoreFailed if Redis does not answer or may evict keys."""
-        self._clock = clock
-        self.ended: Counter[Status] = Counter()
-        self.damaged_blobs = 0
-        self._unswept: list[str] = []  # tenants for whom the current sweep has still to be done
+        super().__init__(clock)
+        self._staged = ""  # end of the key of the bytes that are being written
         self._redis = connected(url, password)
         with failing():
-            self._script = self._redis.register_script("".join(Path(__file__).with_name(part).read_text("utf-8") for part in _SCRIPT))
+            self._script = self._redis.register_script(_SCRIPT)
             version = _VERSION if self._redis.set(_VERSION_KEY, _VERSION, nx=True) else self._redis.get(_VERSION_KEY)
+            if version == _OLD:
+                self._redis.set(_VERSION_KEY, version := _VERSION)
         if version != _VERSION:
             raise StoreFailed(f"the store in Redis has version {version!r}, and this release reads {_VERSION!r}: use another database")
 
@@ -99,116 +78,46 @@ class RedisEngine:
     def close(self) -> None:
         self._redis.close()
 
-    # States ----------------------------------------------------------------------------------------------------------------------------
+    # Reads -----------------------------------------------------------------------------------------------------------------------------
 
-    def put(
-        self,
-        record: StateRecord,
-        blob: bytes | None,
-        *,
-        ids: bytes = b"",
-        quota: Quota,
-        name: NameChange | None = None,
-        key: IdempotencyKey | None = None,
-    ) -> StateRecord:
-        return self._put([Fork(record, key)], quota, name, ids, blob)[0]
+    def rows(self, tenant: str, keys: Sequence[Key]) -> list[Any]:
+        if not keys:
+            return []
+        found = self._call(tenant, "rows", *(":".join(key) if key[1:] else f"{key[0]}:" for key in keys))
+        return [_row(key, row) for key, row in zip(keys, found, strict=True)]
 
-    def fork(self, forks: Sequence[Fork], quota: Quota) -> list[StateRecord]:
-        return self._put(forks, quota, None, b"", None)
-
-    def _put(self, states: Sequence[Fork], quota: Quota, name: NameChange | None, ids: bytes, blob: bytes | None) -> list[StateRecord]:
-        tenant, given = states[0].record.tenant, [_given(record, self._key(key)) for record, key in states]
-        arguments: dict[str, Any] = {"states": given, "quota": quota._asdict(), "change": _change(name)}
-        if blob is not None:
-            arguments |= {"sha256": hashlib.sha256(blob).hexdigest(), "size": len(blob)}
-        evicted, found = self._call(tenant, "put", arguments, ids, *(() if blob is None else (blob,)))
-        self.ended["evicted"] += evicted
-        return [_record(fields) for fields in found]
-
-    def get(self, tenant: str, state: str) -> StateRecord:
-        return _record(self._call(tenant, "get", {"id": state})[0])
-
-    def use(self, tenant: str, state: str) -> StateRecord:
-        return _record(self._call(tenant, "use", {"id": state})[0])
-
-    def blob(self, tenant: str, state: str) -> bytes:
-        sha256, content = self._call(tenant, "blob", {"id": state})
-        if hashlib.sha256(content).hexdigest() != sha256.decode():
-            damaged = hashlib.sha1(content, usedforsecurity=False).hexdigest()  # SHA-1, the only hash that a script in Redis can compute
-            (states,) = self._call(tenant, "quarantine", {"sha256": sha256.decode(), "damaged": damaged, "kept_s": _DAMAGED_S})
-            self.ended["damaged"] += states
-            self.damaged_blobs += states > 0
-            raise refusals.gone(state, "damaged")
-        return bytes(content)
-
-    def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
-        found: list[StateRecord] = []
-        arguments = {**wanted._asdict(), "scan": _SCAN}
-        while True:
-            further, rows = self._call(tenant, "page", {**arguments, "limit": wanted.limit - len(found)})
-            found += map(_record, rows)
-            if not further:
-                return found
-            arguments |= {"after": None, "seq": further.decode()}
-
-    def change(
-        self, tenant: str, state: str, patch: Patch, *, name: NameChange | None = None, guard: NameChange | None = None
-    ) -> StateRecord:
-        expires = None if patch.expires is None else "" if math.isinf(patch.expires) else repr(patch.expires)
-        metadata = None if patch.metadata is None else orjson.dumps(patch.metadata).decode()
-        pinned = None if patch.pinned is None else _flag(patch.pinned)
-        arguments = {"expires": expires, "metadata": metadata, "pinned": pinned, "change": _change(name), "guard": _change(guard)}
-        return _record(self._call(tenant, "change", {"id": state, **arguments})[0])
-
-    def delete(self, tenant: str, state: str, guard: NameChange | None = None) -> None:
-        self._call(tenant, "delete", {"id": state, "guard": _change(guard)})
-        self.ended["deleted"] += 1
-
-    def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
-        line: list[Ancestor] = []
-        while state and (most is None or len(line) < most):
-            scan = _SCAN if most is None else min(_SCAN, most - len(line))
-            parent, rows = self._call(tenant, "lineage", {"id": state, "first": not line, "scan": scan})
-            line += [Ancestor(_record(fields), ids) for fields, ids in rows]
-            state = parent.decode()
-        return line
-
-    def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:
-        return [_record(row) for row in self._call(tenant, "children", {"id": state, "limit": limit})[0]]
-
-    # Names and idempotency keys --------------------------------------------------------------------------------------------------------
-
-    def name(self, tenant: str, name: str) -> Name:
-        state, version = self._call(tenant, "name", {"name": name})
-        return Name(name, state.decode(), version)
-
-    def names(self, tenant: str, state: str) -> list[Name]:
-        (found,) = self._call(tenant, "names", {"id": state})
-        return sorted(Name(name.decode(), state, version) for name, version in found)
-
-    def move(self, tenant: str, change: NameChange, state: str) -> Name:
-        (version,) = self._call(tenant, "move", {"id": state, "change": _change(change)})
-        return Name(change.name, state, version)
-
-    def unname(self, tenant: str, change: NameChange) -> None:
-        self._call(tenant, "unname", {"name": change.name, "change": _change(change)})
-
-    def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
-        found = self._call(tenant, "answered", {"key": self._key(key)})[0]
-        return _record(found) if found else None
-
-    def usage(self, tenant: str) -> Usage:
+    def newest(self, tenant: str, index: str, below: float, limit: int) -> list[str]:
         with failing():
-            return Usage(*(int(each or 0) for each in self._redis.hmget(_prefix(tenant) + "usage", Usage._fields)))
+            return _texts(self._redis.zrevrangebyscore(_prefix(tenant) + index, f"({below!r}", "-inf", start=0, num=limit))
 
-    def totals(self) -> Usage:
+    def least_used(self, tenant: str, skip: int, limit: int) -> list[str]:
+        with failing():
+            return _texts(self._redis.zrange(_prefix(tenant) + "lru", skip, skip + limit - 1))
+
+    def sharing(self, tenant: str, sha256: str) -> list[str]:
+        with failing():
+            return _texts(self._redis.smembers(f"{_prefix(tenant)}sharing:{sha256}"))
+
+    def timed(self, index: str, until: float, limit: int) -> list[tuple[str, str]]:
         tenants = self._tenants()
         with failing():
             asked = self._redis.pipeline(transaction=False)
             for tenant in tenants:
-                asked.hmget(_prefix(tenant) + "usage", Usage._fields)
-            sums = (sum(int(each or 0) for each in column) for column in zip((0, 0, 0), *asked.execute(), strict=True))
-            return Usage(*sums)
+                asked.zrangebyscore(_prefix(tenant) + index, "-inf", repr(until), start=0, num=limit, withscores=True)
+            replies = asked.execute()
+        rows = sorted((at, tenant, member.decode()) for tenant, reply in zip(tenants, replies, strict=True) for member, at in reply)
+        return [(tenant, member) for _, tenant, member in rows[:limit]]
+
+    def line(self, tenant: str, state: str, most: int) -> list[Ancestor]:
+        return [Ancestor(_record(row), ids) for row, ids in self._call(tenant, "line", state, most)]
+
+    def content(self, tenant: str, record: StateRecord) -> bytes:
+        with failing():
+            return bytes(self._redis.get(f"{_prefix(tenant)}blob:{record.sha256}") or b"")
+
+    def totals(self) -> Usage:
+        found = [self.usage(tenant) for tenant in self._tenants()]
+        return Usage(*(sum(column) for column in zip((0, 0, 0), *found, strict=True)))
 
     def blobs(self) -> Iterator[StoredBlob]:
         with failing():
@@ -220,86 +129,75 @@ class RedisEngine:
             if states:  # 0 if the states were deleted after the scan
                 yield StoredBlob(sha256, content or b"", states)
 
-    # Documents -------------------------------------------------------------------------------------------------------------------------
+    # Changes ---------------------------------------------------------------------------------------------------------------------------
 
-    def write(self, document: Document, expected: int | None, quota: Quota) -> int:
-        return self.write_all([(document, expected)], quota)[0]
-
-    def write_all(self, documents: Sequence[tuple[Document, int | None]], quota: Quota) -> list[int]:
-        given = [
-            {"kind": each.kind, "id": each.id, "due": _time(each.due), "expires": _time(each.expires)}
-            | ({} if expected is None else {"expected": expected})
-            for each, expected in documents
-        ]
-        arguments = {"documents": given, "quota": quota._asdict()}
-        evicted, versions = self._call(documents[0][0].tenant, "write", arguments, *(each.body for each, _ in documents))
-        self.ended["evicted"] += evicted
-        return [int(version) for version in versions]
-
-    def read(self, tenant: str, kind: str, id: str) -> Document:
-        return _document(tenant, kind, id, self._call(tenant, "read", {"kind": kind, "id": id})[0])
-
-    def erase(self, tenant: str, kind: str, id: str, expected: int | None) -> None:
-        self._call(tenant, "erase", {"kind": kind, "id": id, "expected": expected})
-
-    def documents(self, tenant: str, kind: str, after: str | None, limit: int) -> list[Document]:
-        (found,) = self._call(tenant, "documents", {"kind": kind, "after": after, "limit": limit})
-        return [_document(tenant, kind, id.decode(), row) for id, row in found]
-
-    def due(self, kind: str, now: float, limit: int) -> list[Document]:
-        tenants = self._tenants()
+    def _add(self, forks: Sequence[Fork], quota: Quota, blob: bytes | None, ids: bytes, name: NameChange | None) -> list[StateRecord]:
+        """Send the bytes once, before the transaction. Its commit only renames their key: if it had to send them, it would be slow, and
+        another process would always be faster."""
+        if blob is None:
+            return super()._add(forks, quota, None, ids, name)
+        self._staged = f"staged:{uuid4().hex}"
+        staged = _prefix(forks[0].record.tenant) + self._staged
         with failing():
-            asked = self._redis.pipeline(transaction=False)
-            for tenant in tenants:
-                asked.zrangebyscore(f"{_prefix(tenant)}due:{kind}", "-inf", repr(now), start=0, num=limit, withscores=True)
-            replies = asked.execute()
-        rows = sorted((at, tenant, id.decode()) for tenant, reply in zip(tenants, replies, strict=True) for id, at in reply)
-        found: list[Document] = []
-        for _, tenant, id in rows:
-            try:
-                document = self.read(tenant, kind, id)
-            except StateNotFound:
-                continue  # the document has expired, or was erased meanwhile
-            if document.due is not None and document.due <= now:
-                found.append(document)
-            if len(found) == limit:
-                break
-        return found
+            self._redis.set(staged, blob, ex=_STAGED_S)
+        try:
+            return super()._add(forks, quota, blob, ids, name)
+        finally:
+            with failing():
+                self._redis.delete(staged)
 
-    def sweep(self) -> bool:
-        now, left = self._clock(), SWEPT
-        self._unswept = self._unswept or self._tenants()
-        for _ in range(_SCAN):
-            if not (self._unswept and left):
-                break
-            arguments = {"keys_until": repr(now - _KEY_S), "gone_until": repr(now - _TOMBSTONE_S), "most": left}
-            expired, left = self._call(self._unswept[-1], "sweep", arguments)
-            self.ended["expired"] += expired
-            if left:
-                self._unswept.pop()
-        return bool(self._unswept)
+    def touch(self, tenant: str, state: str, now: float) -> None:
+        self._call(tenant, "touch", state, repr(now))
 
-    # Calls -----------------------------------------------------------------------------------------------------------------------------
+    def commit(self, changes: Changes) -> bool:
+        words = [word for command in self._commands(changes) for word in (len(command), *command)]
+        return bool(self._call(changes.tenant, "commit", changes.before["tenant",].version, int(changes.frees), *words))
 
-    def _call(self, tenant: str, call: str, arguments: dict[str, Any], *content: bytes) -> _Reply:
-        """Run a call of the script, and return its reply. `arguments` that are None are omitted. Raises the error of a refused call."""
-        given = {name: value for name, value in arguments.items() if value is not None}
-        keys, now = [_prefix(tenant) + "usage"], repr(self._clock())
+    def _commands(self, changes: Changes) -> Iterator[tuple[Any, ...]]:
+        """Yield the commands of Redis for the changes of a transaction, with keys without the prefix."""
+        usage = changes.after.get(("tenant",), changes.before["tenant",])
+        seq, prefix = usage.seq, _prefix(changes.tenant)
+        if changes.after and not usage.registered:
+            with failing():
+                self._redis.sadd(_TENANTS, changes.tenant)
+            yield "HSET", "usage", "tenant", changes.tenant
+        for key, new in changes.after.items():
+            old = changes.before[key]
+            if isinstance(new, StateRecord | Document) and not new.seq:
+                seq += 1
+                new = replace(new, seq=seq)
+            match key:
+                case ("state", id):
+                    yield from _state_commands(id, old, new, changes.ids.get(id, b""))
+                case ("sharing", sha256) if sha256 in changes.content:  # also if there are states that share it: it may be missing
+                    yield "RENAMENX", self._staged, f"{prefix}blob:{sha256}"
+                    yield "PERSIST", f"blob:{sha256}"
+                case ("sharing", sha256) if old.states and not new.states:
+                    if changes.apart.get(sha256):
+                        yield "SET", f"damaged:{sha256}", changes.apart[sha256], "EX", _DAMAGED_S
+                    yield "DEL", f"blob:{sha256}"
+                case ("name", name):
+                    yield ("HDEL", "names", name) if new is None else ("HSET", "names", name, f"{new.version}:{new.state}")
+                case ("key", name):
+                    yield from _hash_commands(f"key:{name}", None if new is None else new._asdict())
+                case ("document", kind, id):
+                    yield from _hash_commands(f"doc:{kind}:{id}", None if new is None else _document(new))
+            yield from _index_commands(_indexes(key, old), _indexes(key, new))
+        if changes.after:
+            counted = asdict(replace(usage, seq=seq))
+            yield from _hash_commands("usage", {field: counted[field] for field in _COUNTED})
+
+    def _call(self, tenant: str, function: str, *arguments: Any) -> Any:
         with failing():
-            reply: _Reply = self._script(keys, [call, now, orjson.dumps(given), *content])
-            if reply[0] == b"register":
-                self._redis.sadd(_TENANTS, tenant)
-                reply = self._script(keys, [call, now, orjson.dumps({**given, "tenant": tenant}), *content])
-        if reply[0] == b"refused":
-            raise _refusal(reply[1].decode(), [each.decode() if isinstance(each, bytes) else each for each in reply[2:]], given)
-        return reply[1:]
+            return self._script([_prefix(tenant) + "usage"], [function, *arguments])
 
     def _tenants(self) -> list[str]:
         with failing():
-            return sorted(each.decode() for each in self._redis.smembers(_TENANTS))
+            return sorted(_texts(self._redis.smembers(_TENANTS)))
 
-    def _key(self, key: IdempotencyKey | None) -> dict[str, Any] | None:
-        return None if key is None else {**key._asdict(), "since": self._clock() - _KEY_S}
+
+_COUNTED = ("states", "size", "pinned_size", "version_floor", "seq")
+_STORED = [field.name for field in fields(StateRecord) if field.name != "shared_by"]
 
 
 def _prefix(tenant: str) -> str:
@@ -307,71 +205,116 @@ def _prefix(tenant: str) -> str:
     return f"attnserve:{{{hashlib.sha256(tenant.encode()).hexdigest()[:32]}}}:"
 
 
-def _refusal(why: str, details: list[Any], given: dict[str, Any]) -> Exception:
-    """Return the error for a call that the script refused. `given` has the call's arguments."""
-    match why:
-        case "no_state":
-            return refusals.no_state(details[0])
-        case "gone":
-            return refusals.gone(details[0], details[1])
-        case "no_name":
-            return refusals.no_name(given["name"])
-        case "name_moved":
-            return refusals.name_moved(NameChange(details[1], details[2]), details[0])
-        case "key_reused":
-            return refusals.key_reused(IdempotencyKey(details[0], ""))
-        case "over_quota":
-            return refusals.over_quota(Usage(*details), Quota(**given["quota"]))
-        case "no_page":
-            return refusals.no_page(details[0], details[1])
-        case "no_document":
-            return refusals.no_document(given["kind"], given["id"])
-        case "document_moved":
-            return refusals.document_moved(*details)
-    return StoreFailed(f"the store of states refused a call: {why}")
+# From rows to commands -----------------------------------------------------------------------------------------------------------------
 
 
-def _record(fields: _Reply) -> StateRecord:
-    row: dict[str, Any] = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
-    row = {name: value.decode() if isinstance(value, bytes) else value for name, value in row.items()}
-    del row["seq"]
-    numbers = {"position": int, "size": int, "created": float, "used": float}
+def _state_commands(id: str, old: StateRecord | None, new: StateRecord | None, ids: bytes) -> Iterator[tuple[Any, ...]]:
+    before, after = ({} if each is None else _state(each) for each in (old, new))
+    if new is None or old is None:
+        by, parent = (1, new.parent) if new is not None else (-1, old.parent if old is not None else None)
+        if parent:
+            yield "HINCRBY", "kin", parent, by
+        yield ("SET", f"ids:{id}", ids) if new is not None else ("DEL", f"ids:{id}")
+    changed = {field: value for field, value in after.items() if before.get(field) != value}
+    if changed or new is None:
+        yield from _hash_commands(f"state:{id}", None if new is None else changed)
+
+
+def _hash_commands(key: str, row: dict[str, Any] | None) -> Iterator[tuple[Any, ...]]:
+    yield ("DEL", key) if row is None else ("HSET", key, *(part for pair in row.items() for part in pair))
+
+
+def _state(record: StateRecord) -> dict[str, Any]:
+    row = {field: getattr(record, field) for field in _STORED}
+    texts = {field: _time(row[field]) for field in ("created", "used", "expires")}
+    return row | texts | {"parent": record.parent or "", "pinned": int(record.pinned), "metadata": orjson.dumps(record.metadata).decode()}
+
+
+def _document(document: Document) -> dict[str, Any]:
+    times = {"due": _time(document.due), "expires": _time(document.expires)}
+    return {"body": document.body, "version": document.version, **times}
+
+
+def _indexes(key: Key, row: Any) -> dict[tuple[str, str], float | None]:
+    """Return the indexes that have a row, with the row's member and its score; None in a set."""
+    found: dict[tuple[str, str], float | None] = {}
+    match key, row:
+        case ("state", id), StateRecord(status="ready"):
+            found = {("ready", id): row.seq, (f"sharing:{row.sha256}", id): None}
+            found |= {(f"pins:{row.sha256}", id): None} if row.pinned else {("lru", id): row.used}
+            found |= {(f"children:{row.parent}", id): row.seq} if row.parent else {}
+            found |= {} if row.expires is None else {("end", id): row.expires}
+        case ("state", id), StateRecord():
+            found = {("gone", id): row.used}
+        case ("name", name), Name():
+            found = {(f"named:{row.state}", name): None}
+        case ("key", name), KeptKey():
+            found = {("keys", name): row.created}
+        case ("document", kind, id), Meta() | Document():
+            found = {(f"docs:{kind}", id): row.seq}
+            found |= {} if row.due is None else {(f"due:{kind}", id): row.due}
+            found |= {} if row.expires is None else {("docs_end", f"{kind}:{id}"): row.expires}
+    return found
+
+
+def _index_commands(old: dict[tuple[str, str], float | None], new: dict[tuple[str, str], float | None]) -> Iterator[tuple[Any, ...]]:
+    for (index, member), score in old.items():
+        if (index, member) not in new:
+            yield "SREM" if score is None else "ZREM", index, member
+    for (index, member), score in new.items():
+        if score is None:
+            yield "SADD", index, member
+        elif old.get((index, member)) != score:
+            yield "ZADD", index, repr(score), member
+
+
+# From replies to rows ------------------------------------------------------------------------------------------------------------------
+
+
+def _row(key: Key, reply: Any) -> Any:
+    match key[0]:
+        case "tenant":
+            found = _pairs(reply)
+            return Tenant(**{field: int(found.get(field, 0)) for field in (*_COUNTED, "version")}, registered="tenant" in found)
+        case "state":
+            return _record(reply) if reply else None
+        case "sharing":
+            return Sharing(*reply)
+        case "kin":
+            return int(reply or 0)
+        case "named":
+            return sorted(_texts(reply))
+        case "name" if reply is not None:
+            version, state = reply.decode().split(":", 1)
+            return Name(key[1], state, int(version))
+        case "key" if reply[0] is not None:
+            return KeptKey(reply[0].decode(), reply[1].decode(), float(reply[2]))
+        case "document" if reply[0] is not None:
+            version, size, due, expires, seq = reply
+            return Meta(int(version), size, _read_time(due), _read_time(expires), int(float(seq)))
+    return reply if key[0] == "body" else None
+
+
+def _record(reply: Any) -> StateRecord:
+    row: dict[str, Any] = _pairs(reply)
+    numbers = {"position": int, "size": int, "seq": int, "created": float, "used": float}
     row |= {name: read(row[name]) for name, read in numbers.items()}
     row |= {"parent": row["parent"] or None, "expires": _read_time(row["expires"]), "pinned": row["pinned"] == "1"}
     return StateRecord(**{**row, "metadata": orjson.loads(row["metadata"])})
 
 
-def _document(tenant: str, kind: str, id: str, row: _Reply) -> Document:
-    body, version, due, expires = row
-    return Document(
-        kind=kind,
-        id=id,
-        tenant=tenant,
-        body=body,
-        version=int(version),
-        due=_read_time(due.decode()),
-        expires=_read_time(expires.decode()),
-    )
+def _pairs(reply: Sequence[Any]) -> dict[str, Any]:
+    texts = [each.decode() if isinstance(each, bytes) else each for each in reply]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-def _given(record: StateRecord, key: dict[str, Any] | None) -> dict[str, Any]:
-    fields = {each: str(getattr(record, each)) for each in ("id", "tenant", "model", "fingerprint", "numerics", "position", "origin")}
-    fields |= {"created": repr(record.created), "used": repr(record.used), "expires": _time(record.expires)}
-    fields |= {"parent": record.parent or "", "turn": record.turn, "metadata": orjson.dumps(record.metadata).decode()}
-    return {"record": fields, "pinned": _flag(record.pinned)} | ({} if key is None else {"key": key})
-
-
-def _change(change: NameChange | None) -> dict[str, Any] | None:
-    return None if change is None else {name: value for name, value in change._asdict().items() if value is not None}
-
-
-def _flag(value: bool) -> str:
-    return "1" if value else "0"
+def _texts(reply: Any) -> list[str]:
+    return [each.decode() for each in reply]
 
 
 def _time(value: float | None) -> str:
     return "" if value is None else repr(value)
 
 
-def _read_time(value: str) -> float | None:
+def _read_time(value: str | bytes) -> float | None:
     return float(value) if value else None

@@ -15,7 +15,7 @@ from pathlib import Path
 import apsw
 
 from service.errors import StoreFailed, StoreFull
-from service.states.engine import Trouble
+from service.states.backend import Trouble
 from service.states.sqlite_schema import FILE
 
 _RESERVE_BYTES = 4 * 2**20  # more than the log of one call that uses the reserve

@@ -1,21 +1,23 @@
-"""The tables of the store in SQLite, and the conversion of a row to a state."""
+"""The tables of the store in SQLite, the statements that read them, and the conversion of a row to a state."""
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from service.states.record import StateRecord
-from service.states.sqlite_documents import SCHEMA as _DOCUMENTS
-from service.states.sqlite_names import SCHEMA as _NAMES
 
 FILE = "states.sqlite3"
 VERSION = 2
 FROM_VERSION_1 = "ALTER TABLE tenants ADD COLUMN version_floor INTEGER NOT NULL DEFAULT 0"
 
-SCHEMA = (
-    _DOCUMENTS
-    + """
+SCHEMA = """
+CREATE TABLE documents(
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL,
+    version INTEGER NOT NULL, due REAL, expires REAL, UNIQUE(tenant, kind, id)
+);
+CREATE INDEX documents_by_kind ON documents(tenant, kind, seq);
+CREATE INDEX documents_by_due ON documents(kind, due) WHERE due IS NOT NULL;
+CREATE INDEX documents_by_end ON documents(expires) WHERE expires IS NOT NULL;
 CREATE TABLE blobs(
     id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL,
     content BLOB, refs INTEGER NOT NULL, pins INTEGER NOT NULL, UNIQUE(tenant, sha256)
@@ -33,9 +35,10 @@ CREATE INDEX states_by_end ON states(expires) WHERE status = 'ready' AND expires
 CREATE INDEX states_by_parent ON states(parent, status, seq);
 CREATE INDEX states_by_blob ON states(blob);
 CREATE INDEX states_gone ON states(used) WHERE status != 'ready';
-"""
-    + _NAMES
-    + """
+CREATE TABLE names(
+    tenant TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY(tenant, name)
+) WITHOUT ROWID;
+CREATE INDEX names_by_state ON names(state);
 CREATE TABLE keys(
     tenant TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY(tenant, key)
 ) WITHOUT ROWID;
@@ -45,20 +48,40 @@ CREATE TABLE tenants(
     version_floor INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 """
-)
 FIELDS = (
     "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
     "size, status"
 )
-SELECT = "SELECT " + ", ".join(f"s.{each}" for each in FIELDS.split(", ")) + ", coalesce(b.refs, 0)"
+SELECT = "SELECT " + ", ".join(f"s.{each}" for each in FIELDS.split(", ")) + ", s.seq, coalesce(b.refs, 0)"
 FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
+
+ROWS = {  # the statements that read one row, by its table in `backend.py`; the key follows the tenant
+    "tenant": "SELECT states, size, pinned_size, version_floor FROM tenants WHERE tenant = ?",
+    "state": f"{SELECT} {FROM} WHERE s.tenant = ? AND s.id = ?",
+    "sharing": "SELECT refs, pins FROM blobs WHERE tenant = ? AND sha256 = ?",
+    "kin": "SELECT count(*) FROM states WHERE tenant = ? AND parent = ?",
+    "named": "SELECT json_group_array(name ORDER BY name) FROM names WHERE tenant = ? AND state = ?",
+    "name": "SELECT name, state, version FROM names WHERE tenant = ? AND name = ?",
+    "key": "SELECT digest, state, created FROM keys WHERE tenant = ? AND key = ?",
+    "document": "SELECT version, length(body), due, expires, seq FROM documents WHERE tenant = ? AND kind = ? AND id = ?",
+    "body": "SELECT body FROM documents WHERE tenant = ? AND kind = ? AND id = ?",
+}
+_NEWEST = "AND seq < ? ORDER BY seq DESC LIMIT ?"
+NEWEST = {  # ids of an index, newest first
+    "ready": f"SELECT id FROM states WHERE tenant = ? AND status = 'ready' {_NEWEST}",
+    "children": f"SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND parent = ? {_NEWEST}",
+    "docs": f"SELECT id FROM documents WHERE tenant = ? AND kind = ? {_NEWEST}",
+}
+TIMED = {  # tenants and members of an index up to a time
+    "end": "SELECT tenant, id FROM states WHERE status = 'ready' AND expires <= ? ORDER BY expires LIMIT ?",
+    "gone": "SELECT tenant, id FROM states WHERE status != 'ready' AND used <= ? ORDER BY used LIMIT ?",
+    "keys": "SELECT tenant, key FROM keys WHERE created <= ? ORDER BY created LIMIT ?",
+    "docs_end": "SELECT tenant, kind || ':' || id FROM documents WHERE expires <= ? ORDER BY expires LIMIT ?",
+    "due": "SELECT tenant, id FROM documents WHERE kind = ? AND due <= ? AND (expires IS NULL OR expires > ?) ORDER BY due, seq LIMIT ?",
+}
 
 
 def record_of(row: tuple[Any, ...]) -> StateRecord:
     """Return the state in a row that `SELECT` returns."""
-    *values, status, shared_by = row
-    names = FIELDS.split(", ")[:-1]
-    fields = dict(zip(names, values, strict=True))
-    fields["metadata"] = orjson.loads(fields["metadata"])
-    fields["pinned"] = bool(fields["pinned"])
-    return replace(StateRecord(**fields), status=status, shared_by=shared_by)
+    fields = dict(zip([*FIELDS.split(", "), "seq", "shared_by"], row, strict=True))
+    return StateRecord(**{**fields, "metadata": orjson.loads(fields["metadata"]), "pinned": bool(fields["pinned"])})

@@ -10,54 +10,21 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from service.errors import Overloaded, StoreFailed, StoreFull
-from service.states.engine import StateEngine, Trouble
-from service.states.record import Status, StoredBlob, Usage
+from service.states.backend import Trouble
+from service.states.engine import StateEngine
+from service.states.record import Status, Usage
 
 T = TypeVar("T")
 
 _WAITING = 4096  # limit on the calls in the queue
 _RETRY_S = 1.0
 _COUNT_S = 10.0  # seconds between two counts of all states
-
-
-class GroupingEngine(StateEngine, Protocol):
-    """An engine with groups: up to `group_size` calls become durable together.
-
-    If a call fails in a group inside another group, SQLite undoes the inner group, and Redis does not. `failures`: errors for which `group`
-    raises StoreFailed. `ended`: the number of states that calls of this process have ended, by status. `damaged_blobs`: the number of
-    blobs that this process has found damaged.
-    """
-
-    group_size: int
-    failures: tuple[type[Exception], ...]
-    ended: Counter[Status]
-    damaged_blobs: int
-
-    def totals(self) -> Usage:
-        """Return the usage of all tenants together."""
-        ...
-
-    def blobs(self) -> Iterator[StoredBlob]:
-        """Yield all blobs of all tenants. Their hashes are not checked, and the content is empty if the bytes are missing."""
-        ...
-
-    def group(self) -> AbstractContextManager[None]: ...
-
-    def spare(self) -> AbstractContextManager[None]:
-        """Return a group for one call on a full disk: it may use room that is set aside for deletions. Calls that need more raise
-        StoreFull."""
-        ...
-
-    def trouble(self) -> Trouble | None:
-        """Return what is wrong with the store now, as far as the engine knows without a call, or None. May be called on any thread."""
-        ...
 
 
 class Observer(Protocol):
@@ -72,7 +39,7 @@ class Observer(Protocol):
         ...
 
     def counted(self, ended: Mapping[Status, int], damaged_blobs: int) -> None:
-        """Called with `ended` and `damaged_blobs` of the engine, which count from the opening of the store; see `GroupingEngine`."""
+        """Called with `ended` and `damaged_blobs` of the engine, which count from the opening of the store; see `StateEngine`."""
         ...
 
     def kept(self, usage: Usage) -> None: ...
@@ -81,11 +48,11 @@ class Observer(Protocol):
 class Store:
     """An engine with its thread and its queue. Create it in the process that uses it, because a forked process does not have the thread."""
 
-    def __init__(self, engine: GroupingEngine, observer: Observer | None = None) -> None:
+    def __init__(self, engine: StateEngine, observer: Observer | None = None) -> None:
         self._engine = engine
         self._observer = observer
         self._counted_at = -math.inf
-        self._calls: queue.Queue[tuple[Callable[[GroupingEngine], Any], Future[Any]] | None] = queue.Queue(_WAITING)
+        self._calls: queue.Queue[tuple[Callable[[StateEngine], Any], Future[Any]] | None] = queue.Queue(_WAITING)
         self._closed = False
         self._failed: Trouble | None = None
         if observer is not None:
@@ -101,7 +68,7 @@ class Store:
         """Return what is wrong with the store now, or None. May be called on any thread."""
         return self._engine.trouble() or self._failed
 
-    def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
+    def submit(self, call: Callable[[StateEngine], T]) -> Future[T]:
         """Queue a call of the engine. The returned future gets the call's result when its changes are durable. Raises Overloaded if the
         queue is full, or StoreFailed if the store is closed."""
         future: Future[T] = Future()
@@ -114,7 +81,7 @@ class Store:
             raise Overloaded(message, retry_after_s=_RETRY_S) from None
         return future
 
-    async def call(self, call: Callable[[GroupingEngine], T]) -> T:
+    async def call(self, call: Callable[[StateEngine], T]) -> T:
         """Queue a call of the engine, and return its result, for a caller on the event loop. The call is carried out even if the caller is
         cancelled."""
         calling = asyncio.wrap_future(self.submit(call))
@@ -133,7 +100,7 @@ class Store:
             self._carry_out(group)
         self._engine.close()
 
-    def _carry_out(self, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
+    def _carry_out(self, group: list[tuple[Callable[[StateEngine], Any], Future[Any]]]) -> None:
         """Carry out the calls of a group, then set the results of their futures. Simulations of the tests call this without a thread."""
         begun = time.perf_counter()
         results = self._together(group, self._engine.group)
@@ -151,7 +118,7 @@ class Store:
             self._observe(self._observer, elapsed_s)
 
     def _together(
-        self, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]], within: Callable[[], AbstractContextManager[None]]
+        self, group: list[tuple[Callable[[StateEngine], Any], Future[Any]]], within: Callable[[], AbstractContextManager[None]]
     ) -> list[tuple[Future[Any], Any, BaseException | None]]:
         """Carry out calls within one group of the engine. Return the future, the result and the error of each."""
         try:
@@ -160,7 +127,7 @@ class Store:
         except BaseException as error:  # the commit failed, so no call of this group is durable
             return [(future, None, error) for _, future in group]
 
-    def _on_a_full_disk(self, call: Callable[[GroupingEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
+    def _on_a_full_disk(self, call: Callable[[StateEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
         """Carry out a call alone: as it is, and then twice with the room that is set aside, because the first time may evict states."""
         result: tuple[Future[Any], Any, BaseException | None]
         for within in (self._engine.group, self._engine.spare, self._engine.spare):
@@ -177,7 +144,7 @@ class Store:
                 observer.kept(self._engine.totals())
             self._counted_at = time.monotonic()
 
-    def _one(self, call: Callable[[GroupingEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
+    def _one(self, call: Callable[[StateEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
         """Carry out one call. Return its future, its result and its error. Raises errors of the store itself, which end the group."""
         try:
             return future, call(self._engine), None
@@ -186,7 +153,7 @@ class Store:
                 raise
             return future, None, error
 
-    def _groups(self) -> Iterator[list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]]:
+    def _groups(self) -> Iterator[list[tuple[Callable[[StateEngine], Any], Future[Any]]]]:
         while (first := self._calls.get()) is not None:
             group = [first]
             while len(group) < self._engine.group_size and not self._calls.empty():

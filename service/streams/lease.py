@@ -19,9 +19,10 @@ from contextlib import suppress
 from typing import Any
 
 from service.errors import DocumentMoved, RunNotFound, ServiceError, StateNotFound
+from service.states.engine import StateEngine
 from service.states.record import Document, Quota
 from service.states.refusals import document_moved
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from service.streams.record import REQUEST_KIND, RUN_KIND, Progress, RunStart, Status, owner_of, pack, unpack
 from service.telemetry.metrics import Metrics
 
@@ -138,7 +139,7 @@ class Lease:
         self._leases.forget(self)
         key = self.start.tenant, self.id
 
-        def erase(engine: GroupingEngine) -> None:
+        def erase(engine: StateEngine) -> None:
             for kind in (RUN_KIND, REQUEST_KIND):
                 with suppress(StateNotFound):
                     engine.erase(key[0], kind, key[1], None)
@@ -173,7 +174,7 @@ class Lease:
         expires = now + self._runs_s + leases.lease_s + KEPT_S  # not earlier than the expiry of the run's document
         return run, Document(kind=REQUEST_KIND, id=self.id, tenant=start.tenant, body=start.body, expires=expires)
 
-    def write(self, engine: GroupingEngine, run: Document, request: Document) -> None:
+    def write(self, engine: StateEngine, run: Document, request: Document) -> None:
         """Write the run's document, and also its request if the store has no document of the run. Runs on the store's thread.
 
         Raises DocumentMoved if the stored document names another owner, or StateNotFound if the document is missing and may have expired.
@@ -253,7 +254,7 @@ class Leases:
         """
         began = self.clock()
 
-        def take(engine: GroupingEngine) -> Lease:
+        def take(engine: StateEngine) -> Lease:
             found, request = engine.read(tenant, RUN_KIND, run), engine.read(tenant, REQUEST_KIND, run)
             start, progress = unpack(run, tenant, found.body, request.body)
             if progress.status == "cancelled":

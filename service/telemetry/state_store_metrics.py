@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import get_args
 
-from service.states.engine import Reason, Trouble
+from service.states.backend import Reason, Trouble
 from service.states.record import Status, Usage
 from service.telemetry.metrics import Metrics
 

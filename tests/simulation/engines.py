@@ -19,8 +19,9 @@ from service.generation.sampling.masks import Masks, _mask_of
 from service.generation.saved.keeper import StateKeeper
 from service.generation.sequence import Sequence
 from service.generation.session import HostStates, Ids, Logits
+from service.states.engine import StateEngine
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
 from tests.simulation.loop import SimulatedLoop
@@ -151,20 +152,20 @@ class SimulatedEngine(GeneratorEngine):
 class SimulatedStore(Store):
     """A store whose writer the loop calls. Several of them may share one engine, as processes share a directory."""
 
-    def __init__(self, engine: GroupingEngine, name: str, loop: SimulatedLoop, chances: Chances) -> None:
+    def __init__(self, engine: StateEngine, name: str, loop: SimulatedLoop, chances: Chances) -> None:
         super().__init__(engine)
         self.name = name
         self.paused = self.dead = False
         self._simulated = loop
         self._chances = chances
-        self._queued: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]] = []
+        self._queued: list[tuple[Callable[[StateEngine], Any], Future[Any]]] = []
         self.written: Callable[[], None] = lambda: None  # called when a group is durable, before any caller has its result
         self._due = False
 
     def _start(self) -> None:
         """Start nothing: the simulated loop calls `_run_thread`."""
 
-    def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
+    def submit(self, call: Callable[[StateEngine], T]) -> Future[T]:
         future: Future[T] = Future()
         self._queued.append((call, future))
         self.wake()

@@ -18,8 +18,9 @@ from service.generation.sequence import Sequence
 from service.generation.session import HostStates
 from service.generation.slots import Row, Slots
 from service.states import blob
+from service.states.engine import StateEngine
 from service.states.record import Document
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from service.streams.lease import Lease
 from tests.simulation.gateways import simulate_gateways
 from tests.simulation.plain import embedded
@@ -151,7 +152,7 @@ def grammar_restarted() -> Planted:
 def acknowledged_before_commit() -> Planted:
     """A write is acknowledged before its transaction is committed."""
 
-    def mutant(self: Store, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
+    def mutant(self: Store, group: list[tuple[Callable[[StateEngine], Any], Future[Any]]]) -> None:
         try:
             with self._engine.group():
                 for call, future in group:
@@ -168,7 +169,7 @@ def acknowledged_before_commit() -> Planted:
 def zombie_accepted() -> Planted:
     """A gateway that wakes after its lease has expired overwrites the run's document, also if another one owns the run."""
 
-    def mutant(self: Lease, engine: GroupingEngine, run: Document, request: Document) -> None:
+    def mutant(self: Lease, engine: StateEngine, run: Document, request: Document) -> None:
         engine.write(request, None, self._leases.quota)
         engine.write(run, None, self._leases.quota)
 
@@ -180,7 +181,7 @@ def zombie_by_version() -> Planted:
 
     versions: dict[str, int] = {}
 
-    def mutant(self: Lease, engine: GroupingEngine, run: Document, request: Document) -> None:
+    def mutant(self: Lease, engine: StateEngine, run: Document, request: Document) -> None:
         if (version := versions.get(self._owner)) is None:
             try:
                 version = engine.read(run.tenant, run.kind, run.id).version

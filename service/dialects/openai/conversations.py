@@ -22,7 +22,7 @@ from service.dialects.text.answer import new_id
 from service.errors import DocumentMoved
 from service.http.fields import Fields
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
-from service.states.store import GroupingEngine
+from service.states.engine import StateEngine
 
 _TRIES = 5  # attempts to write a change, if other processes write the conversation at the same time
 
@@ -131,7 +131,7 @@ async def _changed(conversation: str, change: Callable[[Conversation], Conversat
     """Apply `change` to the stored conversation, write the result, and return it."""
     quota, ttl_s = quota_of(catalog.settings), catalog.settings.state_ttl_s
 
-    def changed(engine: GroupingEngine, tenant: str) -> Conversation:
+    def changed(engine: StateEngine, tenant: str) -> Conversation:
         return stored.write(engine, change(stored.find(engine, tenant, conversation)), quota, ttl_s)
 
     for _ in range(_TRIES - 1):

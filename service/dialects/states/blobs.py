@@ -31,8 +31,8 @@ from service.generation.model import DecoderModel
 from service.http.gate import refused
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
 from service.states.blob import read_header, unpack
+from service.states.engine import StateEngine
 from service.states.record import StateRecord
-from service.states.store import GroupingEngine
 
 SAFETENSORS = "application/octet-stream"  # a media type that clients generated from the OpenAPI document can read
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
@@ -63,7 +63,7 @@ async def blob(
 ) -> Response:
     """Return the bytes of a state. The ETag is the SHA-256 of the bytes, so forks have the same ETag."""
 
-    def found(engine: GroupingEngine, tenant: str) -> tuple[StateRecord, bytes | None]:
+    def found(engine: StateEngine, tenant: str) -> tuple[StateRecord, bytes | None]:
         record = find(engine, tenant, state).record
         return record, None if _known(record, if_none_match) else engine.blob(tenant, record.id)
 
@@ -144,7 +144,7 @@ async def upload(
     )
     ids = np.array(whole.recent, "<i4").tobytes()
 
-    def kept(engine: GroupingEngine, tenant: str) -> tuple[dict[str, Any], bool]:
+    def kept(engine: StateEngine, tenant: str) -> tuple[dict[str, Any], bool]:
         change = change_of(engine, tenant, options.name, match)
         made = engine.put(record, content, ids=ids, quota=quota_of(settings), name=change, key=key)
         return described(engine, made), made.id != record.id

@@ -16,7 +16,7 @@ from service.errors import InvalidRequest, NameMoved, RouteNotFound, StateNotFou
 from service.states.engine import StateEngine
 from service.states.record import ID, IdempotencyKey, Name, NameChange, StateRecord
 from service.states.refusals import name_moved
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -62,7 +62,7 @@ def store_of(catalog: Catalog) -> Store:
 
 
 async def on_store(
-    catalog: Catalog, call: Call, work: Callable[Concatenate[GroupingEngine, str, P], Result], *args: P.args, **options: P.kwargs
+    catalog: Catalog, call: Call, work: Callable[Concatenate[StateEngine, str, P], Result], *args: P.args, **options: P.kwargs
 ) -> Result:
     """Return `work(engine, tenant, ..)`, run on the thread of the store, for the tenant of `call`. Raises what `store_of` does."""
     tenant = call.tenant_name

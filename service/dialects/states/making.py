@@ -26,8 +26,8 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.runs import Runs
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
 from service.runtime.lanes import Lane
+from service.states.engine import StateEngine
 from service.states.record import ID, Ancestor, IdempotencyKey, Keep, NameChange, Origin, StateRecord, Turn
-from service.states.store import GroupingEngine
 
 router = APIRouter(route_class=JsonRoute, tags=["States"], responses=ERRORS)
 
@@ -88,7 +88,7 @@ async def rewind(
         return sent(earlier, call, replayed=True, name=body.name)
     param = _one_of(body, "to", "tokens", "to_state")
 
-    def planned(engine: GroupingEngine, tenant: str) -> tuple[StateRecord, Replay]:
+    def planned(engine: StateEngine, tenant: str) -> tuple[StateRecord, Replay]:
         record = find(engine, tenant, state).record
         line = beginnings(engine.lineage(tenant, record.id))
         return record, replay_to(_target(engine, tenant, body, record, line), line, time.time(), param)
@@ -97,7 +97,7 @@ async def rewind(
     if nearest is not None and not ids:
         copy = replace(copied(nearest, body, catalog.settings), origin="rewind")
 
-        def kept(engine: GroupingEngine) -> tuple[dict[str, Any], bool]:
+        def kept(engine: StateEngine) -> tuple[dict[str, Any], bool]:
             made = engine.put(copy, None, quota=quota_of(catalog.settings), name=change, key=key)
             return described(engine, made), made.id != copy.id
 
@@ -108,7 +108,7 @@ async def rewind(
     return await _made(_Work(text, ids, (nearest or record).id, "rewind", "", param), body, key, change)
 
 
-def _target(engine: GroupingEngine, tenant: str, body: RewindState, record: StateRecord, line: Sequence[Ancestor]) -> int:
+def _target(engine: StateEngine, tenant: str, body: RewindState, record: StateRecord, line: Sequence[Ancestor]) -> int:
     """Return the position of the new state, in tokens. Raises InvalidRequest if it is below 1 or after the state's own position, and
     StateNotFound if `to_state` is no ancestor."""
     has_seen = f"the state has seen {record.position} tokens"
@@ -148,7 +148,7 @@ async def _before(
     """Do the checks before any computing. Return the change of a name that the request asks for, and the JSON of the state that an earlier
     request with the same key has made. Either may be None."""
 
-    def looked_up(engine: GroupingEngine, tenant: str) -> tuple[NameChange | None, dict[str, Any] | None]:
+    def looked_up(engine: StateEngine, tenant: str) -> tuple[NameChange | None, dict[str, Any] | None]:
         if key is not None and (made := engine.answered(tenant, key)) is not None:
             return None, described(engine, made)
         return change_of(engine, tenant, body.name, match), None
@@ -190,7 +190,7 @@ async def _made(work: _Work, body: CreateState | RewindState, key: IdempotencyKe
             error.param = "parent"
         raise
 
-    def kept_now(engine: GroupingEngine) -> tuple[dict[str, Any], StateRecord]:
+    def kept_now(engine: StateEngine) -> tuple[dict[str, Any], StateRecord]:
         kept = engine.get(record.tenant, record.id)
         return described(engine, kept), kept
 

@@ -26,8 +26,8 @@ from service.dialects.states.schemas import ERRORS, ChangeState, ForkState, Line
 from service.errors import InvalidRequest, StateNotFound
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, json_response, read
 from service.settings import Settings
+from service.states.engine import StateEngine
 from service.states.record import ID, Filter, Fork, Origin, Patch, StateRecord
-from service.states.store import GroupingEngine
 
 Limit = Annotated[int, Query(ge=1, le=100, description="Most states of a page.")]
 
@@ -53,7 +53,7 @@ async def states(
         raise _no_page()
     wanted = Filter(name=name, metadata=tuple(metadata_of(request)), model=model, origin=origin, after=after, limit=limit + 1)
 
-    def page(engine: GroupingEngine, tenant: str) -> dict[str, Any]:
+    def page(engine: StateEngine, tenant: str) -> dict[str, Any]:
         try:
             records = engine.page(tenant, wanted)
         except StateNotFound:
@@ -71,7 +71,7 @@ def _no_page() -> StateNotFound:
 async def state(state: StatePath, call: CallDep, catalog: CatalogDep) -> Any:
     """Return a state. If the path contains a name of the state, the ETag is the version of the name."""
 
-    def found(engine: GroupingEngine, tenant: str) -> tuple[dict[str, Any], str | None]:
+    def found(engine: StateEngine, tenant: str) -> tuple[dict[str, Any], str | None]:
         record, name = find(engine, tenant, state)
         return described(engine, record), name and name.name
 
@@ -89,7 +89,7 @@ async def change(state: StatePath, content: ContentDep, call: CallDep, catalog: 
     body, settings = read(ChangeState, content), catalog.settings
     expires = None if body.ttl_s is None else expires_at(body.ttl_s, settings, time.time()) or math.inf
 
-    def changed(engine: GroupingEngine, tenant: str) -> tuple[dict[str, Any], str | None]:
+    def changed(engine: StateEngine, tenant: str) -> tuple[dict[str, Any], str | None]:
         with engine.group():
             record, by = find(engine, tenant, state)
             name = body.name or (by and by.name)
@@ -106,7 +106,7 @@ async def change(state: StatePath, content: ContentDep, call: CallDep, catalog: 
 async def delete(state: StatePath, call: CallDep, catalog: CatalogDep, if_match: MatchHeader = None) -> Any:
     """Delete a state and its names. States that were made from it are not deleted."""
 
-    def deleted(engine: GroupingEngine, tenant: str) -> str:
+    def deleted(engine: StateEngine, tenant: str) -> str:
         with engine.group():
             record, name = find(engine, tenant, state)
             if name is None and if_match is not None:
@@ -128,7 +128,7 @@ async def fork(
         raise InvalidRequest(f"one name cannot point to n={body.n} states: leave it out, or send n=1", param="name")
     key = key_of(idempotency_key, "fork", state, body.model_dump(), *match)
 
-    def forked(engine: GroupingEngine, tenant: str) -> tuple[list[dict[str, Any]], bool]:
+    def forked(engine: StateEngine, tenant: str) -> tuple[list[dict[str, Any]], bool]:
         earlier = [engine.answered(tenant, each) for at in range(body.n or 1) if (each := nth(key, at)) is not None]
         if earlier and (found := [each for each in earlier if each is not None]) and len(found) == len(earlier):
             return [described(engine, each) for each in found], True
@@ -172,7 +172,7 @@ async def lineage(
 ) -> Any:
     """Return the state, its parent, and so on to its first ancestor. For a state that is gone, `status` gives the reason."""
 
-    def line(engine: GroupingEngine, tenant: str) -> dict[str, Any]:
+    def line(engine: StateEngine, tenant: str) -> dict[str, Any]:
         record = find(engine, tenant, state).record
         ancestors = engine.lineage(tenant, record.id, limit + 1 if after is None else None)
         if after is not None:

@@ -23,8 +23,8 @@ from service.generation.model import DecoderModel, Generator
 from service.generation.request import GenerationRequest, Grammar, Sampling
 from service.generation.runs import Runs
 from service.runtime.lanes import Lane
+from service.states.engine import StateEngine
 from service.states.record import Ancestor, Keep, NameChange, StateRecord, StateReference, Turn
-from service.states.store import GroupingEngine
 
 Result = TypeVar("Result")
 Model = TypeVar("Model", bound=Generator)
@@ -57,7 +57,7 @@ async def beginning_of(catalog: Catalog, call: Call, reference: str | None, exac
     if reference is None:
         return None
 
-    def found(engine: GroupingEngine, tenant: str) -> Beginning:
+    def found(engine: StateEngine, tenant: str) -> Beginning:
         record = find(engine, tenant, reference, param).record
         last = _last_token(engine.lineage(tenant, record.id, _NEAREST))
         return Beginning(record, _last_token(engine.lineage(tenant, record.id)) if last is None else last, exact)

@@ -21,9 +21,10 @@ from service.generation.saved.prefix_cache import Salt
 from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.state import State
 from service.generation.text import Vocabulary
+from service.states.engine import StateEngine
 from service.states.record import Document
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
@@ -205,7 +206,7 @@ async def test_states_whose_time_is_over_leave_the_index(store: Store, monkeypat
     assert (await shared.find(SALT, (1, *PROMPT), 51, 0)).state is not None
 
 
-def add(engine: GroupingEngine, shared: SharedPrefixes, tokens: tuple[int, ...], state: State) -> None:
+def add(engine: StateEngine, shared: SharedPrefixes, tokens: tuple[int, ...], state: State) -> None:
     """Write `state` under the hash of `tokens`, which need not be those that were fed to it."""
     ((length, content),) = shared_prefixes.hashes(tokens, [len(tokens)])
     now = time.time()
@@ -254,7 +255,7 @@ async def test_two_processes_that_write_the_index_at_once_both_are_in_it() -> No
     store = Store(engine)
     shared, other = (SharedPrefixes(store, packing(), 2**20, LEAST) for _ in range(2))
 
-    def meanwhile(engine: GroupingEngine) -> None:
+    def meanwhile(engine: StateEngine) -> None:
         add(engine, other, (1, *PROMPT), packing().whole(made(51), None, (1, *PROMPT)))
 
     engine.meanwhile = meanwhile

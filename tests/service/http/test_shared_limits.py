@@ -15,9 +15,10 @@ from service.errors import RateLimited
 from service.http import shared_limits
 from service.http.shared_limits import SharedLimits, exchange
 from service.http.tenants import Rate, Report, Tenant, TenantLimits, UsageCounts
+from service.states.engine import StateEngine
 from service.states.redis import RedisEngine
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from tests.service.states.conftest import PASSWORD, Clock, clock, redis_server
 
 __all__ = ("clock", "redis_server")  # fixtures
@@ -28,7 +29,7 @@ class CountingStore(Store):
 
     calls = 0
 
-    def submit(self, call: Callable[[GroupingEngine], Any]) -> Future[Any]:
+    def submit(self, call: Callable[[StateEngine], Any]) -> Future[Any]:
         self.calls += 1
         return super().submit(call)
 
@@ -77,7 +78,7 @@ Make = Callable[..., Gateway]
 
 
 @pytest.fixture(params=["folder", "redis"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Callable[[], GroupingEngine]:
+def engine(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Callable[[], StateEngine]:
     """Open the same store, once more at each call."""
     if request.param == "folder":
         return lambda: SqliteEngine(tmp_path / "states", clock=clock)
@@ -87,7 +88,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Call
 
 
 @pytest.fixture
-def gateway(engine: Callable[[], GroupingEngine], clock: Clock) -> Iterator[Make]:
+def gateway(engine: Callable[[], StateEngine], clock: Clock) -> Iterator[Make]:
     """Make a gateway with a connection of its own to the store."""
     stores: list[CountingStore] = []
 
@@ -169,7 +170,7 @@ async def test_a_gateway_that_ends_returns_all_and_reports_the_rest(gateway: Mak
     assert (await other.admitted(60), await other.used()) == (59, ({"mini": (1, 7)}, True))
 
 
-def test_a_report_that_is_sent_again_counts_once(engine: Callable[[], GroupingEngine], clock: Clock) -> None:
+def test_a_report_that_is_sent_again_counts_once(engine: Callable[[], StateEngine], clock: Clock) -> None:
     """The answer to the first one may have been lost."""
     opened, limits = engine(), TenantLimits(requests=Rate(60, 60.0))
     report = Report("one", {"requests": 10}, {"mini": UsageCounts(1, 2, 3)})

@@ -13,9 +13,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from service.deployment.ports import free_port
+from service.states.engine import StateEngine
 from service.states.redis import RedisEngine
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine
 from tests.service.fakes import PATIENCE_S
 
 PASSWORD = "secret-of-redis"
@@ -101,11 +101,11 @@ IN_REDIS = ("redis_server", "redis_cluster")
 
 
 @pytest.fixture(params=["memory", "folder", "redis_server", pytest.param("redis_cluster", marks=pytest.mark.exhaustive)])
-def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Callable[[], GroupingEngine]]:
+def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Callable[[], StateEngine]]:
     """Opens the store; again, where it outlives its process."""
-    made: list[GroupingEngine] = []
+    made: list[StateEngine] = []
 
-    def open_() -> GroupingEngine:
+    def open_() -> StateEngine:
         if request.param == "memory" and made:
             return made[0]
         if request.param.startswith("redis"):
@@ -123,5 +123,5 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iter
 
 
 @pytest.fixture
-def engine(opened: Callable[[], GroupingEngine]) -> GroupingEngine:
+def engine(opened: Callable[[], StateEngine]) -> StateEngine:
     return opened()

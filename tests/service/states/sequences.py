@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from service.errors import ServiceError, StoreFailed
+from service.states.engine import StateEngine
 from service.states.record import Document, Filter, Fork, IdempotencyKey, NameChange, Origin, Patch, Quota, StateRecord, new_state_id
-from service.states.store import GroupingEngine
 
 TENANTS = ("acme", "other {tenant}")
 QUOTA = Quota(states=12, size=25_000)
@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def contents(engine: GroupingEngine) -> dict[str, Any]:
+def contents(engine: StateEngine) -> dict[str, Any]:
     """All that two tenants can see, and their usage. It also reads each blob, which changes when states were used."""
     found = {}
     for tenant in TENANTS:
@@ -41,7 +41,7 @@ def contents(engine: GroupingEngine) -> dict[str, Any]:
     return found
 
 
-def step(engine: GroupingEngine, chance: random.Random, at: int, made: list[tuple[str, str]]) -> Any:
+def step(engine: StateEngine, chance: random.Random, at: int, made: list[tuple[str, str]]) -> Any:
     """One call at second `at`, the same for every engine if `chance` has the same seed. Returns its name, and its result or refusal.
 
     `made`: tenants and ids of the states made so far.
@@ -76,7 +76,7 @@ def step(engine: GroupingEngine, chance: random.Random, at: int, made: list[tupl
 
 
 def _put(
-    engine: GroupingEngine, chance: random.Random, tenant: str, at: int, parent: str, made: list[tuple[str, str]], *, fork: bool
+    engine: StateEngine, chance: random.Random, tenant: str, at: int, parent: str, made: list[tuple[str, str]], *, fork: bool
 ) -> StateRecord:
     record = _record(chance, tenant, at, parent if fork or chance.random() < 0.5 else None, "fork" if fork else "continuation")
     blob = None if fork else bytes([chance.randrange(4)]) * chance.choice([100, 3_000, 9_000])  # some are equal
@@ -88,9 +88,7 @@ def _put(
     return kept
 
 
-def _forks(
-    engine: GroupingEngine, chance: random.Random, tenant: str, at: int, parent: str, made: list[tuple[str, str]]
-) -> list[StateRecord]:
+def _forks(engine: StateEngine, chance: random.Random, tenant: str, at: int, parent: str, made: list[tuple[str, str]]) -> list[StateRecord]:
     key = chance.choice([None, f"forks {chance.randrange(3)}"])
     new = [_record(chance, tenant, at, parent, "fork", nth) for nth in range(1, chance.choice([2, 3, 9]))]
     forks = [Fork(each, key and IdempotencyKey(f"{key} {nth}", "digest")) for nth, each in enumerate(new)]

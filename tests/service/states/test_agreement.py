@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from service.errors import DocumentMoved
+from service.states.engine import StateEngine
 from service.states.record import Document, Quota
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine
 from tests.service.fakes import first
 from tests.service.states.conftest import IN_REDIS, Clock
 from tests.service.states.sequences import contents, step
@@ -18,7 +18,7 @@ from tests.service.states.sequences import contents, step
 
 @pytest.mark.parametrize("seed", first(1, range(3)))
 @pytest.mark.parametrize("opened", IN_REDIS, indirect=True)
-def test_engines_agree_on_every_call(engine: GroupingEngine, clock: Clock, seed: int) -> None:
+def test_engines_agree_on_every_call(engine: StateEngine, clock: Clock, seed: int) -> None:
     model, clock.now = SqliteEngine(None, clock=clock), 0.0
     chances, made = [random.Random(seed), random.Random(seed)], ([], [])
     seen = ""
@@ -37,7 +37,7 @@ def test_engines_agree_on_every_call(engine: GroupingEngine, clock: Clock, seed:
 
 
 @pytest.mark.parametrize("opened", ["folder", IN_REDIS[0]], indirect=True)
-def test_one_of_many_writers_wins_each_version(opened: Callable[[], GroupingEngine]) -> None:
+def test_one_of_many_writers_wins_each_version(opened: Callable[[], StateEngine]) -> None:
     quota, wins = Quota(states=1, size=10**6), []
 
     def write() -> None:

@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 from service import cli
 from service.settings import STATES_PASSWORD
+from service.states.engine import StateEngine
 from service.states.record import Filter, Quota
 from service.states.redis import RedisEngine
 from service.states.sqlite import INLINE_BYTES, SqliteEngine
-from service.states.store import GroupingEngine
 from tests.service.states.conftest import PASSWORD, RedisServer
 from tests.service.states.sequences import a_record
 
@@ -23,7 +23,7 @@ def check(location: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def fill(engine: GroupingEngine) -> None:
+def fill(engine: StateEngine) -> None:
     for at, blob in enumerate([b"one", b"two", LARGE]):
         engine.put(a_record(at, tenant=f"tenant {at}"), blob, quota=QUOTA)
 

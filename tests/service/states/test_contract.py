@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
-from service.states.engine import SWEPT
+from service.states.engine import SWEPT, StateEngine
 from service.states.record import Document, Filter, Fork, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine
 from tests.service.states.conftest import Clock
 
 AMPLE = Quota(states=1_000, size=10**9)
@@ -28,7 +27,7 @@ def document(id: str = "resp_1", body: bytes = b"{}", **fields: Any) -> Document
     return Document(**({"kind": "response", "id": id, "tenant": "acme", "body": body} | fields))
 
 
-def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_state_comes_back_as_it_was_put(engine: StateEngine, clock: Clock) -> None:
     new = record(clock, metadata={"topic": 'a "quoted" one'}, pinned=True, turn="user")
     kept = engine.put(new, b"tensors", quota=AMPLE)
     assert (kept.metadata, kept.pinned, kept.size, kept.position, kept.status) == (new.metadata, True, 7, 7, "ready")
@@ -37,7 +36,7 @@ def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) 
     assert engine.blob("acme", new.id) == b"tensors"
 
 
-def test_a_group_inside_a_group_is_undone_together(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_group_inside_a_group_is_undone_together(engine: StateEngine, clock: Clock) -> None:
     """Redis keeps the calls before the one that fails."""
     kept, undone = record(clock), record(clock)
 
@@ -54,7 +53,7 @@ def test_a_group_inside_a_group_is_undone_together(engine: GroupingEngine, clock
     assert states == ([kept.id] if isinstance(engine, SqliteEngine) else [undone.id, kept.id])
 
 
-def test_a_state_is_there_after_the_store_was_opened_again(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
+def test_a_state_is_there_after_the_store_was_opened_again(opened: Callable[[], StateEngine], clock: Clock) -> None:
     small, large = record(clock), record(clock)
     engine = opened()
     contents = {small.id: b"s", large.id: np.random.default_rng(0).bytes(2_000_000)}
@@ -64,7 +63,7 @@ def test_a_state_is_there_after_the_store_was_opened_again(opened: Callable[[], 
     assert {state: again.blob("acme", state) for state in contents} == contents
 
 
-def test_a_foreign_state_is_a_missing_state(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_foreign_state_is_a_missing_state(engine: StateEngine, clock: Clock) -> None:
     mine = engine.put(record(clock), b"x", quota=AMPLE, name=NameChange("doc"), key=IdempotencyKey("k", "d"))
     calls: list[Callable[[str], Any]] = [
         lambda state: engine.get("other", state),
@@ -94,7 +93,7 @@ def test_a_foreign_state_is_a_missing_state(engine: GroupingEngine, clock: Clock
     assert engine.get("acme", mine.id) == mine
 
 
-def test_forks_share_one_blob(engine: GroupingEngine, clock: Clock) -> None:
+def test_forks_share_one_blob(engine: StateEngine, clock: Clock) -> None:
     parent = engine.put(record(clock), bytes(1000), quota=AMPLE)
     forks = [engine.put(record(clock, parent=parent.id, origin="fork"), None, quota=AMPLE) for _ in range(20)]
     assert engine.usage("acme") == Usage(21, 1000, 0)
@@ -106,7 +105,7 @@ def test_forks_share_one_blob(engine: GroupingEngine, clock: Clock) -> None:
     assert engine.usage("acme") == Usage(0, 0, 0)
 
 
-def test_equal_bytes_of_two_tenants_count_for_both(engine: GroupingEngine, clock: Clock) -> None:
+def test_equal_bytes_of_two_tenants_count_for_both(engine: StateEngine, clock: Clock) -> None:
     one, two = (engine.put(record(clock, tenant), b"equal", quota=AMPLE) for tenant in ("acme", "other"))
     assert (one.shared_by, two.shared_by) == (1, 1)
     assert engine.usage("acme") == engine.usage("other") == Usage(1, 5, 0)
@@ -114,7 +113,7 @@ def test_equal_bytes_of_two_tenants_count_for_both(engine: GroupingEngine, clock
     assert engine.blob("other", two.id) == b"equal"
 
 
-def test_a_name_moves_by_compare_and_set(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_name_moves_by_compare_and_set(engine: StateEngine, clock: Clock) -> None:
     first = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc", 0))
     second = engine.put(record(clock, parent=first.id, origin="continuation"), b"2", quota=AMPLE, name=NameChange("doc", 1))
     assert engine.name("acme", "doc") == ("doc", second.id, 2)
@@ -137,7 +136,7 @@ def test_a_name_moves_by_compare_and_set(engine: GroupingEngine, clock: Clock) -
 
 
 @pytest.mark.parametrize("ended", ["unnamed", "deleted", "evicted", "expired"])
-def test_a_version_of_a_name_is_never_used_again(engine: GroupingEngine, clock: Clock, ended: str) -> None:
+def test_a_version_of_a_name_is_never_used_again(engine: StateEngine, clock: Clock, ended: str) -> None:
     """A client has read version 1 of a name. Another client deletes the name and makes it again. Then the first one must not change it."""
     first = engine.put(record(clock, expires=clock.now + 60), b"1", quota=AMPLE, name=NameChange("doc", 0))
     read = engine.move("acme", NameChange("doc"), first.id)
@@ -164,7 +163,7 @@ def test_a_version_of_a_name_is_never_used_again(engine: GroupingEngine, clock: 
     assert engine.move("other", NameChange("doc", 0), engine.put(record(clock, "other"), b"5", quota=AMPLE).id).version == 1
 
 
-def test_a_change_and_a_move_of_a_name_are_one_call(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_change_and_a_move_of_a_name_are_one_call(engine: StateEngine, clock: Clock) -> None:
     first = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc", 0))
     second = engine.put(record(clock), b"2", quota=AMPLE)
     patch = Patch(expires=clock.now + 60, pinned=True, metadata={"a": "b"})
@@ -183,7 +182,7 @@ def test_a_change_and_a_move_of_a_name_are_one_call(engine: GroupingEngine, cloc
     assert engine.name("acme", "doc").version == 2
 
 
-def test_a_state_is_deleted_only_at_the_expected_version_of_its_name(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_state_is_deleted_only_at_the_expected_version_of_its_name(engine: StateEngine, clock: Clock) -> None:
     state = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc", 0))
     with pytest.raises(NameMoved):
         engine.delete("acme", state.id, NameChange("doc", 2))
@@ -192,7 +191,7 @@ def test_a_state_is_deleted_only_at_the_expected_version_of_its_name(engine: Gro
     assert engine.usage("acme") == Usage()
 
 
-def test_forks_of_one_call_are_all_made_or_none(engine: GroupingEngine, clock: Clock) -> None:
+def test_forks_of_one_call_are_all_made_or_none(engine: StateEngine, clock: Clock) -> None:
     parent = engine.put(record(clock), bytes(100), quota=AMPLE)
     clock.now += 1
     other = engine.put(record(clock), b"other", quota=AMPLE)
@@ -223,20 +222,20 @@ def test_forks_of_one_call_are_all_made_or_none(engine: GroupingEngine, clock: C
         engine.get("acme", other.id)
 
 
-def test_a_repeated_request_makes_one_state(engine: GroupingEngine, clock: Clock) -> None:
-    first = engine.put(record(clock), b"1", quota=AMPLE, key=IdempotencyKey("k", "digest"))
-    again = engine.put(record(clock), b"1", quota=AMPLE, key=IdempotencyKey("k", "digest"))
+def test_a_repeated_request_makes_one_state(engine: StateEngine, clock: Clock) -> None:
+    first = engine.put(record(clock), b"1", quota=AMPLE, key=IdempotencyKey("k:1", "digest"))
+    again = engine.put(record(clock), b"1", quota=AMPLE, key=IdempotencyKey("k:1", "digest"))
     assert again == first
-    assert engine.answered("acme", IdempotencyKey("k", "digest")) == first
+    assert engine.answered("acme", IdempotencyKey("k:1", "digest")) == first
     assert engine.usage("acme").states == 1
     with pytest.raises(KeyReused):
-        engine.put(record(clock), b"2", quota=AMPLE, key=IdempotencyKey("k", "other digest"))
+        engine.put(record(clock), b"2", quota=AMPLE, key=IdempotencyKey("k:1", "other digest"))
     clock.now += 86_401
     engine.sweep()
-    assert engine.answered("acme", IdempotencyKey("k", "digest")) is None
+    assert engine.answered("acme", IdempotencyKey("k:1", "digest")) is None
 
 
-def test_a_state_that_is_put_again_stays_as_it_is(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_state_that_is_put_again_stays_as_it_is(engine: StateEngine, clock: Clock) -> None:
     """A generator was lost after it had stored a state, so another one stores it again, or the first one does so later."""
     first = engine.put(record(clock), b"1", ids=b"ids_", quota=AMPLE, name=NameChange("doc", 0))
     fork = engine.put(record(clock, parent=first.id, origin="fork"), None, quota=AMPLE)
@@ -253,7 +252,7 @@ def test_a_state_that_is_put_again_stays_as_it_is(engine: GroupingEngine, clock:
         engine.put(first, b"1", quota=AMPLE)
 
 
-def test_pages_are_whole_and_newest_first(engine: GroupingEngine, clock: Clock) -> None:
+def test_pages_are_whole_and_newest_first(engine: StateEngine, clock: Clock) -> None:
     states = [engine.put(record(clock, metadata={"even": str(at % 2 == 0)}), b"%d" % at, quota=AMPLE).id for at in range(7)]
     found: list[str] = []
     while page := engine.page("acme", Filter(limit=3, after=found[-1] if found else None)):
@@ -268,7 +267,7 @@ def test_pages_are_whole_and_newest_first(engine: GroupingEngine, clock: Clock) 
     assert [each.id for each in engine.page("acme", Filter(origin="fork"))] == [fork]
 
 
-def test_a_lineage_survives_the_deletion_of_an_ancestor(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_lineage_survives_the_deletion_of_an_ancestor(engine: StateEngine, clock: Clock) -> None:
     root = engine.put(record(clock, position=2), b"1", ids=b"\1\0\0\0\2\0\0\0", quota=AMPLE)
     middle = engine.put(record(clock, parent=root.id, origin="continuation", position=3), b"2", ids=b"\3\0\0\0", quota=AMPLE)
     leaf = engine.put(record(clock, parent=middle.id, origin="continuation", position=4), b"3", ids=b"\4\0\0\0", quota=AMPLE)
@@ -285,7 +284,7 @@ def test_a_lineage_survives_the_deletion_of_an_ancestor(engine: GroupingEngine, 
     assert engine.children("acme", root.id, 10) == []
 
 
-def test_a_state_expires_by_the_clock(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_state_expires_by_the_clock(engine: StateEngine, clock: Clock) -> None:
     state = engine.put(record(clock, expires=clock.now + 60), b"1", quota=AMPLE, name=NameChange("doc"))
     forever = engine.put(record(clock, expires=clock.now + 60), b"2", quota=AMPLE)
     engine.change("acme", forever.id, Patch(expires=math.inf))
@@ -310,7 +309,7 @@ def rows(engine: Any) -> int:
     return sum(sum(1 for _ in engine._redis.scan_iter(f"*:{kind}:*", count=10_000)) for kind in ("state", "key", "doc"))
 
 
-def test_one_call_of_a_sweep_takes_a_bounded_number_of_rows(engine: GroupingEngine, clock: Clock) -> None:
+def test_one_call_of_a_sweep_takes_a_bounded_number_of_rows(engine: StateEngine, clock: Clock) -> None:
     """Other calls wait during a call."""
     for tenant in ("acme", "other"):
         parent = engine.put(record(clock, tenant, expires=clock.now + 60), b"1", quota=AMPLE)
@@ -336,7 +335,7 @@ def test_one_call_of_a_sweep_takes_a_bounded_number_of_rows(engine: GroupingEngi
     assert rows(engine) == 0, "also the parent, which is deleted after its forks"
 
 
-def test_a_long_line_of_deleted_states_is_swept_in_parts(engine: GroupingEngine, clock: Clock) -> None:
+def test_a_long_line_of_deleted_states_is_swept_in_parts(engine: StateEngine, clock: Clock) -> None:
     """The row of a deleted state stays for its child, so the last one that is deleted takes all others along."""
     line: list[str] = []
     for at in range(SWEPT + 2):
@@ -354,22 +353,22 @@ def test_a_long_line_of_deleted_states_is_swept_in_parts(engine: GroupingEngine,
     assert rows(engine) == 0
 
 
-def test_the_state_that_was_used_least_recently_makes_room(engine: GroupingEngine, clock: Clock) -> None:
-    quota = Quota(states=3, size=10**6)
-    states = []
+def test_the_state_that_was_used_least_recently_makes_room(engine: StateEngine, clock: Clock) -> None:
+    quota, states = Quota(states=3, size=10**6), []
     for at in range(3):
         clock.now += 1
         states.append(engine.put(record(clock), b"%d" % at, quota=quota).id)
-    clock.now += 1
-    engine.blob("acme", states[0])  # used now
+    for use, state in ((engine.blob, states[0]), (engine.use, states[1])):
+        clock.now += 1
+        use("acme", state)
     clock.now += 1
     newest = engine.put(record(clock), b"new", quota=quota)
     with pytest.raises(StateGone, match="evicted"):
-        engine.get("acme", states[1])
-    assert {each.id for each in engine.page("acme", Filter())} == {states[0], states[2], newest.id}
+        engine.use("acme", states[2])
+    assert {each.id for each in engine.page("acme", Filter())} == {*states[:2], newest.id}
 
 
-def test_evicting_a_state_frees_no_bytes_that_the_new_state_shares(engine: GroupingEngine, clock: Clock) -> None:
+def test_evicting_a_state_frees_no_bytes_that_the_new_state_shares(engine: StateEngine, clock: Clock) -> None:
     for size in (600, 300):
         clock.now += 1
         engine.put(record(clock), bytes(size), quota=AMPLE)
@@ -378,7 +377,7 @@ def test_evicting_a_state_frees_no_bytes_that_the_new_state_shares(engine: Group
     assert engine.usage("acme") == Usage(2, 900, 0)
 
 
-def test_pinned_states_are_never_evicted_and_a_refusal_has_the_numbers(engine: GroupingEngine, clock: Clock) -> None:
+def test_pinned_states_are_never_evicted_and_a_refusal_has_the_numbers(engine: StateEngine, clock: Clock) -> None:
     quota = Quota(states=100, size=1000)
     pinned = engine.put(record(clock, pinned=True), bytes(900), quota=quota)
     before = engine.usage("acme")
@@ -392,7 +391,7 @@ def test_pinned_states_are_never_evicted_and_a_refusal_has_the_numbers(engine: G
     assert engine.usage("acme") == Usage(1, 200, 0)
 
 
-def test_the_quota_of_one_tenant_evicts_nothing_of_another(engine: GroupingEngine, clock: Clock) -> None:
+def test_the_quota_of_one_tenant_evicts_nothing_of_another(engine: StateEngine, clock: Clock) -> None:
     other = engine.put(record(clock, "other"), bytes(900), quota=AMPLE)
     for _ in range(5):
         clock.now += 1
@@ -402,14 +401,14 @@ def test_the_quota_of_one_tenant_evicts_nothing_of_another(engine: GroupingEngin
 
 
 class TestDocuments:
-    def test_a_document_comes_back_as_it_was_written(self, opened: Callable[[], GroupingEngine], clock: Clock) -> None:
+    def test_a_document_comes_back_as_it_was_written(self, opened: Callable[[], StateEngine], clock: Clock) -> None:
         engine, body = opened(), bytes(range(256))
         assert engine.write(document(body=body, due=clock.now + 1.5, expires=clock.now + 60.25, version=7), 0, AMPLE) == 1
         written = document(body=body, due=clock.now + 1.5, expires=clock.now + 60.25, version=1)
         assert engine.read("acme", "response", "resp_1") == written
         assert opened().read("acme", "response", "resp_1") == written
 
-    def test_a_document_is_written_by_compare_and_set(self, engine: GroupingEngine) -> None:
+    def test_a_document_is_written_by_compare_and_set(self, engine: StateEngine) -> None:
         assert engine.write(document(body=b"1"), 0, AMPLE) == 1
         assert engine.write(document(body=b"2", due=5.0), 1, AMPLE) == 2
         for expected in (0, 1, 3):
@@ -428,7 +427,7 @@ class TestDocuments:
         with pytest.raises(StateNotFound, match="there is no response resp_1"):
             engine.erase("acme", "response", "resp_1", None)
 
-    def test_a_foreign_document_is_a_missing_document(self, engine: GroupingEngine) -> None:
+    def test_a_foreign_document_is_a_missing_document(self, engine: StateEngine) -> None:
         engine.write(document(), 0, AMPLE)
         for tenant, kind in (("other", "response"), ("acme", "run")):
             with pytest.raises(StateNotFound):
@@ -441,7 +440,7 @@ class TestDocuments:
             assert engine.write(document(tenant=tenant, kind=kind, body=b"another"), 0, AMPLE) == 1
         assert engine.read("acme", "response", "resp_1") == document(version=1)
 
-    def test_pages_of_documents_are_whole_and_in_the_order_of_their_first_write(self, engine: GroupingEngine) -> None:
+    def test_pages_of_documents_are_whole_and_in_the_order_of_their_first_write(self, engine: StateEngine) -> None:
         for at in range(7):
             engine.write(document(f"resp_{at}"), 0, AMPLE)
         engine.write(document("resp_2", b"again"), 1, AMPLE)
@@ -451,7 +450,7 @@ class TestDocuments:
         assert found == [f"resp_{at}" for at in reversed(range(7))]
         assert engine.documents("acme", "response", "resp_3", 1) == [document("resp_2", b"again", version=2)]
 
-    def test_the_documents_of_all_tenants_are_found_when_they_are_due(self, engine: GroupingEngine, clock: Clock) -> None:
+    def test_the_documents_of_all_tenants_are_found_when_they_are_due(self, engine: StateEngine, clock: Clock) -> None:
         for at, tenant in enumerate(["acme", "other", "acme", "third"]):
             engine.write(document(f"run_{at}", kind="run", tenant=tenant, due=clock.now + 10 - at), 0, AMPLE)
         engine.write(document("run_4", kind="run"), 0, AMPLE)  # never due
@@ -464,7 +463,7 @@ class TestDocuments:
         engine.erase("other", "run", "run_1", 1)
         assert [each.id for each in engine.due("run", clock.now + 50, 10)] == ["run_0"]
 
-    def test_a_document_expires_by_the_clock(self, engine: GroupingEngine, clock: Clock) -> None:
+    def test_a_document_expires_by_the_clock(self, engine: StateEngine, clock: Clock) -> None:
         for at, expires in enumerate([clock.now + 60, clock.now + 60, None]):
             engine.write(document(f"resp_{at}", b"12345", due=clock.now, expires=expires), 0, AMPLE)
         clock.now += 61
@@ -480,7 +479,7 @@ class TestDocuments:
         engine.sweep()
         assert engine.usage("acme").size == 8
 
-    def test_a_refused_document_leaves_nothing(self, engine: GroupingEngine, clock: Clock) -> None:
+    def test_a_refused_document_leaves_nothing(self, engine: StateEngine, clock: Clock) -> None:
         loose = engine.put(record(clock), b"1" * 60, quota=AMPLE)
         kept = engine.put(record(clock, pinned=True), bytes(40), quota=AMPLE)
         before = engine.usage("acme")
@@ -501,7 +500,7 @@ class TestDocuments:
         assert {each.id for each in engine.page("acme", Filter())} == {loose.id, kept.id}
         assert engine.write(document(), 0, AMPLE) == 1
 
-    def test_documents_of_one_call_are_all_written_or_none(self, engine: GroupingEngine, clock: Clock) -> None:
+    def test_documents_of_one_call_are_all_written_or_none(self, engine: StateEngine, clock: Clock) -> None:
         """A response and its conversation: none is stored without the other, in Redis too."""
         engine.write(document("resp_1", b"1" * 10), 0, AMPLE)
         engine.put(record(clock, pinned=True), b"3" * 10, quota=AMPLE)
@@ -524,7 +523,7 @@ class TestDocuments:
         assert engine.read("acme", "conversation", "conv_1").body == bytes(50)
         assert engine.usage("acme") == Usage(1, 80, 10)
 
-    def test_documents_count_for_the_quota(self, engine: GroupingEngine, clock: Clock) -> None:
+    def test_documents_count_for_the_quota(self, engine: StateEngine, clock: Clock) -> None:
         quota = Quota(states=10, size=1000)
         kept = engine.put(record(clock, pinned=True), bytes(400), quota=quota)
         clock.now += 1

@@ -11,9 +11,10 @@ from typing import TypeVar
 import pytest
 
 from service.errors import StoreFailed, StoreFull
+from service.states.engine import StateEngine
 from service.states.record import Filter, Quota
 from service.states.sqlite import INLINE_BYTES, SqliteEngine
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from service.telemetry.metrics import Metrics
 from service.telemetry.state_store_metrics import StateStoreMetrics
 from tests.service.fakes import PATIENCE_S
@@ -24,7 +25,7 @@ AMPLE = Quota(10_000, 2**40)
 SIZES = {"rows": 100_000, "files": INLINE_BYTES + 1}
 
 
-def put(engine: GroupingEngine, size: int, quota: Quota = AMPLE) -> str:
+def put(engine: StateEngine, size: int, quota: Quota = AMPLE) -> str:
     """Store a state with a blob of this size, and return its id."""
     return engine.put(a_record(), os.urandom(size), quota=quota).id
 
@@ -36,7 +37,7 @@ class Opened:
         self.metrics = Metrics()
         self.store = Store(SqliteEngine(folder), StateStoreMetrics(self.metrics))
 
-    def call(self, call: Callable[[GroupingEngine], T]) -> T:
+    def call(self, call: Callable[[StateEngine], T]) -> T:
         return self.store.submit(call).result(PATIENCE_S)
 
     def put(self, size: int, quota: Quota = AMPLE) -> str:

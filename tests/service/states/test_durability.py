@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from service.errors import StoreFailed
+from service.states.engine import StateEngine
 from service.states.record import Document, Filter, NameChange, Quota
 from service.states.redis import RedisEngine
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine
 from tests.service.states.conftest import PASSWORD, RedisServer, redis_server_in
 from tests.service.states.sequences import a_record
 
@@ -21,7 +21,7 @@ AMPLE = Quota(states=10**6, size=10**12)
 _ENDLESS = "from tests.service.states.test_durability import endless; endless({!r})"
 
 
-def put(engine: GroupingEngine) -> str:
+def put(engine: StateEngine) -> str:
     """Keep a state, a name that points to it, and a document, as a stream with durability `turn` does. Return the state's id."""
     record = a_record()
     engine.put(record, record.id.encode(), quota=AMPLE, name=NameChange(record.id))
@@ -29,7 +29,7 @@ def put(engine: GroupingEngine) -> str:
     return record.id
 
 
-def kept(engine: GroupingEngine) -> set[str]:
+def kept(engine: StateEngine) -> set[str]:
     """The ids of the states that are there with their bytes, names and documents."""
     found = {each.id for each in engine.page("acme", Filter(limit=10**6))}
     for state in found:
@@ -38,7 +38,7 @@ def kept(engine: GroupingEngine) -> set[str]:
     return found & {each.id for each in engine.documents("acme", "run", None, 10**6)}
 
 
-def opened(location: str) -> GroupingEngine:
+def opened(location: str) -> StateEngine:
     return RedisEngine(location, password=PASSWORD) if "://" in location else SqliteEngine(Path(location))
 
 

@@ -1,15 +1,15 @@
 """The store in Redis: away and back, full, damaged, or set up in a way that loses states."""
 
-import hashlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from service.errors import StateGone, StoreFailed
+from service.errors import StateGone, StateNotFound, StoreFailed
+from service.states.backend import Changes
 from service.states.record import Document, Filter, NameChange, Quota, Usage
 from service.states.redis import RedisEngine
 from tests.service.states.conftest import PASSWORD, Clock, RedisServer, redis_server_in
@@ -61,14 +61,18 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(engine: RedisEngine
 
 @contextmanager
 def cutting_proxy(port: int) -> Iterator[tuple[int, threading.Event]]:
-    """A port that leads to Redis. If the event is set, it passes the next request on, and cuts the connection instead of answering."""
-    listener, cut, ended = socket.create_server(("127.0.0.1", 0)), threading.Event(), list[socket.socket]()
+    """A port that leads to Redis. If the event is set, it passes the next request for a commit on, and cuts the connection instead of
+    answering."""
+    listener, cut, sent, ended = socket.create_server(("127.0.0.1", 0)), threading.Event(), threading.Event(), list[socket.socket]()
 
     def carry(source: socket.socket, to: socket.socket, *, answers: bool) -> None:
         with suppress(OSError):
-            while (part := source.recv(65_536)) and not (answers and cut.is_set()):
+            while (part := source.recv(65_536)) and not (answers and sent.is_set()):
+                if not answers and cut.is_set() and b"commit" in part:
+                    sent.set()
                 to.sendall(part)
             cut.clear()
+            sent.clear()
             to.shutdown(socket.SHUT_RDWR)
 
     def accept() -> None:
@@ -121,13 +125,40 @@ def test_damaged_bytes_are_set_apart_and_never_given(engine: RedisEngine, redis_
     assert [redis_server.client.get(each) for each in apart] == ([b"Tensors"] if harm == "flipped" else [])
     again = engine.put(a_record(), b"tensors", quota=AMPLE)
     assert engine.blob("acme", again.id) == b"tensors"
+    redis_server.client.delete(key)
+    assert engine.put(a_record(), b"tensors", quota=AMPLE).shared_by == 2
+    assert engine.blob("acme", again.id) == b"tensors", "equal bytes that came again replace the missing ones"
 
 
-def test_bytes_that_were_replaced_meanwhile_are_not_set_apart(engine: RedisEngine) -> None:
+def test_bytes_that_were_replaced_meanwhile_are_not_set_apart(engine: RedisEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     state = engine.put(a_record(), b"tensors", quota=AMPLE)
-    damaged = hashlib.sha1(b"Tensors", usedforsecurity=False).hexdigest()  # as another process has read them
-    engine._call("acme", "quarantine", {"sha256": state.sha256, "damaged": damaged, "kept_s": 60})
+    content = engine.content
+    answers = iter([b"Tensors"])  # as they were before another process replaced them
+    monkeypatch.setattr(engine, "content", lambda *given: next(answers, None) or content(*given))
     assert engine.blob("acme", state.id) == b"tensors"
+    assert engine.usage("acme").states == 1
+
+
+def test_a_transaction_begins_again_if_another_process_changes_the_tenant(
+    engine: RedisEngine, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a transaction that would be refused: what it has read does not hold any more."""
+    other, commit, kept = RedisEngine(redis_server.url, password=PASSWORD), engine.commit, a_record()
+    before: list[Callable[[], object]] = []
+
+    def commit_late(changes: Changes) -> bool:
+        if before:
+            before.pop()()
+        return commit(changes)
+
+    monkeypatch.setattr(engine, "commit", commit_late)
+    before.append(lambda: other.put(kept, b"1", quota=AMPLE, name=NameChange("doc", 0)))
+    assert engine.move("acme", NameChange("doc"), engine.put(a_record(), b"2", quota=AMPLE).id).version == 2
+    before.append(lambda: other.unname("acme", NameChange("doc")))
+    with pytest.raises(StateNotFound):
+        engine.unname("acme", NameChange("doc", 1))
+    assert engine.usage("acme") == Usage(2, 2, 0)
+    other.close()
 
 
 def test_a_full_redis_refuses_writes_and_can_be_read_and_emptied(engine: RedisEngine, redis_server: RedisServer, clock: Clock) -> None:
@@ -185,8 +216,11 @@ def test_no_message_has_the_password(redis_server: RedisServer, monkeypatch: pyt
 
 def test_a_store_of_another_version_is_refused(engine: RedisEngine, redis_server: RedisServer) -> None:
     redis_server.client.set("attnserve:version", "99")
-    with pytest.raises(StoreFailed, match="version b'99', and this release reads b'1'"):
+    with pytest.raises(StoreFailed, match="version b'99', and this release reads b'2'"):
         RedisEngine(redis_server.url, password=PASSWORD)
+    redis_server.client.set("attnserve:version", "1")  # the same keys, without a version of each tenant
+    RedisEngine(redis_server.url, password=PASSWORD).close()
+    assert redis_server.client.get("attnserve:version") == b"2"
 
 
 def test_all_keys_of_a_tenant_are_on_one_node_of_a_cluster(engine: RedisEngine, redis_server: RedisServer) -> None:

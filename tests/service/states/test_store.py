@@ -9,9 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from service.errors import InvalidRequest, Overloaded, QuotaExceeded, StateGone, StoreFailed
+from service.states.engine import StateEngine
 from service.states.record import Document, Quota, Usage
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from service.telemetry.metrics import Metrics
 from service.telemetry.state_store_metrics import StateStoreMetrics
 from tests.service.fakes import PATIENCE_S
@@ -70,7 +71,7 @@ def test_calls_that_wait_share_a_group(store: Store, engine: CountingEngine) -> 
 
 
 def test_a_refused_call_leaves_the_others_of_its_group(store: Store) -> None:
-    def refuse(engine: GroupingEngine) -> None:
+    def refuse(engine: StateEngine) -> None:
         engine.write(run("run_2"), 0, QUOTA)
         raise InvalidRequest("no")
 
@@ -148,7 +149,7 @@ def test_what_a_store_does_is_counted_without_tenants(engine: CountingEngine) ->
 
 
 @pytest.mark.parametrize("opened", ["memory", IN_REDIS[0]], indirect=True)
-def test_engines_count_what_ended(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
+def test_engines_count_what_ended(opened: Callable[[], StateEngine], clock: Clock) -> None:
     engine, quota = opened(), Quota(states=3, size=10**6)
     states = [engine.put(a_record(at, expires=None if at else clock.now + 5), b"%d" % at, quota=quota) for at in range(4)]
     engine.delete("acme", states[1].id)
@@ -165,7 +166,7 @@ async def test_a_call_that_fails_after_its_caller_has_left_is_not_logged(store: 
     free, told = held(store), list[str]()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["message"]))
 
-    def fail(engine: GroupingEngine) -> None:
+    def fail(engine: StateEngine) -> None:
         raise StoreFailed("no space left on device")
 
     calling = asyncio.ensure_future(store.call(fail))

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from service.generation import runs
+from service.states.engine import StateEngine
 from service.states.record import Quota
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from service.streams.record import REQUEST_KIND, RUN_KIND, Progress, pack, unpack
 from tests.service.stream_fakes import Answer, Event, gateway, parsed
 
@@ -54,7 +55,7 @@ async def begin(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> tup
 async def forget_progress(store: Store, run: str, tokens: int) -> None:
     """Leave so many stored tokens of each choice, as if the owner had died."""
 
-    def forget(engine: GroupingEngine) -> None:
+    def forget(engine: StateEngine) -> None:
         found, request = engine.read("", RUN_KIND, run), engine.read("", REQUEST_KIND, run)
         start, progress = unpack(run, "", found.body, request.body)
         left = Progress(tokens=[ids[:tokens] for ids in progress.tokens], ended=[False] * len(progress.tokens))

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from service.errors import StateNotFound, StoreFailed
+from service.states.engine import StateEngine
 from service.states.record import Quota
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine, Store
+from service.states.store import Store
 from service.streams import lease
 from service.streams.lease import LEASE_S, Leases
 from service.streams.record import REQUEST_KIND, RUN_KIND, RunStart, new_run_id, owner_of
@@ -246,7 +247,7 @@ async def begun(http: httpx.AsyncClient) -> OpenStream:
 
 
 async def lose(store: Store, run: str) -> None:
-    def erase(engine: GroupingEngine) -> None:
+    def erase(engine: StateEngine) -> None:
         for kind in (RUN_KIND, REQUEST_KIND):
             engine.erase("", kind, run, None)
 

@@ -21,8 +21,8 @@ from service.dialects.openai.responses.schemas import ITEMS, InputItem, Response
 from service.dialects.states.finding import on_store
 from service.dialects.text.request import Beginning, TextCall, beginning_of
 from service.errors import DocumentMoved, InvalidRequest, ServiceError, StateGone, StateNotFound, StoreFailed
+from service.states.engine import StateEngine
 from service.states.record import Document, Quota
-from service.states.store import GroupingEngine
 
 MOST_ITEMS = 4096
 MOST_BYTES = 2**25  # limit on a conversation's size, since each change reads and writes the whole conversation
@@ -94,7 +94,7 @@ def new_items(items: Sequence[Item]) -> list[dict[str, Any]]:
 # Functions that run on the store's thread ------------------------------------------------------------------------------------------------
 
 
-def find(engine: GroupingEngine, tenant: str, conversation: str, param: str = "conversation_id") -> Conversation:
+def find(engine: StateEngine, tenant: str, conversation: str, param: str = "conversation_id") -> Conversation:
     """Return a conversation of the tenant. Raises ConversationNotFound if the tenant has none with this id. The error does not show whether
     another tenant has one."""
     try:
@@ -103,7 +103,7 @@ def find(engine: GroupingEngine, tenant: str, conversation: str, param: str = "c
         raise ConversationNotFound(f"Conversation with id '{conversation[:100]}' not found.", param=param) from None
 
 
-def write(engine: GroupingEngine, conversation: Conversation, quota: Quota, ttl_s: float) -> Conversation:
+def write(engine: StateEngine, conversation: Conversation, quota: Quota, ttl_s: float) -> Conversation:
     """Write a conversation, and return it with its new version. Raises DocumentMoved if the stored one has another version."""
     return replace(conversation, version=engine.write(_document(conversation, ttl_s), conversation.version, quota))
 
@@ -114,14 +114,14 @@ def _document(conversation: Conversation, ttl_s: float) -> Document:
     return Document(kind=_KIND, id=conversation.id, tenant=conversation.tenant, body=body, expires=time.time() + ttl_s)
 
 
-def erase(engine: GroupingEngine, tenant: str, conversation: str) -> None:
+def erase(engine: StateEngine, tenant: str, conversation: str) -> None:
     """Delete a conversation. Raises ConversationNotFound."""
     find(engine, tenant, conversation)
     engine.erase(tenant, _KIND, conversation, None)
 
 
 def append(
-    engine: GroupingEngine,
+    engine: StateEngine,
     response: Document,
     conversation: str,
     before: int,

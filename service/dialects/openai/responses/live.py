@@ -19,7 +19,7 @@ from service.dialects.text.request import kept, tell_exactness
 from service.errors import DocumentMoved, NotReady, Overloaded, ServiceError, StoreFailed
 from service.generation.runs import Runs
 from service.http.gate import INTERNAL_ERROR
-from service.states.store import GroupingEngine
+from service.states.engine import StateEngine
 from service.streams.lease import LEASE_S
 
 log = logging.getLogger("attnserve")
@@ -235,7 +235,7 @@ class Live:
         assert self.row is not None
         row = self.row
 
-        def clear(engine: GroupingEngine) -> None:
+        def clear(engine: StateEngine) -> None:
             try:
                 find(engine, row.tenant, row.id)
             except ResponseNotFound:
@@ -292,7 +292,7 @@ class Live:
         assert self.row is not None
         row = self.row
 
-        def erase(engine: GroupingEngine) -> None:
+        def erase(engine: StateEngine) -> None:
             with suppress(ServiceError):
                 engine.erase(row.tenant, "response", row.id, row.version)
                 drop_state(engine, row)

@@ -15,8 +15,8 @@ from service.dialects.openai.responses import conversations
 from service.dialects.openai.responses.answer import ENDED, Answer, Said
 from service.errors import InvalidRequest, KeyReused, ServiceError, StateNotFound
 from service.http.answers import whole
+from service.states.engine import StateEngine
 from service.states.record import Document, IdempotencyKey, Quota
-from service.states.store import GroupingEngine
 
 KIND, KEY_KIND = "response", "response_key"
 CONTINUABLE = ("completed", "incomplete")
@@ -117,7 +117,7 @@ class StoredAnswer(Answer):
 # Functions that run on the store's thread ------------------------------------------------------------------------------------------------
 
 
-def create(engine: GroupingEngine, row: Row, quota: Quota, key: IdempotencyKey | None) -> str | int:
+def create(engine: StateEngine, row: Row, quota: Quota, key: IdempotencyKey | None) -> str | int:
     """Write a new response, and return its version. If an earlier request had the same key, write nothing and return its response's id.
 
     Raises KeyReused if the earlier request had other content.
@@ -132,7 +132,7 @@ def create(engine: GroupingEngine, row: Row, quota: Quota, key: IdempotencyKey |
         return engine.write(row.document(), 0, quota)
 
 
-def _answered(engine: GroupingEngine, tenant: str, key: IdempotencyKey) -> str | None:
+def _answered(engine: StateEngine, tenant: str, key: IdempotencyKey) -> str | None:
     """Return the id of the response to an earlier request with this key, or None if there is no such request or response."""
     try:
         known = orjson.loads(engine.read(tenant, KEY_KIND, key.key).body)
@@ -146,7 +146,7 @@ def _answered(engine: GroupingEngine, tenant: str, key: IdempotencyKey) -> str |
         return None
 
 
-def write(engine: GroupingEngine, row: Row, document: Document, quota: Quota, ttl_s: float) -> int:
+def write(engine: StateEngine, row: Row, document: Document, quota: Quota, ttl_s: float) -> int:
     """Write `document`, which is the serialised `row`, and return its new version. If the response is completed or incomplete, also add its
     input and output to its conversation. Raises DocumentMoved if the stored row has another version than `row`."""
     if row.conversation is None or row.status not in CONTINUABLE:
@@ -160,7 +160,7 @@ def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]} if item["type"] == "message" else item
 
 
-def find(engine: GroupingEngine, tenant: str, response: str) -> Row:
+def find(engine: StateEngine, tenant: str, response: str) -> Row:
     """Return a response of the tenant. Raises ResponseNotFound if the tenant has none with this id. The error does not show whether another
     tenant has one."""
     try:
@@ -170,7 +170,7 @@ def find(engine: GroupingEngine, tenant: str, response: str) -> Row:
         raise ResponseNotFound(f"Response with id '{shown}' not found.", param="response_id") from None
 
 
-def previous(engine: GroupingEngine, tenant: str, response: str) -> str:
+def previous(engine: StateEngine, tenant: str, response: str) -> str:
     """Return the id of the state after `response`, which a new response continues. Raises PreviousResponseNotFound, or InvalidRequest if
     the response's status does not allow it."""
     try:
@@ -187,7 +187,7 @@ def previous(engine: GroupingEngine, tenant: str, response: str) -> str:
     return row.state
 
 
-def erase(engine: GroupingEngine, tenant: str, response: str) -> None:
+def erase(engine: StateEngine, tenant: str, response: str) -> None:
     """Delete a response, and its state unless the state is pinned or has a name. Raises ResponseNotFound."""
     with engine.group():
         row = find(engine, tenant, response)
@@ -195,7 +195,7 @@ def erase(engine: GroupingEngine, tenant: str, response: str) -> None:
         drop_state(engine, row)
 
 
-def drop_state(engine: GroupingEngine, row: Row) -> None:
+def drop_state(engine: StateEngine, row: Row) -> None:
     """Delete the state of a deleted response, unless the state is pinned or has a name."""
     if row.state is None:
         return
@@ -206,7 +206,7 @@ def drop_state(engine: GroupingEngine, row: Row) -> None:
         return
 
 
-def cancel(engine: GroupingEngine, tenant: str, response: str, quota: Quota) -> Row:
+def cancel(engine: StateEngine, tenant: str, response: str, quota: Quota) -> Row:
     """Mark a background response as cancelled unless it has ended, and return its row. The process that generates it stops at its next
     write. Raises ResponseNotFound, InvalidRequest if the response is not in the background, or DocumentMoved."""
     row = find(engine, tenant, response)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from service.dialects.states import routes
+from service.states.engine import StateEngine
 from service.states.record import NameChange
-from service.states.store import GroupingEngine
 from tests.service.dialects.states.conftest import ALICE, NO_STATE, States
 from tests.service.fakes import case, client
 from tests.service.generation_fakes import FakeGenerator, generator_app
@@ -159,7 +159,7 @@ async def test_a_name_that_moves_after_it_was_looked_up_fails_the_change(
     before = await states.done("GET", f"/{first['id']}")
     looked_up = routes.change_of
 
-    def raced(engine: GroupingEngine, *arguments: Any) -> NameChange | None:
+    def raced(engine: StateEngine, *arguments: Any) -> NameChange | None:
         change = looked_up(engine, *arguments)
         engine.move("", NameChange("head"), other["id"])
         return change
