@@ -177,7 +177,7 @@ class EventStream(Response):
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of each write: all events that are ready at that time."""
         try:
-            opening, first = self._script.opening(), self._script.pieces(self._first)
+            opening, first = self._script.opening(), self._script.pieces(self._first) if self._first else b""
             if isinstance(first, bytes):
                 events: Written = self._priming + (opening + first or PING)
             else:

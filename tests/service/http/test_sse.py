@@ -50,6 +50,7 @@ class Plain:
         return event("opening")
 
     def pieces(self, pieces: Sequence[Any]) -> bytes:
+        assert pieces, "a silence has no event"
         return b"".join(event(piece) for piece in pieces if piece != "nothing to say")
 
     def closing(self) -> bytes:
