@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from service.errors import InvalidRequest, NeverFits
 from service.overload.byte_shares import ByteShares
@@ -57,8 +57,7 @@ class Call:
     request_id: str
     started: float
     deadline: float = math.inf
-    lane: Lane | None = None
-    bulk: bool = False  # whether the request uses the bulk lane
+    lane: Lane | None = None  # None until the header, the body or the number of inputs decides
     wanted: str | None = None  # the model named by the URL or a header; a model in the body has precedence
     by_path: bool = False  # whether the URL's path names `wanted`. If so, the `model` of the body is ignored
     session: str = ""  # requests of one session go to the same replica of a pool; "" if the request has no session
@@ -93,6 +92,17 @@ class Call:
     def tenant_name(self) -> str:
         """Return the name of the tenant, or "" if no API keys are set."""
         return "" if self.tenant is None else self.tenant.name
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Return the fields of the `Origin` of a request to an engine."""
+        return {
+            "lane": Lane.INTERACTIVE if self.lane is None else self.lane,
+            "deadline": self.deadline,
+            "client": self.client,
+            "tenant": self.tenant_name,
+            "traceparent": self.traceparent,
+        }
 
     @property
     def identity(self) -> dict[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from service.call import NUMBER_BYTES
 from service.errors import ServiceError
-from service.runtime.lanes import Lane, Spent
+from service.runtime.lanes import Origin, Spent
 from service.runtime.onnx import Array
 from service.tokenization.texts import Cut, Cutting, Encoded, Input
 
@@ -33,8 +33,8 @@ class EncodeRequest:
     padded: bool = False  # whether each row is padded to the longest row
 
 
-@dataclass(slots=True, kw_only=True)
-class EncodeTask:
+@dataclass(frozen=True, kw_only=True)
+class EncodeTask(Origin):
     """Token ids, and the output that an engine computes for them, in this process or in a pool.
 
     Each row of the output is a float32 array: a vector (D,), the vectors of N tokens (N, D), or L logits (L,).
@@ -42,12 +42,7 @@ class EncodeTask:
 
     inputs: Sequence[Encoded]
     output: str
-    lane: Lane = Lane.INTERACTIVE
-    deadline: float = NO_DEADLINE  # time limit, in seconds of `time.monotonic()`
-    client: str = ""  # clients get equal shares of the queue; "": no client, so these tokens are not limited to a share
     content: int = 0  # hash of the request's body
-    tenant: str = ""  # owner of the request, who gets only rows that were computed for himself; "": no API keys are set
-    traceparent: str | None = None  # trace context of the request; None: not traced
     use_cache: bool = True
     spent: Spent = field(default_factory=Spent)  # the engine adds the times of this task to it
     on_row: OnRow | None = None

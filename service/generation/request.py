@@ -1,6 +1,5 @@
 """The request to a generation engine, and the pieces of its answer."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -8,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.runtime.lanes import Lane
+from service.runtime.lanes import Origin
 from service.states.record import Keep, StateReference
 
 FinishReason = Literal["stop", "length"]
@@ -44,7 +43,7 @@ class Grammar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(Origin):
     """A request to continue one sequence. `GeneratorEngine.submit` checks it against the model's vocabulary and limits."""
 
     prompt: tuple[int, ...]  # at least one token; or none, if tokens are drawn from a state that has logits
@@ -59,11 +58,6 @@ class GenerationRequest:
     top_logprobs: int | None = None  # number of alternatives with log-probabilities; 0: only the drawn token; None: none at all
     prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token except the first
     grammar: Grammar | None = None
-    lane: Lane = Lane.INTERACTIVE
-    deadline: float = math.inf  # time limit, in seconds of time.monotonic()
-    traceparent: str | None = None  # W3C traceparent of the API request; None: not traced
-    client: str = ""  # clients share the slots; equal prompts of one client are fed once
-    tenant: str = ""  # owner of the request, who finds only his own states in the prefix cache
     cache_salt: str = ""  # in the prefix cache, the request finds only states of requests with the same salt
     start: StateReference | None = None  # the state that the prompt continues; None: the empty state
     keep: Keep | None = None  # how to keep the state after the last token; None: it is not kept

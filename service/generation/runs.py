@@ -43,9 +43,6 @@ class Runs:
         if stream:
             await call.begin_stream()
         requests = [replace(each, checkpoint=each.checkpoint or new_state_id()) if each.takes_known else each for each in requests]
-        if call.traceparent is not None:
-            requests = [replace(request, traceparent=call.traceparent) for request in requests]
-
         try:
             runs = await model.engine.open(requests, call.session)
         except ServiceError as error:

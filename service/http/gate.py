@@ -95,7 +95,7 @@ class Gate:
             call.tenant.settle(call, status)
         elapsed_s = time.monotonic() - call.started
         if status != 503 or not path.startswith(OPEN):  # a probe that is told "not ready" is answered, not refused
-            self.catalog.metrics.request(route, call.model, status, elapsed_s, bulk=call.bulk or call.lane == Lane.BULK)
+            self.catalog.metrics.request(route, call.model, status, elapsed_s, bulk=call.lane == Lane.BULK)
         if span is not None:
             span.end(route, status, call)
         if self.catalog.settings.access_log or (status >= 500 and not path.startswith(OPEN)):

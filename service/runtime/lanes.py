@@ -1,5 +1,6 @@
-"""The two lanes of every queue, and the times that a request spent in the queue and in computation."""
+"""The two lanes of every queue, for whom a request is computed, and the times that it spent in the queue and in computation."""
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -9,6 +10,17 @@ class Lane(IntEnum):
 
     INTERACTIVE = 0
     BULK = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The base of requests to engines: for whom a request is computed, how urgently and until when."""
+
+    lane: Lane = Lane.INTERACTIVE
+    deadline: float = math.inf  # time limit, in seconds of `time.monotonic()`
+    client: str = ""  # clients get equal shares of queues and slots; "": no client, so the request is not limited to a share
+    tenant: str = ""  # owner of the request, who gets only cached rows and states that were computed for himself; "": no API keys are set
+    traceparent: str | None = None  # W3C trace context of the API request; None: not traced
 
 
 @dataclass(slots=True)

@@ -27,17 +27,12 @@ from opentelemetry.util.types import AttributeValue
 
 from service.call import Call
 from service.errors import AttnserveError
+from service.runtime.lanes import Origin
 from service.telemetry.usage import Usage
 
 _W3C = TraceContextTextMapPropagator()
 _EXPORT_S = 5.0  # seconds to send spans; if the collector is slower, spans are dropped, so that a replica can stop in this time
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-
-class TracedTask(Protocol):
-    """The fields of an encoder task that tracing reads; see `service/encoding/request.py`."""
-
-    traceparent: str | None
 
 
 class TracedRequest(Protocol):
@@ -48,7 +43,7 @@ class TracedRequest(Protocol):
     results: list[Any]
 
     @property
-    def task(self) -> TracedTask: ...
+    def task(self) -> Origin: ...
 
 
 class TracedInput(Protocol):

@@ -25,7 +25,6 @@ from service.generation.model import DecoderModel
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.runs import Runs
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
-from service.runtime.lanes import Lane
 from service.states.engine import StateEngine
 from service.states.record import ID, Ancestor, IdempotencyKey, Keep, NameChange, Origin, StateRecord, Turn
 
@@ -173,9 +172,7 @@ async def _made(work: _Work, body: CreateState | RewindState, key: IdempotencyKe
         prompt=tuple(work.prompt),
         sampling=Sampling(seed=0),
         max_tokens=0,
-        lane=Lane.INTERACTIVE if call.lane is None else call.lane,
-        deadline=call.deadline,
-        client=call.client,
+        **call.origin,
         start=None if begin is None else begin.reference,
         keep=Keep(record=record, quota=quota_of(catalog.settings), name=change, key=key),
     )

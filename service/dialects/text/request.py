@@ -22,7 +22,6 @@ from service.generation.chat.prompt import ChatPrompts
 from service.generation.model import DecoderModel, Generator
 from service.generation.request import GenerationRequest, Grammar, Sampling
 from service.generation.runs import Runs
-from service.runtime.lanes import Lane
 from service.states.engine import StateEngine
 from service.states.record import Ancestor, Keep, NameChange, StateRecord, StateReference, Turn
 
@@ -196,7 +195,6 @@ class TextCall(Generic[Model]):
         function `seeds` draws them. A prompt's log-probabilities are computed for its first choice only. `max_tokens_field`: the body's
         name for `max_tokens`, for errors. `turn`: whose message the text ends. `options`: further fields of GenerationRequest.
         """
-        call = self.call
         if body.min_tokens > max_tokens:
             raise InvalidRequest(f"min_tokens={body.min_tokens} is more than {max_tokens_field}={max_tokens}", param="min_tokens")
         sampling = Sampling(
@@ -222,12 +220,9 @@ class TextCall(Generic[Model]):
                 skip_special_tokens=body.skip_special_tokens,
                 grammar=grammar,
                 prompt_logprobs=None if index else prompt_logprobs,
-                lane=Lane.INTERACTIVE if call.lane is None else call.lane,
-                deadline=call.deadline,
-                client=call.client,
-                tenant=call.tenant_name,
                 cache_salt=body.cache_salt,
                 start=None if self.begin is None else self.begin.reference,
+                **self.call.origin,
                 **options,
             )
             # The n choices of a prompt share one tuple of ids, which the engine checks once.

@@ -137,9 +137,7 @@ def call_of(row: Row, tenant: CallTenant | None) -> Call:
     work = row.work or {}
     lane = Lane[work.get("lane") or Lane.BULK.name]
     client = work.get("client", "")
-    call = Call(new_id("background_"), time.monotonic(), math.inf, lane, client=client, host=client, tenant=tenant)
-    call.bulk = lane == Lane.BULK
-    return call
+    return Call(new_id("background_"), time.monotonic(), math.inf, lane, client=client, host=client, tenant=tenant)
 
 
 def running_of(catalog: Catalog) -> Running:

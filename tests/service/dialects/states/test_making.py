@@ -45,6 +45,13 @@ async def test_a_parent_is_continued_without_special_tokens(states: States) -> N
     assert more["position"] == 13
 
 
+async def test_each_tenant_finds_only_its_own_prompts_in_the_cache(keyed: tuple[States, States]) -> None:
+    for states in keyed:
+        await states.make("Hello")
+    alice, bob = (request.tenant for request in keyed[0].engine.requests)
+    assert "" != alice != bob != ""
+
+
 @pytest.mark.parametrize(
     "body",
     [
