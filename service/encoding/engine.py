@@ -25,7 +25,7 @@ from service.encoding.gpu.session import open_session
 from service.encoding.model import Model
 from service.encoding.pending import Deadlines, PendingRequest
 from service.encoding.queue import EncoderLimits, EncoderQueue
-from service.encoding.request import NO_DEADLINE, EncodeTask, OnResult, RowOrError
+from service.encoding.request import NO_DEADLINE, EncodeTask, RowOrError
 from service.encoding.selftest import SelfTest, check_golden, measure_rate
 from service.errors import DeadlineExceeded, NotReady, RuntimeFailed, ServiceError
 from service.runtime.lanes import Lane
@@ -149,26 +149,19 @@ class EncoderEngine:
         Raises Overloaded or NeverFits before anything is queued, and DeadlineExceeded at the deadline. If the caller is cancelled, its
         inputs are dropped from the queue.
         """
-        done: asyncio.Future[list[RowOrError]] = asyncio.get_running_loop().create_future()
-        cancel = self.begin(task, partial(_settle, done))
-        try:
-            return await done
-        finally:
-            cancel()
-
-    def begin(self, task: EncodeTask, done: OnResult) -> Callable[[], None]:
-        """Queue the task and return at once. `done` gets on the event loop what `run` returns, or DeadlineExceeded. Raises the other errors
-        of `run`. The returned function cancels the task; then `done` is not called any more.
-        """
         if self._loop is None:
             raise NotReady("the model is still being started")
-        request = PendingRequest(task, time.monotonic(), done)
+        done: asyncio.Future[list[RowOrError]] = self._loop.create_future()
+        request = PendingRequest(task, time.monotonic(), partial(_settle, done))
         self._submit(request)
         if not task.inputs:
             request.end([])
         if task.deadline != NO_DEADLINE and request.remaining:
             self._deadlines.add(request)
-        return request.cancel
+        try:
+            return await done
+        finally:
+            request.cancel()
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
         """Compute these inputs without the cache. Raises a ServiceError if that fails."""

@@ -2,18 +2,18 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
 from export import contract
-from service.call import LARGE_BYTES, NUMBER_BYTES, Call, expect
+from service.call import Call, expect
 from service.encoding.queue import EncoderLimits
-from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnResult, OnRow, RowOrError
+from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
 from service.errors import BatchTooLarge, EmptyInput, InputTooLong, NeverFits, NotReady, Overloaded, ServiceError
 from service.overload.byte_shares import ByteShares
@@ -39,8 +39,6 @@ class Encoder(Engine, Protocol):
     def check(self, lane: Lane, client: str = ..., content: int = ...) -> None: ...
 
     async def run(self, task: EncodeTask) -> list[RowOrError]: ...
-
-    def begin(self, task: EncodeTask, done: OnResult) -> Callable[[], object]: ...
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None: ...
 
@@ -111,9 +109,9 @@ class Model:
         call.model = self.name
         inputs, output = request.inputs, request.output or self.output
         self.check_size(len(inputs))
-        lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
-        call.bulk |= lane == Lane.BULK
-        self.engine.check(lane, call.client, call.content)  # called before tokenising, which would be wasted for a refused request
+        if call.lane is None:
+            call.lane = Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
+        self.engine.check(call.lane, call.client, call.content)  # called before tokenising, which would be wasted for a refused request
         encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
         _raise_first(encoded, call)
         places = [at for at, item in enumerate(encoded) if isinstance(item, Encoded)]
@@ -125,13 +123,9 @@ class Model:
         task = EncodeTask(
             inputs=good,
             output=output,
-            lane=lane,
-            deadline=call.deadline,
-            client=call.client,
             content=call.content,
-            tenant=call.tenant_name,
-            traceparent=call.traceparent,
             spent=call.spent,
+            **call.origin,
             on_row=on_row and (lambda index, row: on_row(places[index], row)),
         )
         try:
@@ -147,61 +141,6 @@ class Model:
                 if isinstance(item, ServiceError):
                     on_row(at, item)
         return answer
-
-    def begin(
-        self,
-        inputs: Sequence[Input],
-        call: Call,
-        done: Callable[[EncodeAnswer | ServiceError], None],
-        admit: Callable[[], None] | None = None,
-    ) -> Callable[[], object] | None:
-        """Start a request of few short inputs for vectors, with defaults for all other fields, and return at once. `done` gets on the event
-        loop what `answer` returns or raises after admission. Returns a function that cancels the request.
-
-        Returns None, without effects, if `answer` must do this work, because it is too large. Raises the other errors of `answer`. `admit`
-        is called before anything else has an effect, and may raise errors too.
-        """
-        characters = sum(map(size_of, inputs))
-        size_bytes = len(inputs) * self.manifest.width * NUMBER_BYTES
-        most = min(self.settings.bulk_inputs, self.settings.max_client_batch)
-        if not 0 < len(inputs) <= most or characters > _INLINE_CHARACTERS or size_bytes > min(LARGE_BYTES, self.settings.max_answer_bytes):
-            return None
-        if admit is not None:
-            admit()
-        call.model = self.name
-        self.engine.check(Lane.INTERACTIVE, call.client, call.content)
-        started = time.monotonic()
-        prefix = "" if any(isinstance(item, list) for item in inputs) else self.texts.default_prompt
-        encoded = self.texts.encode(inputs, cut=self.default_cut(), prompt=prefix)
-        call.characters += characters
-        self._count(encoded, call, started)
-        _raise_first(encoded, call)
-        answer = EncodeAnswer([], encoded)
-        call.report(answer.truncated)
-
-        def ended(result: list[RowOrError] | ServiceError) -> None:
-            if isinstance(result, _UNCOMPUTED):
-                call.tokens -= answer.n_tokens
-            error = result if isinstance(result, ServiceError) else _first_error(result)
-            if not isinstance(result, ServiceError):
-                answer.rows = result
-            done(answer if error is None else error)
-
-        task = EncodeTask(
-            inputs=cast("list[Encoded]", encoded),
-            output=self.vector_output(normalize=True),
-            deadline=call.deadline,
-            client=call.client,
-            content=call.content,
-            tenant=call.tenant_name,
-            spent=call.spent,
-        )
-        call.tokens += answer.n_tokens
-        try:
-            return self.engine.begin(task, ended)
-        except _UNCOMPUTED:
-            call.tokens -= answer.n_tokens
-            raise
 
     def _expect(self, call: Call, request: EncodeRequest, output: str, lengths: Sequence[int]) -> None:
         """Reserve memory for the answer to inputs of these lengths (in tokens)."""
@@ -241,11 +180,6 @@ class Model:
             for first, piece in self._pieces(inputs):
                 encode = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first)
                 encoded += await self._tokenizers.run(encode, size=sum(map(size_of, piece)), client=call.client)
-        self._count(encoded, call, started)
-        return encoded
-
-    def _count(self, encoded: Sequence[Encoded | ServiceError], call: Call, started: float) -> None:
-        """Count inputs whose tokenisation began at `started`."""
         elapsed = time.monotonic() - started
         call.tokenization_s += elapsed
         self.metrics.tokenization.observe(elapsed)
@@ -254,6 +188,7 @@ class Model:
                 self.metrics.input_length.observe(len(item.ids))
                 if item.truncated:
                     self.metrics.truncated.inc()
+        return encoded
 
     def _pieces(self, inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
         """Split the inputs into pieces of about `_PIECE_CHARACTERS`, each with the index of its first input. Other work runs in between."""
@@ -275,9 +210,6 @@ class Model:
 
 def _raise_first(results: Sequence[object], call: Call) -> None:
     """Raise the first error among the results. If `call.item_errors`, do nothing, because the answer then contains the errors."""
-    if not call.item_errors and (error := _first_error(results)) is not None:
+    error = None if call.item_errors else next((result for result in results if isinstance(result, ServiceError)), None)
+    if error is not None:
         raise error.with_traceback(None)  # without traceback, because requests with an equal input share one error object
-
-
-def _first_error(results: Sequence[object]) -> ServiceError | None:
-    return next((result for result in results if isinstance(result, ServiceError)), None)

@@ -1,30 +1,29 @@
-"""Answers plain requests without ASGI: no scope, no task, one write. Around a small model, these cost more than the model.
+"""Answers plain requests without ASGI: no scope, one write. Around a small model, these cost more than the model.
 
 A request is plain if its body arrives at once, is short and has only the fields that most clients send, if its head has only usual
 headers, and if its answer is not compressed. `Edge` handles all other requests, and those that are invalid, so errors in a request have
 one origin. Nothing is counted or reserved for a request that is passed on to it.
 """
 
-import logging
+import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from service.call import CONNECTION_HEADER, NDJSON, NUMBER_BYTES, RECEIVED_HEADER, Call, waited_s
+from service.call import CONNECTION_HEADER, LARGE_BYTES, NDJSON, NUMBER_BYTES, RECEIVED_HEADER, Call, waited_s
 from service.encoding.model import Model
-from service.encoding.request import EncodeAnswer
+from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import ServiceError
 from service.http.answers import whole
 from service.http.content_encoding import LEAST_BYTES, coding_for
 from service.http.gate import CLIENT_GONE, Gate
 from service.http.keys import key_in
+from service.http.tenants import Tenant
 from service.tokenization.texts import Input
 
 if TYPE_CHECKING:
     from service.http.connections import Connection
-
-log = logging.getLogger("attnserve.http")
 
 MOST_BYTES = 16_384  # longer bodies are read by pydantic, within its limits on time
 _CONNECTION, _RECEIVED = CONNECTION_HEADER.encode(), RECEIVED_HEADER.encode()
@@ -41,18 +40,12 @@ _HEADERS = frozenset(
 _NDJSON = NDJSON.encode()
 
 
-class Plain(Protocol):
-    """The content of a plain body."""
+class Plain(NamedTuple):
+    """What a plain body asks for. `content` returns the content of the JSON answer."""
 
-    @property
-    def model(self) -> str | None: ...
-
-    @property
-    def inputs(self) -> list[Input]: ...
-
-    def content(self, model: Model, answer: EncodeAnswer) -> Any:
-        """Return the content of the JSON answer."""
-        ...
+    model: str | None
+    inputs: list[Input]
+    content: Callable[[Model, EncodeAnswer], Any]
 
 
 class Direct:
@@ -83,33 +76,18 @@ class Direct:
         call.deadline = call.started + catalog.settings.request_timeout_s
         try:
             model = catalog.get(plain.model, "encoder")
-            if len(plain.inputs) * model.manifest.width * NUMBER_BYTES >= LEAST_BYTES and coding_for(_text(given, b"accept-encoding")):
+            size_bytes = len(plain.inputs) * model.manifest.width * NUMBER_BYTES
+            if size_bytes > LARGE_BYTES or (size_bytes >= LEAST_BYTES and coding_for(_text(given, b"accept-encoding"))):
                 return None
             key = key_in({"authorization": _text(given, b"authorization")})
             tenant = gate.identify(call, connection.client, _text(given, _CONNECTION), key)
         except ServiceError:
             return None
-        if tenant is not None and tenant.must_ask():
-            return None
-        before = connection.cycle
         answer = DirectAnswer(gate, connection, path, call)
         connection.cycle = answer  # type: ignore[assignment]  # has the attributes that uvicorn's protocol uses
         catalog.active += 1
-        try:
-            late_s = waited_s({RECEIVED_HEADER: _text(given, _RECEIVED)}) if _RECEIVED in given else 0.0
-            gate.read_delay.check(call.started, late_s)
-            cancel = model.begin(plain.inputs, call, lambda done: answer.end(plain, model, done), None if tenant is None else tenant.admit)
-        except ServiceError as error:
-            answer.fail(error)
-        except Exception as error:
-            answer.fail_unexpectedly(error)
-        else:
-            if cancel is None:
-                catalog.active -= 1
-                connection.cycle = before
-                return None
-            if not answer.response_complete:
-                answer.cancel = cancel
+        late_s = waited_s({RECEIVED_HEADER: _text(given, _RECEIVED)}) if _RECEIVED in given else 0.0
+        answer.work = connection.loop.create_task(answer.run(plain, model, tenant, late_s))
         return answer
 
 
@@ -119,14 +97,14 @@ class DirectAnswer:
     """
 
     __slots__ = (
-        *("cancel", "disconnected", "keep_alive", "response_complete", "response_started"),
-        *("_call", "_connection", "_gate", "_path"),
+        *("disconnected", "keep_alive", "response_complete", "response_started"),
+        *("_call", "_connection", "_gate", "_path", "work"),
     )
 
     def __init__(self, gate: Gate, connection: "Connection", path: bytes, call: Call) -> None:
         self.response_started = self.response_complete = self.disconnected = False
         self.keep_alive = True
-        self.cancel: Callable[[], object] | None = None
+        self.work: asyncio.Task[None] | None = None
         self._gate, self._connection, self._path, self._call = gate, connection, path.decode(), call
 
     @property
@@ -136,32 +114,28 @@ class DirectAnswer:
     def set(self) -> None:
         """Drop the request, because its connection has ended."""
         if not self.response_complete:
-            if self.cancel is not None:
-                self.cancel()
+            if self.work is not None:
+                self.work.cancel()
             self._ended(CLIENT_GONE)
 
-    def end(self, plain: Plain, model: Model, done: EncodeAnswer | ServiceError) -> None:
-        """Write the answer, or the error."""
+    async def run(self, plain: Plain, model: Model, tenant: Tenant | None, late_s: float) -> None:
+        """Compute and write the answer, or write the error, later if there are many refusals. `late_s`: the request's wait to be read."""
+        gate, call = self._gate, self._call
         try:
-            if isinstance(done, ServiceError):
-                self.fail(done)
-            else:
-                headers = [(b"content-type", b"application/json")]
-                headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._call.headers.items()]
-                self._write(200, headers, whole(plain.content(model, done)))
-        except Exception as error:
-            self.fail_unexpectedly(error)
-
-    def fail(self, error: ServiceError) -> None:
-        """Write an error, later if there are many refusals."""
-        if delay_s := self._gate.delay_s(error):
-            timer = self._connection.loop.call_later(delay_s, self._refuse, error)
-            self.cancel = timer.cancel
-        else:
+            gate.read_delay.check(call.started, late_s)
+            if tenant is not None:
+                await tenant.refill()
+                tenant.admit()
+            done = await model.answer(EncodeRequest(inputs=plain.inputs), call)
+            headers = [(b"content-type", b"application/json")]
+            headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in call.headers.items()]
+            self._write(200, headers, whole(plain.content(model, done)))
+        except ServiceError as error:
+            if delay_s := gate.delay_s(error):
+                await asyncio.sleep(delay_s)
             self._refuse(error)
-
-    def fail_unexpectedly(self, error: Exception) -> None:
-        self._refuse(self._gate.unexpected(self._call, self._path, error))
+        except Exception as error:
+            self._refuse(gate.unexpected(call, self._path, error))
 
     def _refuse(self, error: ServiceError) -> None:
         status, body, headers = self._gate.refusal(self._path, error)
@@ -187,7 +161,6 @@ class DirectAnswer:
 
     def _ended(self, status: int) -> None:
         self.response_started = self.response_complete = True
-        self.cancel = None
         self._gate.end(self._call, status, "POST", self._path, self._path)
 
 

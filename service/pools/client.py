@@ -9,16 +9,15 @@ accepts is reported to one replica, because Serve scales the pool by the demand 
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from export import contract
 from service.encoding.queue import EncoderLimits
-from service.encoding.request import EncodeTask, OnResult, OnRow, RowOrError
+from service.encoding.request import EncodeTask, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
 from service.errors import NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.overload.refusals import RefusedRequests
@@ -30,8 +29,6 @@ from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array
 from service.tokenization.texts import Encoded
-
-log = logging.getLogger("attnserve")
 
 _PART_INPUTS, _PART_TOKENS = 64, 8192  # most inputs and tokens in one call of a replica, so that a bulk request is spread over the pool
 
@@ -159,21 +156,6 @@ class PoolEncoder(PoolEngine):
                 await asyncio.sleep(refusal.retry_after_s)  # meanwhile the replicas complete other work
         self._admitted(task.client, task.content)
         return rows
-
-    def begin(self, task: EncodeTask, done: OnResult) -> Callable[[], object]:
-        """Start the task, as `EncoderEngine.begin` does. Here `done` gets every error."""
-
-        def ended(work: "asyncio.Task[list[RowOrError]]") -> None:
-            if not work.cancelled():
-                error = work.exception()
-                if error is not None and not isinstance(error, ServiceError):
-                    log.error("a call to a replica failed", exc_info=error)
-                    error = ServiceError("internal error; the log has it")
-                done(work.result() if error is None else error)
-
-        work = asyncio.create_task(self.run(task))
-        work.add_done_callback(ended)
-        return work.cancel
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
         """Ask the replicas again whether their models are healthy."""

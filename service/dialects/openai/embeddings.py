@@ -5,7 +5,7 @@ Source: the OpenAI API reference (CreateEmbeddingRequest) and openai-python, whi
 answer, NDJSON.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter
@@ -17,6 +17,7 @@ from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import ServiceError
 from service.http.dialect import Dialect
+from service.http.direct import Plain
 from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.ndjson import stream, totals
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
@@ -156,38 +157,33 @@ def _answer(entries: list[dict[str, Any]], model: Model, answer: EncodeAnswer) -
     return {"object": "list", "data": entries, "model": model.name, **totals(answer)}
 
 
-class PlainEmbeddings(NamedTuple):
-    """The content of a body with no other fields than `input`, `model` and `encoding_format`, see `service/http/direct.py`."""
+def _plain(body: bytes) -> Plain | None:
+    """Return the content of a body with no other fields than `_PLAIN`. None: `EmbeddingRequest` must read it, or it may have an error."""
+    try:
+        asked = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if type(asked) is not dict or not asked.keys() <= _PLAIN:
+        return None
+    given, model, form = asked.get("input"), asked.get("model"), asked.get("encoding_format", "float")
+    if not (model is None or (type(model) is str and len(model) <= _MODEL_CHARACTERS)) or form not in ("float", "base64"):
+        return None
+    if type(given) is str:
+        given = [given]
+    elif type(given) is not list or not given:
+        return None
+    elif all(type(item) is int and 0 <= item < 2**31 for item in given):
+        given = [given]
+    elif not all(type(item) is str for item in given):
+        return None
 
-    model: str | None
-    inputs: list[Input]
-    form: vectors.Form
+    def content(model: Model, answer: EncodeAnswer) -> dict[str, Any]:
+        return _answer([_entry(index, row, form) for index, row in enumerate(answer.rows)], model, answer)
 
-    @classmethod
-    def read(cls, body: bytes) -> "PlainEmbeddings | None":
-        """Return the content of the body, or None if `EmbeddingRequest` must read it: it has other fields, or perhaps an error."""
-        try:
-            asked = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return None
-        if type(asked) is not dict or not asked.keys() <= _PLAIN:
-            return None
-        given, model, form = asked.get("input"), asked.get("model"), asked.get("encoding_format", "float")
-        if not (model is None or (type(model) is str and len(model) <= _MODEL_CHARACTERS)) or form not in ("float", "base64"):
-            return None
-        if type(given) is str:
-            return cls(model, [given], form)
-        if type(given) is not list or not given:
-            return None
-        if all(type(item) is str for item in given):
-            return cls(model, given, form)
-        return cls(model, [given], form) if all(type(item) is int and 0 <= item < 2**31 for item in given) else None
-
-    def content(self, model: Model, answer: EncodeAnswer) -> dict[str, Any]:
-        return _answer([_entry(index, row, self.form) for index, row in enumerate(answer.rows)], model, answer)
+    return Plain(model, given, content)
 
 
-PLAIN_READERS = {f"{prefix}/embeddings": PlainEmbeddings.read for prefix in ("/v1", "")}  # path -> reader of plain bodies
+PLAIN_READERS = {f"{prefix}/embeddings": _plain for prefix in ("/v1", "")}  # path -> reader of plain bodies
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:
