@@ -113,8 +113,7 @@ class Edge:
         needed = bool(key) or scope["path"] != "/" or scope["method"] != "GET"  # the page at / for browsers (`pages.root`) needs no key
         tenant = self.gate.identify(call, scope.get("client"), headers.get(CONNECTION_HEADER, ""), key, needed=needed)
         if tenant is not None and scope["path"] != USAGE_PATH:  # a tenant over its limits may still read its usage
-            if tenant.must_ask():
-                await tenant.refill()
+            await tenant.refill()
             tenant.admit()
 
     async def _content(self, scope: Scope, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
@@ -134,13 +133,14 @@ class Edge:
             return self._taken(await receive(), call)
         chunks: list[bytes] = []
         late = partial(DeadlineExceeded, "the request's deadline passed before its body was there")
-        with EndedAt(call.deadline, late), self._uploads.begin(self.catalog.settings) as upload:
-            while True:
-                message = await receive()
-                chunks.append(self._taken(message, call))
-                if not message.get("more_body"):
-                    break
-                upload.came(len(chunks[-1]))
+        with EndedAt(call.deadline, late):
+            async with self._uploads.begin(self.catalog.settings) as upload:
+                while True:
+                    message = await receive()
+                    chunks.append(self._taken(message, call))
+                    if not message.get("more_body"):
+                        break
+                    upload.came(len(chunks[-1]))
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _taken(self, message: Message, call: Call) -> bytes:

@@ -6,104 +6,70 @@ many bodies, the body that has waited longest for its next bytes is refused.
 """
 
 import asyncio
-import time
-from types import TracebackType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from service.errors import BodyTooSlow, Overloaded, ServiceError
 from service.settings import Settings
 
 MOST_UPLOADS = 1024
-_SWEEP_S = 0.25
 
 
 class Uploads:
-    """The bodies that one event loop receives. One timer checks all bodies, so a body that arrives together with its headers costs only one
-    dictionary entry.
-    """
+    """The bodies that one event loop receives."""
 
     def __init__(self) -> None:
-        self._open: dict[Upload, None] = {}  # bodies; the one that has received nothing for the longest time is first
-        self._sweeping = False
+        self._open: dict[Upload, None] = {}  # the body that has received nothing for the longest time is first
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, settings: Settings) -> "Upload":
-        """Return a context manager inside which the current task reads one body."""
-        return Upload(self, settings)
-
-    def add(self, upload: "Upload") -> None:
+    @asynccontextmanager
+    async def begin(self, settings: Settings) -> AsyncIterator["Upload"]:
+        """Inside this context, the current task reads one body. Raises BodyTooSlow, or Overloaded if too many bodies are being received."""
         if len(self._open) >= MOST_UPLOADS:
-            oldest = next(iter(self._open))
-            oldest.end(
-                Overloaded(f"Service is overloaded: {MOST_UPLOADS} bodies are on their way, and this one waited longest", retry_after_s=1.0)
-            )
+            next(iter(self._open)).give_way()
+        upload = Upload(self._open, settings)
         self._open[upload] = None
-        if not self._sweeping:
-            self._sweeping = True
-            self._sweep_at(time.monotonic() + _SWEEP_S)
-
-    def again(self, upload: "Upload") -> None:
-        """Move a body to the end of the order, because some of its bytes have arrived."""
-        if self._open.pop(upload, 0) is None:
-            self._open[upload] = None
-
-    def remove(self, upload: "Upload") -> None:
-        self._open.pop(upload, None)
-
-    def _sweep_at(self, moment: float) -> None:
-        asyncio.get_running_loop().call_later(max(moment - time.monotonic(), 0), self._sweep, moment)
-
-    def _sweep(self, due: float) -> None:
-        now = time.monotonic()
-        # Deadlines are compared with `due` and not `now`: bytes that arrived while the event loop was blocked are not read yet.
-        for upload in [each for each in self._open if each.deadline < due]:
-            upload.end(upload.too_slow())
-        if self._open:
-            self._sweep_at(now + _SWEEP_S)
-        else:
-            self._sweeping = False
+        try:
+            async with upload.timeout:
+                yield upload
+        except TimeoutError:
+            raise upload.refusal from None
+        finally:
+            self._open.pop(upload, None)
 
 
 class Upload:
-    """One body that is being received. `end(error)` raises the error inside the `with` block."""
+    """One body that is being received. When its timeout ends, `refusal` is raised."""
 
-    __slots__ = ("_error", "_settings", "_task", "_uploads", "bytes", "deadline")
-
-    def __init__(self, uploads: Uploads, settings: Settings) -> None:
-        self._uploads = uploads
-        self._settings = settings
-        self._task = asyncio.current_task()
-        self._error: ServiceError | None = None
+    def __init__(self, opened: "dict[Upload, None]", settings: Settings) -> None:
+        self.timeout = asyncio.timeout(settings.body_grace_s)
         self.bytes = 0
-        self.deadline = time.monotonic() + settings.body_grace_s
-
-    def __enter__(self) -> "Upload":
-        self._uploads.add(self)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._uploads.remove(self)
-        if self._error is not None and self._task is not None:
-            self._task.uncancel()
-            if isinstance(error, asyncio.CancelledError):
-                raise self._error from None
+        self._open, self._settings = opened, settings
+        self._given_way = False
 
     def came(self, size: int) -> None:
         """Record that `size` more bytes of a still incomplete body have arrived, and extend the body's deadline."""
         self.bytes += size
-        if size:
-            bought = self.deadline + size / self._settings.min_body_bytes_per_s
-            self.deadline = min(bought, time.monotonic() + self._settings.body_grace_s)
-            self._uploads.again(self)
+        if size and not self.timeout.expired() and not self._given_way:
+            at, latest = self.timeout.when() or 0.0, asyncio.get_running_loop().time() + self._settings.body_grace_s
+            self.timeout.reschedule(min(at + size / self._settings.min_body_bytes_per_s, latest))
+            del self._open[self]
+            self._open[self] = None
 
-    def end(self, error: ServiceError) -> None:
-        self._error = error
-        self._uploads.remove(self)
-        assert self._task is not None
-        self._task.cancel()
+    def give_way(self) -> None:
+        """End this upload, because there are too many."""
+        del self._open[self]
+        self._given_way = True
+        if not self.timeout.expired():
+            self.timeout.reschedule(0)
 
-    def too_slow(self) -> BodyTooSlow:
+    @property
+    def refusal(self) -> ServiceError:
+        if self._given_way:
+            said = f"Service is overloaded: {MOST_UPLOADS} bodies are on their way, and this one waited longest"
+            return Overloaded(said, retry_after_s=1.0)
         rate, grace_s = self._settings.min_body_bytes_per_s, self._settings.body_grace_s
         return BodyTooSlow(
             f"the body stopped after {self.bytes} bytes for {grace_s:g} s, or came at less than {rate} bytes a second: send it "
