@@ -6,18 +6,17 @@ they are the same for every installation of a version. The console asks the rout
 """
 
 import asyncio
-import gzip
+import mimetypes
 import time
-from functools import cache
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
-from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
 
 from service.call import Call
 from service.catalog import Catalog, Served
@@ -27,20 +26,15 @@ from service.http.routing import CallDep, CatalogDep, JsonRoute, json_response
 
 _ASSETS = Path(__file__).parents[1] / "docs_assets"
 _CONSOLE = Path(__file__).parents[1] / "console" / "static"
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_FILES = {
-    "swagger-ui-bundle.js": "text/javascript",
-    "swagger-ui.css": "text/css",
-    "docs.js": "text/javascript",
-    "redoc.standalone.js": "text/javascript",
-}
 _NOTHING_ELSE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # Swagger UI and Redoc need inline styles and inline SVG images. Redoc's search needs a worker made from a blob.
 _DOCS_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
     f"connect-src 'self'; worker-src blob:; {_NOTHING_ELSE}"
 )
-_CONSOLE_POLICY = f"default-src 'self'; object-src 'none'; {_NOTHING_ELSE}"
+# Browsers ask for the console's files again each time, so a new version of the service is seen at once.
+_OF_CONSOLE = {"content_security_policy": f"default-src 'self'; object-src 'none'; {_NOTHING_ELSE}", "cache_control": "no-cache"}
+mimetypes.add_type("text/javascript", ".js")  # the table of some systems has another type
 _SAFE = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
@@ -92,7 +86,8 @@ async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response
     If API keys are set, only requests with a key get the models and processes. For other requests, these are null.
     """
     if catalog.settings.console and "text/html" in request.headers.get("accept", ""):
-        return _file("index.html", request, call)
+        call.headers["vary"] = "accept, authorization"
+        return await _file(_CONSOLE, "index.html", request, call, **_OF_CONSOLE)
     if not await catalog.ready():
         raise NotReady(f"unhealthy: {reason}" if (reason := catalog.why_not_ready()) else "unhealthy")
     call.headers["vary"] = "accept, authorization"
@@ -142,25 +137,6 @@ def _processes(catalog: Catalog) -> dict[str, Any]:
 # The console -----------------------------------------------------------------------------------------------------------------------------
 
 
-class ConsoleFile(NamedTuple):
-    content: bytes
-    compressed: bytes
-    etag: str
-    media_type: str
-
-
-@cache
-def _console_files() -> dict[str, ConsoleFile]:
-    """Read and compress the console's files, once for each process. They are built from `service/console/source/`."""
-    found = {}
-    for path in sorted(_CONSOLE.iterdir()):
-        if path.suffix in _TYPES:
-            content = path.read_bytes()
-            etag = f'"{sha256(content).hexdigest()[:16]}"'
-            found[path.name] = ConsoleFile(content, gzip.compress(content, 9, mtime=0), etag, f"{_TYPES[path.suffix]}; charset=utf-8")
-    return found
-
-
 @router.get("/console/history", include_in_schema=False)
 async def history(request: Request, call: CallDep) -> Response:
     """Return the metrics of the last minute, for the charts of the console."""
@@ -170,22 +146,9 @@ async def history(request: Request, call: CallDep) -> Response:
 @router.get("/console/{name}", include_in_schema=False)
 async def console(name: Annotated[str, PathParameter()], request: Request, call: CallDep, catalog: CatalogDep) -> Response:
     """Return a file of the console."""
-    if not catalog.settings.console or name not in await asyncio.to_thread(_console_files):
-        raise RouteNotFound(f"there is no /console/{name[:80]}; GET / is the console, unless the service runs with --no-console")
-    return _file(name, request, call)
-
-
-def _file(name: str, request: Request, call: Call) -> Response:
-    """Return a file of the console, compressed if the client takes that, or 304 if the client has it. Clients ask again each time, so a
-    new version of the service is seen at once."""
-    file = _console_files()[name]
-    headers = {**call.headers, **_SAFE, "content-security-policy": _CONSOLE_POLICY, "etag": file.etag, "cache-control": "no-cache"}
-    headers["vary"] = "accept, accept-encoding, authorization"
-    if request.headers.get("if-none-match") == file.etag:
-        return Response(status_code=304, headers=headers)
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(file.compressed, headers={**headers, "content-encoding": "gzip"}, media_type=file.media_type)
-    return Response(file.content, headers=headers, media_type=file.media_type)
+    if not catalog.settings.console:
+        raise RouteNotFound("there is no /console: the service runs with --no-console")
+    return await _file(_CONSOLE, name, request, call, **_OF_CONSOLE)
 
 
 # The OpenAPI document --------------------------------------------------------------------------------------------------------------------
@@ -198,24 +161,29 @@ async def document(request: Request, call: CallDep) -> Response:
 
 
 @router.get("/docs", include_in_schema=False)
-async def docs(call: CallDep) -> Response:
-    return _shown("docs.html", call)
+async def docs(request: Request, call: CallDep) -> Response:
+    return await _file(_ASSETS, "docs.html", request, call, content_security_policy=_DOCS_POLICY)
 
 
 @router.get("/redoc", include_in_schema=False)
-async def redoc(call: CallDep) -> Response:
-    return _shown("redoc.html", call)
-
-
-def _shown(name: str, call: Call) -> Response:
-    headers = {**call.headers, **_SAFE, "content-security-policy": _DOCS_POLICY}
-    return FileResponse(_ASSETS / name, headers=headers, media_type="text/html; charset=utf-8")
+async def redoc(request: Request, call: CallDep) -> Response:
+    return await _file(_ASSETS, "redoc.html", request, call, content_security_policy=_DOCS_POLICY)
 
 
 @router.get("/docs/{name}", include_in_schema=False)
-async def asset(name: Annotated[str, PathParameter()], call: CallDep) -> Response:
+async def asset(name: Annotated[str, PathParameter()], request: Request, call: CallDep) -> Response:
     """Return a file that `/docs` or `/redoc` loads."""
-    if name not in _FILES:
+    if not name.endswith((".js", ".css")):
         raise RouteNotFound(f"there is no /docs/{name[:80]}; GET /docs is the page")
-    headers = {**call.headers, **_SAFE, "cache-control": "public, max-age=3600"}
-    return FileResponse(_ASSETS / name, headers=headers, media_type=f"{_FILES[name]}; charset=utf-8")
+    return await _file(_ASSETS, name, request, call, cache_control="public, max-age=3600")
+
+
+async def _file(folder: Path, name: str, request: Request, call: Call, **headers: str) -> Response:
+    """Return a file of this package with these headers, or 304 if the client has it. Raises RouteNotFound."""
+    try:
+        response = await StaticFiles(directory=folder).get_response(name, request.scope)
+    except HTTPException:
+        raise RouteNotFound(f"there is no file {name[:80]} here; GET / is the console, and GET /docs the documentation") from None
+    response.headers.update({**call.headers, **_SAFE, **{name.replace("_", "-"): value for name, value in headers.items()}})
+    response.headers["etag"] = f"W/{response.headers['etag']}"  # weak, so that the answer may be compressed
+    return response

@@ -17,8 +17,9 @@ from service.errors import MalformedBody, UnsupportedEncoding
 ACCEPTED = "gzip, deflate, zstd"
 LEAST_BYTES = 16_384  # a shorter answer fits into the first packets of a connection (RFC 6928), so compressing it saves no round trip
 _OFFERED = ("zstd", "gzip")  # of answers; if a client takes both, zstd, which needs less time
-_TEXTS = (b"application/json", b"text/plain", b"application/openmetrics-text")  # content types that are compressed
-_UNCHANGED = {b"content-encoding", b"content-range", b"etag"}  # an answer with one of these is tied to its exact bytes
+# Content types that are compressed.
+_TEXTS = (b"application/json", b"text/plain", b"text/javascript", b"text/css", b"application/openmetrics-text")
+_UNCHANGED = {b"content-encoding", b"content-range"}  # an answer with one of these, or with a strong etag, is tied to its exact bytes
 _WEIGHT = re.compile(r"\s*q=(\d(?:\.\d{1,3})?)\s*")
 _COMPRESSED_BYTES = 65_536  # most bytes that one call compresses, which takes about a millisecond
 _WINDOW_BYTES = 8 * 1024 * 1024  # most memory that a zstd frame may ask for (RFC 9659)
@@ -177,5 +178,7 @@ class CompressingSend:
 def _is_compressible(headers: MutableMapping[bytes, bytes]) -> bool:
     """Return whether an answer is text whose length is unknown, because it is sent in pieces, or at least `LEAST_BYTES`."""
     if not headers.get(b"content-type", b"").startswith(_TEXTS) or not _UNCHANGED.isdisjoint(headers):
+        return False
+    if not headers.get(b"etag", b"W/").startswith(b"W/"):
         return False
     return int(headers.get(b"content-length", LEAST_BYTES)) >= LEAST_BYTES
