@@ -49,12 +49,6 @@ class Text(Part):
         if text:
             self._pieces.append(orjson.dumps(text)[1:-1])
 
-    def copy(self) -> "Text":
-        """Return a copy that grows independently. Both share the bytes that were appended before the copy."""
-        copy = Text()
-        copy._pieces = self._pieces.copy()
-        return copy
-
     @property
     def pieces(self) -> list[bytes]:
         return [b'"', *self._pieces, b'"']

@@ -35,7 +35,6 @@ from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import Elements, Text, done
 from service.http.routing import CallDep, CatalogDep, JsonRoute
-from service.runtime.lanes import Lane
 from service.settings import Settings
 from service.streams.source import Received
 
@@ -154,7 +153,7 @@ class CompletionChunks(Chunks):
 class _CompletionAnswer(CompletionChunks):
     """Builds the answer of a decoder.
 
-    An echoed prompt is serialised once for all its choices. Its log-probabilities are read from the run of the first of these choices.
+    The log-probabilities of an echoed prompt are read from the run of its first choice.
     """
 
     def __init__(
@@ -165,21 +164,21 @@ class _CompletionAnswer(CompletionChunks):
         self._echoed_logprobs = body.echo and body.logprobs is not None
         # Indices of the streamed choices that have begun: their echoed prompt was sent.
         self._begun = {index for index, place in enumerate(self.places) if not place.untouched}
-        self._rendered: dict[int, tuple[Columns, Logprobs]] = {}  # prompt index -> log-probabilities to echo, until all choices have begun
         self._held: dict[int, list[tuple[int, Delta]]] = {}  # prompt index -> deltas that wait for the prompt's log-probabilities
 
     # As a whole ----------------------------------------------------------------------------------------------------------------------
 
     async def whole(self) -> dict[str, Any]:
-        body, texts = self.body, list[Text]()
+        body, texts = self.body, [Text() for _ in self.runs.runs]
+
+        def echo() -> Iterator[bytes]:
+            for index, text in enumerate(texts):
+                prompt, ids = self._prompts[index // body.n]
+                text.add(prompt)
+                yield from self.logprobs[index].after(ids) if self._echoed_logprobs else (b"",)
+
         try:
-            for at, (prompt, ids) in enumerate(self._prompts):
-                text, counted = Text(), self.new_logprobs()
-                text.add(prompt if body.echo else "")
-                await done(counted.after(ids) if self._echoed_logprobs else ())
-                texts += [text.copy() for _ in range(body.n)]
-                for logprobs in self.logprobs[at * body.n : (at + 1) * body.n]:
-                    logprobs.like(counted)
+            await done(echo() if body.echo else ())
         except BaseException:
             self.runs.close()
             raise
@@ -235,18 +234,11 @@ class _CompletionAnswer(CompletionChunks):
 
     def _echo(self, index: int, number: int) -> Iterator[bytes]:
         text, ids = self._prompts[number]
-        first = number * self.body.n
-        if number not in self._rendered:
-            columns, counted = Columns(self.tokens), self.new_logprobs()
-            if self._echoed_logprobs:
-                yield from counted.prompt(columns, ids, self.runs.runs[first].prompt_logprobs)
-            self._rendered[number] = columns, counted
-        columns, counted = self._rendered[number]
+        columns = Columns(self.tokens)
+        if self._echoed_logprobs:
+            yield from self.logprobs[index].prompt(columns, ids, self.runs.runs[number * self.body.n].prompt_logprobs)
         self._begun.add(index)
         self.begin(index)
-        self.logprobs[index].like(counted)
-        if self._begun.issuperset(range(first, first + self.body.n)):
-            del self._rendered[number]
         yield from self.chunk_pieces([self.choice(index, Delta(text), columns)])
 
 
@@ -268,9 +260,7 @@ async def _with_beams(body: CompletionRequest, text: TextCall[Generator]) -> Res
             attention=body.attention,
             top_logprobs=body.logprobs,
             skip_special_tokens=body.skip_special_tokens,
-            lane=Lane.INTERACTIVE if call.lane is None else call.lane,
-            deadline=call.deadline,
-            client=call.client,
+            **call.origin,
         )
         for prompt in prompts
     ]

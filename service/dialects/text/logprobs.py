@@ -6,7 +6,7 @@ four lists with one entry for each token.
 
 import codecs
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -22,35 +22,23 @@ LEAST_LOGPROB = -9999.0  # the number that OpenAI sends in place of minus infini
 _MOST_KEPT = 65_536  # maximum number of tokens in each cache
 
 
-class _Forms(dict[int, str]):
-    """A cache, by token id, of JSON that depends only on the token. `write` creates a missing entry."""
-
-    def __init__(self, write: Callable[[int], str]) -> None:
-        self._write = write
-
-    def __missing__(self, token_id: int) -> str:
-        written = self._write(token_id)
-        if len(self) < _MOST_KEPT:
-            self[token_id] = written
-        return written
-
-
 class TokenJson:
     """Serialises the tokens of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._named = _Forms(lambda at: f'{{"token":{self._replaced(at)},"bytes":{orjson.dumps(list(vocabulary[at])).decode()},"logprob":')
-        self._by_id = _Forms(lambda at: f'"{at}":{{"decoded_token":{self._replaced(at)},"logprob":')
-        self._texts = _Forms(lambda at: completions_text(vocabulary[at]))
+        keep = lru_cache(maxsize=_MOST_KEPT)  # of JSON that depends only on the token
+        self._named = keep(lambda at: f'{{"token":{self._replaced(at)},"bytes":{orjson.dumps(list(vocabulary[at])).decode()},"logprob":')
+        self._by_id = keep(lambda at: f'"{at}":{{"decoded_token":{self._replaced(at)},"logprob":')
+        self._texts = keep(lambda at: completions_text(vocabulary[at]))
 
     def chat(self, logprobs: Iterable[TokenLogprob]) -> bytes:
         """Serialise log-probabilities in the format of chat and responses."""
         named = self._named
         entries = []
         for each in logprobs:
-            top = ",".join([f"{named[token_id]}{finite(logprob)!r}}}" for token_id, logprob in each.top])
-            entries.append(f'{named[each.token_id]}{finite(each.logprob)!r},"top_logprobs":[{top}]}}')
+            top = ",".join([f"{named(token_id)}{finite(logprob)!r}}}" for token_id, logprob in each.top])
+            entries.append(f'{named(each.token_id)}{finite(each.logprob)!r},"top_logprobs":[{top}]}}')
         return ",".join(entries).encode()
 
     def prompt(self, logprobs: Iterable[TokenLogprob | None]) -> bytes:
@@ -65,7 +53,7 @@ class TokenJson:
             ranked = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(each.top, 1)}
             known = ranked if each.token_id in ranked else {each.token_id: (each.rank, each.logprob), **ranked}
             told = [
-                f'{by_id[token_id]}{finite(logprob)!r},"rank":{"null" if rank is None else rank}}}'
+                f'{by_id(token_id)}{finite(logprob)!r},"rank":{"null" if rank is None else rank}}}'
                 for token_id, (rank, logprob) in known.items()
             ]
             entries.append(f"{{{','.join(told)}}}")
@@ -74,7 +62,7 @@ class TokenJson:
     def texts(self, token_ids: Iterable[int]) -> bytes:
         """Serialise the texts of tokens as in completions. A token that is not whole UTF-8 characters is written as its bytes,
         `bytes:\\xc3`, since all such tokens would decode to U+FFFD."""
-        return ",".join([self._texts[token_id] for token_id in token_ids]).encode()
+        return ",".join([self._texts(token_id) for token_id in token_ids]).encode()
 
     def own(self, logprobs: Iterable[TokenLogprob | None]) -> bytes:
         """Serialise the log-probability of each token, without alternatives."""
@@ -86,7 +74,7 @@ class TokenJson:
         return ",".join(["null" if each is None else self._top(each) for each in logprobs]).encode()
 
     def _top(self, each: TokenLogprob) -> str:
-        by_text = {self._texts[token_id]: logprob for token_id, logprob in {each.token_id: each.logprob, **dict(each.top)}.items()}
+        by_text = {self._texts(token_id): logprob for token_id, logprob in {each.token_id: each.logprob, **dict(each.top)}.items()}
         return f"{{{','.join([f'{text}:{finite(logprob)!r}' for text, logprob in by_text.items()])}}}"
 
     def _replaced(self, token_id: int) -> str:
@@ -147,18 +135,19 @@ class Columns:
 
 
 class Logprobs:
-    """Adds the log-probabilities of one choice to `Columns` while tokens arrive. Text offsets count from the beginning of the choice's
-    text, which includes an echoed prompt."""
+    """Adds the log-probabilities of one choice to `Columns` while tokens arrive. Text offsets count characters from the beginning of the
+    choice's text, which includes an echoed prompt. Tokens that form one character together have that character's offset."""
 
     def __init__(self, model: Generator, *, skip_special_tokens: bool) -> None:
-        hidden = model.vocabulary.special if skip_special_tokens else frozenset[int]()
-        self._tokens = token_json(model.vocabulary)
-        self._offsets = _Offsets(model.vocabulary, hidden)
+        self._vocabulary = model.vocabulary
+        self._hidden = model.vocabulary.special if skip_special_tokens else frozenset[int]()  # tokens without text in the answer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = 0
 
     def add_to(self, columns: Columns, logprobs: Iterable[TokenLogprob]) -> None:
         told = list(logprobs)
         ids = [each.token_id for each in told]
-        columns.add(ids, told, map(self._offsets.of, ids))
+        columns.add(ids, told, map(self._offset, ids))
 
     def prompt(self, columns: Columns, ids: Sequence[int], logprobs: Iterable[TokenLogprob | None]) -> Iterable[bytes]:
         """Add the log-probabilities of a prompt to `columns`. The first token's log-probability is None.
@@ -168,7 +157,7 @@ class Logprobs:
         at = 0
         for some in slices(logprobs):
             these = ids[at : at + len(some)]
-            columns.add(these, some, map(self._offsets.of, these))
+            columns.add(these, some, map(self._offset, these))
             at += len(some)
             yield b""
 
@@ -179,29 +168,12 @@ class Logprobs:
         """
         for at in range(0, len(ids), 1024):
             for token_id in ids[at : at + 1024]:
-                self._offsets.of(token_id)
+                self._offset(token_id)
             yield b""
 
-    def like(self, other: "Logprobs") -> None:
-        """Set the text offset to the current offset of another choice."""
-        self._offsets.like(other._offsets)
-
-
-class _Offsets:
-    """Computes each token's position in the text, in characters. Tokens that form one character together have that character's position."""
-
-    def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
-        """`hidden` contains the ids of tokens that have no text in the answer."""
-        self._vocabulary, self._hidden = vocabulary, hidden
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at = 0
-
-    def of(self, token_id: int) -> int:
+    def _offset(self, token_id: int) -> int:
+        """Return the offset of the next token, and advance by its text."""
         begin = self._at
         if token_id not in self._hidden:
             self._at += len(self._decoder.decode(self._vocabulary[token_id]))
         return begin
-
-    def like(self, other: "_Offsets") -> None:
-        self._at = other._at
-        self._decoder.setstate(other._decoder.getstate())
