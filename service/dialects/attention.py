@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, StrictBool
 from export import contract
 from service.call import NUMBER_BYTES
 from service.catalog import Served
-from service.dialects.openai.embeddings import ERRORS
+from service.dialects.openai.embeddings import ERRORS, OpenAIUsage
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, WrongKind
 from service.http.fields import Fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many, json_response
@@ -42,18 +42,13 @@ class LayerWeights(BaseModel):
     weights: list[list[list[float]]] = Field(description="A matrix for each head, or one for their mean: [query][key].")
 
 
-class AttentionUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class AttentionResponse(BaseModel):
     object: Literal["attention"]
     model: str
     tokens: list[str] = Field(description="The piece of the text that each token is; of a special token its name.")
     token_ids: list[int]
     layers: list[LayerWeights]
-    usage: AttentionUsage
+    usage: OpenAIUsage
 
 
 router = APIRouter(route_class=JsonRoute, tags=["Attention"], responses=ERRORS)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from export.contract import Decoder, Kind, Precision
+from export.contract import AttentionLayer, Decoder, Image, Kind, Precision
 from service.catalog import Served
 from service.dialects.openai.embeddings import ERRORS
 from service.http.routing import CatalogDep, JsonRoute
@@ -16,22 +16,9 @@ from service.http.routing import CatalogDep, JsonRoute
 _FLOAT_BYTES = 4
 
 
-class ModelLayer(BaseModel):
-    attention: str = Field(description="Name of the mechanism.")
-    heads: int
-    effective: bool = Field(description="The layer forms no such matrix: it is how much of each token's value is in each token's answer.")
-
-
 class ModelMaps(BaseModel):
     max_tokens: int = Field(description="The longest text of `/v1/attention`.")
-    layers: list[ModelLayer]
-
-
-class ModelPictures(BaseModel):
-    width: int
-    height: int
-    prompts: list[str]
-    level_token_ids: list[int] = Field(description="Of the grey levels, black first.")
+    layers: list[AttentionLayer]
 
 
 class ModelState(BaseModel):
@@ -59,7 +46,7 @@ class ModelObject(BaseModel):
     chat_template: bool
     chat: bool = Field(description="The template writes who speaks, as those of models do that were trained on conversations.")
     maps: ModelMaps | None = Field(description="Null if the bundle was exported without --maps.")
-    pictures: ModelPictures | None = Field(description="Null if the model draws no pictures.")
+    pictures: Image | None = Field(description="Null if the model draws no pictures.")
     state: ModelState | None = Field(description="Null if the model is no decoder.")
 
 

@@ -29,24 +29,6 @@ class Labels(BaseModel):
     label2id: dict[str, int]
 
 
-class EmbeddingType(BaseModel):
-    embedding: Pooling
-
-
-class ClassifierType(BaseModel):
-    classifier: Labels
-
-
-class RerankerType(BaseModel):
-    reranker: Labels
-
-
-class TokenClassifierType(BaseModel):
-    """The type of a token classifier, which text-embeddings-inference does not have."""
-
-    token_classifier: Labels
-
-
 class CacheState(BaseModel):
     vectors: int
     size_bytes: int
@@ -60,7 +42,9 @@ class Info(BaseModel, protected_namespaces=()):
     model_sha: str | None = Field(description="sha256 of the checkpoint's weights.")
     model_dtype: Literal["float32", "float16", "int8"]
     served_model_name: str
-    model_type: EmbeddingType | ClassifierType | RerankerType | TokenClassifierType
+    model_type: dict[Literal["embedding", "classifier", "reranker", "token_classifier"], Pooling | Labels] = Field(
+        description="One entry. text-embeddings-inference has no token_classifier."
+    )
     max_concurrent_requests: int = Field(
         description="How many inputs of full length the queue holds; of shorter ones it holds more. The actual limit is in tokens: "
         "`engine.max_queue_tokens`."

@@ -382,27 +382,37 @@ class AttentionMatrix(BaseModel):
     weights: list[list[float]] = Field(description="A row sums to 1.")
 
 
-class CompletionChoice(BaseModel):
+class _Choice(BaseModel):
+    """The fields of a choice that completions and chat share."""
+
     index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
     stop_reason: StopReason
-    prompt_logprobs: PromptLogprobs | None = None
     state: KeptState | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
-    attention: AttentionMatrix | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
 
 
-class Completion(BaseModel):
+class _Generated(BaseModel):
+    """The fields of an answer that completions and chat share."""
+
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
     system_fingerprint: str
-    choices: list[CompletionChoice]
     usage: GenerationUsage
     state: KeptState | None = Field(None, description="That of the only choice.")
     warnings: list[str] | None = Field(None, description="Only if a text exceeds the model's window; in a stream, with the last piece.")
+
+
+class CompletionChoice(_Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    prompt_logprobs: PromptLogprobs | None = None
+    attention: AttentionMatrix | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
+
+
+class Completion(_Generated):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
 
 
 class AssistantMessage(BaseModel):
@@ -418,23 +428,13 @@ class ChatLogprobs(BaseModel):
     refusal: None
 
 
-class ChatChoice(BaseModel):
-    index: int
+class ChatChoice(_Choice):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
-    stop_reason: StopReason
-    state: KeptState | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
 
 
-class ChatCompletion(BaseModel):
-    id: str
+class ChatCompletion(_Generated):
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
     choices: list[ChatChoice]
-    usage: GenerationUsage
     prompt_logprobs: PromptLogprobs | None = Field(None, description="Only where the request asked for them.")
-    state: KeptState | None = Field(None, description="That of the only choice.")
-    warnings: list[str] | None = Field(None, description="Only if a text exceeds the model's window; in a stream, with the last piece.")
