@@ -10,10 +10,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from service.catalog import Catalog
+from service.dialects import development
 from service.dialects.openai.embeddings import PLAIN_READERS
 from service.dialects.openai.responses.running import running_of
 from service.dialects.routers import DIALECTS, ROUTERS
@@ -57,7 +59,9 @@ class Application(FastAPI):
         """Return the OpenAPI document. The first call takes tenths of a second to build it, so do not call this on the event loop."""
         with self._lock:
             if self.openapi_schema is None:
-                self.openapi_schema = openapi.refined(super().openapi(), needs_key=self.needs_key, development=self.development)
+                routes = [route for route in self.routes if self.development or route not in development.router.routes]
+                document = get_openapi(title=self.title, version=self.version, description=self.description, routes=routes)
+                self.openapi_schema = openapi.refined(document, needs_key=self.needs_key)
             return self.openapi_schema
 
 

@@ -165,16 +165,14 @@ async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
         raise InvalidRequest("`texts` and `inputs` cannot be combined: send one of them", param="inputs")
     _choose_lane(call, body.priority)
     texts = ["\n".join(block.text for block in each.content) for each in body.inputs] if body.inputs else body.texts
-    answer, by_type = await _embed(
-        body, texts, body.embedding_types or ["float"], call, catalog, dimensions=body.output_dimension, max_tokens=body.max_tokens
-    )
+    answer, by_type = await _embed(body, texts, call, catalog, dimensions=body.output_dimension, max_tokens=body.max_tokens)
     return {**answer, "embeddings": by_type, "response_type": "embeddings_by_type"}
 
 
 @router.post("/v1/embed", response_model=EmbedFloatsResponse | EmbedResponse)
 async def embed_v1(body: EmbedV1Request, call: CallDep, catalog: CatalogDep) -> Any:
     """Return a vector for each text in the format of version 1: one list, or a list for each number type in `embedding_types`."""
-    answer, by_type = await _embed(body, body.texts, body.embedding_types or ["float"], call, catalog, version="1")
+    answer, by_type = await _embed(body, body.texts, call, catalog, version="1")
     if body.embedding_types:
         return {**answer, "embeddings": by_type, "response_type": "embeddings_by_type"}
     return {**answer, "embeddings": by_type["float"], "response_type": "embeddings_floats"}
@@ -183,7 +181,6 @@ async def embed_v1(body: EmbedV1Request, call: CallDep, catalog: CatalogDep) -> 
 async def _embed(
     body: EmbedV1Request,
     texts: list[str] | None,
-    types: Sequence[vectors.Form],
     call: Call,
     catalog: Catalog,
     *,
@@ -199,7 +196,7 @@ async def _embed(
         raise InvalidRequest("`texts` is missing", param="texts")
     model = catalog.get(body.model, "encoder")
     vectors.check_dimensions(dimensions, model.manifest.width, "output_dimension")
-    forms = dict.fromkeys(types)
+    forms: dict[vectors.Form, None] = dict.fromkeys(body.embedding_types or ["float"])
     for form in forms:
         vectors.check_bits(form, dimensions or model.manifest.width)
     request = EncodeRequest(

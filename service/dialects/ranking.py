@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from pydantic import Field
 
 from service.call import Call
 from service.catalog import Catalog
+from service.dialects.tei.schemas import TeiRerankRequest
 from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import EmptyInput, ServiceError
@@ -52,18 +52,6 @@ class Ranking:
     warnings: list[str]
 
 
-class RerankBody(Protocol):
-    """What the bodies of all rerank routes have. `texts` are the documents; a `top_n` of 0 or None means all of them."""
-
-    model: str | None
-    query: str
-    raw_scores: bool
-    top_n: int | None
-
-    @property
-    def texts(self) -> list[str]: ...
-
-
 class DocumentText(Body):
     text: str
 
@@ -87,7 +75,7 @@ class RerankRequest(Body, strict=True):
 
 
 async def rank(
-    body: RerankBody,
+    body: RerankRequest | TeiRerankRequest,
     call: Call,
     catalog: Catalog,
     *,

@@ -8,11 +8,12 @@ from service.dialects.openai.responses import routes as responses
 from service.dialects.states import blobs, making
 from service.dialects.states import routes as states
 from service.dialects.tei import routes as tei
+from service.dialects.tei import tokens as tei_tokens
 from service.http.dialect import Dialect
 
 # Routes are matched in this order, so the most frequently called ones are first.
 MODULES = (
-    *(openai, chat, completions, responses, conversations, streams, images, states, making, blobs, tei, tgi),
+    *(openai, chat, completions, responses, conversations, streams, images, states, making, blobs, tei, tei_tokens, tgi),
     *(cohere, jina, oip, models, tokens, attention, development, usage),
 )
 ROUTERS = tuple(module.router for module in (*MODULES, pages, health))

@@ -21,7 +21,7 @@ from service.dialects.text.grammars import value_grammar
 from service.dialects.text.logprobs import finite
 from service.dialects.text.pipeline import sent
 from service.dialects.text.request import TextCall
-from service.dialects.text.schemas import MAX_TOKENS, SamplingFields
+from service.dialects.text.schemas import MAX_TOKENS, STREAM, SamplingFields
 from service.errors import DeadlineExceeded, EmptyInput, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
 from service.generation.model import Generator
 from service.generation.request import Delta, TokenLogprob
@@ -120,12 +120,6 @@ def render(error: ServiceError) -> tuple[int, Any]:
 
 DIALECT = Dialect("tgi", ("/generate", "/generate_stream"), render)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TgiError} for status in (401, 404, 413, 422, 424, 429, 500, 503, 504)}
-EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; as a stream, an event a token.",
-        "content": {"text/event-stream": {"schema": {"description": "An event: `data: {..}`, and an empty line."}}},
-    }
-}
 router = APIRouter(route_class=JsonRoute, tags=["text-generation-inference"], responses=ERRORS)
 
 
@@ -135,7 +129,7 @@ async def generate(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Any:
     return await continuation(body, call, catalog, stream=False)
 
 
-@router.post("/generate_stream", response_class=Response, responses=EVENTS)
+@router.post("/generate_stream", response_class=Response, responses=STREAM)
 async def generate_stream(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Response:
     """Stream the continuation of the prompt, one event per token. The last event also has the whole text."""
     return await continuation(body, call, catalog, stream=True)

@@ -66,15 +66,10 @@ _PARAMETERS = {
     "run": "run_0123456789abcdef0123456789abcdef",
     "state": "state_0123456789abcdef0123456789abcdef",
 }
-_DEVELOPMENT_TAG = "Development"
-_REFERENCE = re.compile(r'"#/components/schemas/([^"]+)"')
 
 
-def refined(document: dict[str, Any], *, needs_key: bool, development: bool) -> dict[str, Any]:
-    """Correct `document` in place and return it. `needs_key`: whether requests need an API key. `development`: whether the service has the
-    routes for development."""
-    if not development:
-        _leave_out(document, _DEVELOPMENT_TAG)
+def refined(document: dict[str, Any], *, needs_key: bool) -> dict[str, Any]:
+    """Correct `document` in place and return it. `needs_key`: whether requests need an API key."""
     document["servers"] = [{"url": "/", "description": "The service that sent this document."}]
     document["info"]["license"] = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
     _name(document)
@@ -96,16 +91,6 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             yield path, method, operation
-
-
-def _leave_out(document: dict[str, Any], tag: str) -> None:
-    """Remove the routes with this tag, and the schemas that only they use."""
-    schemas = document["components"]["schemas"]
-    used = set(_REFERENCE.findall(json.dumps(document)))
-    for path in {path for path, _, operation in _operations(document) if tag in operation.get("tags", ())}:
-        del document["paths"][path]
-    for name in used - set(_REFERENCE.findall(json.dumps(document))):
-        del schemas[name]
 
 
 def _first_sentence(text: str) -> str:

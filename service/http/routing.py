@@ -10,8 +10,8 @@ import asyncio
 import inspect
 import re
 import reprlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping, Sequence
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -89,19 +89,16 @@ class JsonRoute(APIRoute):
         if set(parameters) - {"call", "catalog", "content"} - ({body.name} if body else set()):
             return self._with_query(super().get_route_handler())
 
+        taken = [name for name in ("content", "call", "catalog") if name in parameters]
+
         async def answer(content: bytes, call: Call, catalog: Catalog) -> Response:
-            arguments: dict[str, Any] = {}
-            if len(content) > _ASIDE_BYTES and (body is not None or "content" in parameters):
+            if len(content) > _ASIDE_BYTES and (body is not None or "content" in taken):
                 await asyncio.to_thread(_check_cost, content)
                 call.body_checked = True
+            given = {"content": content, "call": call, "catalog": catalog}
+            arguments: dict[str, Any] = {name: given[name] for name in taken}
             if body is not None:
                 arguments[body.name] = read(body.annotation, content, call)
-            if "content" in parameters:
-                arguments["content"] = content
-            if "call" in parameters:
-                arguments["call"] = call
-            if "catalog" in parameters:
-                arguments["catalog"] = catalog
             result = await endpoint(**arguments)
             return result if isinstance(result, Response) else json_response(result, call)
 
@@ -135,25 +132,17 @@ def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
     """Return the routes without path parameters, by method and path. The edge calls them without FastAPI's middleware."""
     return {
         (method, route.path): route
-        for route in routes_of(routers)
+        for router in routers
+        for route in router.routes
         if isinstance(route, JsonRoute) and route.answer is not None and "{" not in route.path
         for method in route.methods or ()
     }
 
 
-def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
-    """Yield every route, including those of nested routers, in the order in which they are matched."""
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                yield route
-            elif (inner := getattr(route, "original_router", None)) is not None:
-                yield from routes_of([inner])
-
-
 def allowed(path: str, routers: Iterable[APIRouter]) -> list[str]:
     """Return the methods that are allowed for this path, sorted, or an empty list if the path is unknown."""
-    methods = {method for route in routes_of(routers) if route.path_regex.match(path) for method in route.methods or ()}
+    routes = (route for router in routers for route in router.routes if isinstance(route, JsonRoute))
+    methods = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
     if "GET" in methods:
         methods.add("HEAD")
     return sorted(methods | {"OPTIONS"}) if methods else []
@@ -210,35 +199,26 @@ def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
 
 def _check_cost(body: bytes) -> None:
     """Raise BodyTooLarge if parsing would block the event loop for too long. Commas and brackets in strings do not count."""
-    work = _ParsingCost.of(body, body.count(b'"'), len(body))
-    if work.ns > _MOST_NS and (escapes := body.count(b"\\")) <= _MOST_ESCAPES:
+    ns, counted = _cost(body, body.count(b'"'), len(body))
+    if ns > _MOST_NS and (escapes := body.count(b"\\")) <= _MOST_ESCAPES:
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else body
         quotes = plain.count(b'"')
         if quotes * _STRING_NS / 2 <= _MOST_NS:
-            work = _ParsingCost.of(b"".join(plain.split(b'"')[::2]), quotes, len(body))
-    if work.ns > _MOST_NS:
+            ns, counted = _cost(b"".join(plain.split(b'"')[::2]), quotes, len(body))
+    if ns > _MOST_NS:
         raise BodyTooLarge(
-            f"the body has about {work.lists} lists, {work.values} values, {work.keys} keys and {work.digits} digits of very long numbers, "
-            f"which would take {work.ns / 1e9:.2f} s to read, and the most is {_MOST_NS / 1e9:.2f} s: send it in parts"
+            f"the body has about {counted}, which would take {ns / 1e9:.2f} s to read, and the most is {_MOST_NS / 1e9:.2f} s: "
+            "send it in parts"
         )
 
 
-class _ParsingCost(NamedTuple):
-    """The estimated cost of parsing a JSON text: the counts that determine it, and the time `ns` in nanoseconds."""
-
-    lists: int
-    values: int
-    keys: int
-    digits: int  # digits of very long numbers
-    ns: float
-
-    @classmethod
-    def of(cls, structure: bytes, quotes: int, size_bytes: int) -> "_ParsingCost":
-        """Return the estimated cost of a body of `size_bytes`. `structure`: the body, without its strings if they could be removed."""
-        lists, values, keys = structure.count(b"["), structure.count(b","), structure.count(b":")
-        long = structure.translate(_ZEROS).count(b"0" * _LONG_DIGITS)
-        ns = lists * _LIST_NS + values * _VALUE_NS + keys * _KEY_NS + long * _LONG_NS + quotes * _STRING_NS / 2 + size_bytes * _BYTE_NS
-        return cls(lists, values, keys, long * _LONG_DIGITS, ns)
+def _cost(structure: bytes, quotes: int, size_bytes: int) -> tuple[float, str]:
+    """Return the estimated nanoseconds for parsing a JSON text of `size_bytes`, and in words the counts that they follow from.
+    `structure`: the text, without its strings if they could be removed."""
+    lists, values, keys = structure.count(b"["), structure.count(b","), structure.count(b":")
+    long = structure.translate(_ZEROS).count(b"0" * _LONG_DIGITS)
+    ns = lists * _LIST_NS + values * _VALUE_NS + keys * _KEY_NS + long * _LONG_NS + quotes * _STRING_NS / 2 + size_bytes * _BYTE_NS
+    return ns, f"{lists} lists, {values} values, {keys} keys and {long * _LONG_DIGITS} digits of very long numbers"
 
 
 def json_response(content: Any, call: Call, status: int = 200) -> Response:

@@ -13,6 +13,7 @@ from service.call import LAST_EVENT_HEADER
 from service.dialects.openai import chat, completions
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.text.pipeline import resume
+from service.dialects.text.schemas import STREAM
 from service.errors import InvalidRequest, RunNotFound
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 from service.streams.position import RUN, EventId, Place
@@ -20,12 +21,10 @@ from service.streams.position import RUN, EventId, Place
 _MOST = 10**9
 Tokens = Annotated[int | None, Query(ge=0, lt=_MOST, description="Tokens of each choice that the client has.")]
 
-_EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "The rest of the stream.", "content": {"text/event-stream": {}}}}
-
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
-@router.get("/v1/stream/{run}", response_class=Response, responses=_EVENTS)
+@router.get("/v1/stream/{run}", response_class=Response, responses=STREAM)
 async def stream(
     run: Annotated[str, Path(max_length=64)],
     call: CallDep,

@@ -19,8 +19,9 @@ from service.dialects.tei.schemas import TeiError, TeiToken, TeiTokenizeRequest
 from service.dialects.text.request import TextCall
 from service.dialects.text.schemas import ChatMessage, TokenId
 from service.errors import InvalidRequest, ServiceError
-from service.http.fields import Fields, unsupported_fields
-from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
+from service.http.fields import Fields, schema_of, unsupported_fields
+from service.http.gate import refused
+from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, read
 
 
 class TokenizeRequest(Fields):
@@ -58,14 +59,10 @@ class _TokensKind(BaseModel):
     messages: Any = None
 
 
-def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    """Return the body's schema for the OpenAPI document, without `$defs`: the document has those schemas already."""
-    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return schema
-
-
-_BODY = {"content": {"application/json": {"schema": {"anyOf": [_schema(TeiTokenizeRequest), _schema(TokenizeRequest)]}}}, "required": True}
+_BODY = {
+    "content": {"application/json": {"schema": {"anyOf": [schema_of(TeiTokenizeRequest), schema_of(TokenizeRequest)]}}},
+    "required": True,
+}
 _STATUSES = (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | openai.OpenAIErrorResponse} for status in _STATUSES}
 router = APIRouter(route_class=JsonRoute)
@@ -85,12 +82,11 @@ async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> A
     await asyncio.sleep(0)  # let other tasks run before a large body is parsed again
     empty = not (glance.prompt or glance.messages)  # text-embeddings-inference's clients may send these two fields empty
     if empty and (glance.inputs is not None or (glance.prompt is None and glance.messages is None)):
-        return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, content, call), call, catalog), call)
+        return await tei_tokens.tokenize(read(TeiTokenizeRequest, content, call), call, catalog)
     try:
-        return json_response(await _tokens(read(TokenizeRequest, content, call), call, catalog), call)
+        return await _tokens(read(TokenizeRequest, content, call), call, catalog)
     except ServiceError as error:  # on this path, a raised error would get text-embeddings-inference's format
-        status, content = openai.render(error)
-        return json_response(content, call, status)
+        return refused(error, openai.DIALECT)
 
 
 async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[str, Any]:

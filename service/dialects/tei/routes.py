@@ -21,9 +21,9 @@ from service.call import ITEM_ERRORS_HEADER, Call
 from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog, Served
 from service.dialects import jina, ranking, tgi
 from service.dialects.openai.embeddings import as_inputs
-from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.info import Info, describe
 from service.dialects.tei.schemas import (
+    ERRORS,
     LABELS,
     ErrorType,
     SimilarityParameters,
@@ -37,6 +37,7 @@ from service.dialects.tei.schemas import (
     TeiSimilarityRequest,
     TeiTruncation,
 )
+from service.dialects.text.schemas import STREAM
 from service.encoding import vectors
 from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest
@@ -90,9 +91,8 @@ def render(error: ServiceError) -> tuple[int, Any]:
 _COMPUTING = ("/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank", "/predict", "/invocations")
 _TELLING = ("/tokenize", "/decode", "/info", "/health", "/ping")
 DIALECT = Dialect("tei", (*_COMPUTING, *_TELLING, "/"), render)  # "/" matches only the root path
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError} for status in (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)}
 _RERANK_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | jina.JinaErrorResponse} for status in ERRORS}
-_ANY_ANSWERS: dict[int | str, dict[str, Any]] = {**tgi.EVENTS, **{status: {"model": TeiError | tgi.TgiError} for status in ERRORS}}
+_ANY_ANSWERS: dict[int | str, dict[str, Any]] = {**STREAM, **{status: {"model": TeiError | tgi.TgiError} for status in ERRORS}}
 router = APIRouter(route_class=JsonRoute, tags=["text-embeddings-inference"], responses=ERRORS)
 
 
@@ -283,9 +283,6 @@ async def health(catalog: CatalogDep) -> Any:
     if await catalog.ready():
         return Response()
     raise NotReady(f"unhealthy: {reason}" if (reason := catalog.why_not_ready()) else "unhealthy")
-
-
-router.include_router(tei_tokens.router)  # added last: routes are matched in order, and these routes are called less often
 
 
 # The route for any model ----------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ in TEI, which serves only one model. Class names begin with Tei because the sche
 document, where names must differ.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -142,3 +142,6 @@ class TeiToken(BaseModel):
 class TeiError(BaseModel):
     error: str
     error_type: ErrorType
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError} for status in (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)}

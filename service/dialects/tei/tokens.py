@@ -10,13 +10,13 @@ from tokenizers import Encoding, Tokenizer
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects.tei.schemas import TeiDecodeRequest, TeiTokenizeRequest
+from service.dialects.tei.schemas import ERRORS, TeiDecodeRequest, TeiTokenizeRequest
 from service.errors import EmptyInput, NeverFits
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 from service.tokenization.tokenizer_file import bytes_of, texts_of
 
 _TOKEN_BYTES = 70  # size of a token's JSON object without its text
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, tags=["text-embeddings-inference"], responses=ERRORS)
 
 
 async def tokenize(body: TeiTokenizeRequest, call: Call, catalog: Catalog) -> Any:
