@@ -12,7 +12,8 @@
 The manifest has the sha256 of every other file. The fingerprint is the hash of these hashes and of the manifest's other fields, so it
 changes if any byte of the bundle changes. `service` imports only this folder of `export`, so it imports no library larger than pydantic.
 
-`names.py` (files and tensors), `tensors.py` (kinds, limits, tensors, states), `interfaces.py` (inputs and outputs of every graph),
+`names.py` (files and tensors), `tensors.py` (kinds, limits, tensors, states), `retrieval.py` (encoders for search), `interfaces.py`
+(inputs and outputs of every graph),
 `manifest.py`, `golden.py`, `contradictions.py` (between fields of a manifest), `hashing.py` (reads and checks a bundle).
 """
 
@@ -22,4 +23,5 @@ from export.contract.hashing import *  # noqa: F403
 from export.contract.interfaces import *  # noqa: F403
 from export.contract.manifest import *  # noqa: F403
 from export.contract.names import *  # noqa: F403
+from export.contract.retrieval import *  # noqa: F403
 from export.contract.tensors import *  # noqa: F403

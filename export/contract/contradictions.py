@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from export.contract.interfaces import Interface, decoder_interface, encoder_interface, packed_interface, step_interface
 from export.contract.manifest import Manifest, ShortGraph
-from export.contract.names import GOLDEN, MANIFEST, TOKEN_TYPE_IDS, TOKENIZER
+from export.contract.names import GOLDEN, MANIFEST, TOKEN_EMBEDDINGS, TOKEN_TYPE_IDS, TOKENIZER
 from export.contract.tensors import MOST_STATE_BYTES, Tensor
 
 
@@ -34,6 +34,11 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"width is {manifest.width} and id2label names {len(labels)} labels, where each of 0 to {manifest.width - 1} needs one"
     if traits.ranks and manifest.width != 1:
         yield f"a {manifest.kind} has one label, and width is {manifest.width}"
+    if manifest.kind == "encoder" and manifest.outputs == ("tokens",):
+        yield "pooling is none, and neither sparse nor multivector is there: the encoder gives nothing of a text"
+    for role, written in (manifest.roles or {}).items():
+        if written.prompt is not None and written.prompt not in manifest.prompts:
+            yield f"roles.{role}.prompt={written.prompt!r:.80} is not one of the prompts"
     if manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts:
         yield f"default_prompt={manifest.default_prompt!r:.80} is not one of the prompts"
     if decoder is not None and decoder.state_bytes > MOST_STATE_BYTES:
@@ -60,6 +65,7 @@ def _contradictions_of_files(manifest: Manifest) -> Iterator[str]:
     needed += [maps.file] if maps is not None else []
     needed += [manifest.short_graph.graph.file] if manifest.short_graph is not None else []
     needed += [manifest.gpu_graph.graph.file] if manifest.gpu_graph is not None else []
+    needed += [manifest.sparse.query_table] if manifest.sparse is not None and manifest.sparse.query_table is not None else []
     needed += [decoder.chat_template] if decoder is not None and decoder.chat_template is not None else []
     if missing := [name for name in needed if name not in names]:
         yield f"files does not list {missing[0]}, which would be served unchecked"
@@ -79,6 +85,13 @@ def _contradictions_of_tokens(manifest: Manifest) -> Iterator[str]:
             yield "level_token_ids has a token twice"
     if both is not None:
         ids |= {"begin_token_id": both.begin_token_id, "end_token_id": both.end_token_id}
+    if manifest.sparse is not None:
+        ids |= {f"sparse.ignored_ids.{at}": token for at, token in enumerate(manifest.sparse.ignored_ids)}
+    if manifest.multivector is not None:
+        ids |= {f"multivector.skipped_ids.{at}": token for at, token in enumerate(manifest.multivector.skipped_ids)}
+    for role, written in (manifest.roles or {}).items():
+        ids |= {} if written.marker_id is None else {f"roles.{role}.marker_id": written.marker_id}
+        ids |= {} if written.expansion is None else {f"roles.{role}.expansion.token_id": written.expansion.token_id}
     for name, token in ids.items():
         if token >= vocab_size:
             yield f"{name}={token} is not in the vocabulary, 0 to {vocab_size - 1}"
@@ -91,8 +104,16 @@ def _interface(manifest: Manifest) -> Interface:
         return decoder_interface(decoder.states, vocab_size, takes_positions=decoder.takes_positions)
     if both is not None:
         return step_interface(both.reader.outputs, vocab_size)
-    d_model = next((tensor.shape[-1] for tensor in graph.outputs[2:] if tensor.shape), "D")
-    return encoder_interface(manifest.kind, manifest.width, d_model, typed=any(tensor.name == TOKEN_TYPE_IDS for tensor in graph.inputs))
+    d_model = next((tensor.shape[-1] for tensor in graph.outputs if tensor.name == TOKEN_EMBEDDINGS and tensor.shape), "D")
+    return encoder_interface(
+        manifest.kind,
+        manifest.width,
+        d_model,
+        typed=any(tensor.name == TOKEN_TYPE_IDS for tensor in graph.inputs),
+        dense="dense" in manifest.outputs,
+        sparse=manifest.sparse,
+        multivector=manifest.multivector,
+    )
 
 
 def _shapes(tensors: tuple[Tensor, ...]) -> str:

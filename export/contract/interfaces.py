@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from export.contract import names
+from export.contract.retrieval import MultiVector, Sparse
 from export.contract.tensors import KINDS, SLOTS, Kind, StateTensor, Tensor
 
 
@@ -29,15 +30,29 @@ def float32(name: str, *shape: str | int) -> Tensor:
 SOURCE = (int64(names.INPUT_IDS, "B", "N"), int64(names.ATTENTION_MASK, "B", "N"))  # inputs of encoders' graphs and readers
 
 
-def encoder_interface(kind: Kind, width: int, d_model: str | int, *, typed: bool) -> Interface:
+def encoder_interface(
+    kind: Kind,
+    width: int,
+    d_model: str | int,
+    *,
+    typed: bool,
+    dense: bool = True,
+    sparse: Sparse | None = None,
+    multivector: MultiVector | None = None,
+) -> Interface:
     """Return the inputs and outputs of the graph of an encoder, reranker or classifier. `width`: of a vector or the labels. `typed`: with
-    token types.
+    token types. `dense`: with a vector of a whole text.
     """
     inputs, traits = (*SOURCE, int64(names.TOKEN_TYPE_IDS, "B", "N")) if typed else SOURCE, KINDS[kind]
     if traits.output == names.LOGITS:
         return Interface(inputs, (float32(names.LOGITS, "B", *["N"] * traits.per_token, width),))
-    vectors = (float32(names.EMBEDDING, "B", width), float32(names.POOLED, "B", width), float32(names.TOKEN_EMBEDDINGS, "B", "N", d_model))
-    return Interface(inputs, vectors)
+    vectors = [float32(names.EMBEDDING, "B", width), float32(names.POOLED, "B", width)] * dense
+    vectors.append(float32(names.TOKEN_EMBEDDINGS, "B", "N", d_model))
+    if sparse is not None:
+        vectors.append(float32(names.TOKEN_WEIGHTS, "B", "N") if sparse.by_token else float32(names.SPARSE, "B", sparse.size))
+    if multivector is not None:
+        vectors.append(float32(names.MULTIVECTOR, "B", "N", multivector.width))
+    return Interface(inputs, tuple(vectors))
 
 
 def packed_interface(kind: Kind, width: int, *, typed: bool) -> Interface:

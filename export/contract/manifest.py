@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
+from export.contract import names
 from export.contract.names import LONGEST_ATTENTION
+from export.contract.retrieval import MultiVector, Output, Role, RoleName, Sparse
 from export.contract.tensors import (
     KINDS,
     MOST_PIXELS,
@@ -290,9 +292,15 @@ class Manifest(ManifestPart):
     short_graph: ShortGraph | None = None
     attention_graph: AttentionGraph | None = None
     gpu_graph: GpuGraph | None = None
-    pooling: str | None = None
+    sparse: Sparse | None = Field(None, description="the encoder has sparse vectors")
+    multivector: MultiVector | None = Field(None, description="the encoder has one vector per token")
+    roles: dict[RoleName, Role] | None = Field(None, description="how queries and documents are written; None: both alike")
+    pooling: str | None = Field(None, description='how an encoder makes one vector of a text; "none": it makes none')
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
-    width: Size = Field(description="D of an embedding, L of a classifier, D_model of a decoder, V of an encoder-decoder")
+    width: Size = Field(
+        description="D of an embedding (without one: of a token's or a sparse vector), L of a classifier, D_model of a decoder, V of an "
+        "encoder-decoder"
+    )
     pad_token_id: TokenId = 0
     prompts: dict[Annotated[str, Field(max_length=256)], Text] = Field({}, max_length=1_000)
     default_prompt: str | None = None
@@ -305,6 +313,34 @@ class Manifest(ManifestPart):
     def traits(self) -> Traits:
         """The properties of the model's kind."""
         return KINDS[self.kind]
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What an encoder gives for a text; nothing for other kinds."""
+        if self.kind != "encoder":
+            return ()
+        there: dict[Output, bool] = {
+            "dense": self.pooling != "none",
+            "sparse": self.sparse is not None,
+            "multivector": self.multivector is not None,
+            "tokens": True,
+        }
+        return tuple(name for name, has in there.items() if has)
+
+    def tensor_of(self, output: Output) -> str:
+        """Return the graph's output for one of `outputs`."""
+        by_token = self.sparse is not None and self.sparse.by_token
+        return {
+            "dense": names.EMBEDDING,
+            "sparse": names.TOKEN_WEIGHTS if by_token else names.SPARSE,
+            "multivector": names.MULTIVECTOR,
+            "tokens": names.TOKEN_EMBEDDINGS,
+        }[output]
+
+    @property
+    def default_tensor(self) -> str:
+        """The graph's output that a request gets that asks for none."""
+        return self.tensor_of(self.outputs[0]) if self.outputs else self.traits.output
 
     def graph_of(self, tokens: int) -> Graph:
         """Return the graph that computes a text of so many tokens."""
@@ -335,7 +371,7 @@ class Manifest(ManifestPart):
 
 
 # Fields of a manifest that are left out if they are None.
-_OPTIONAL = ("decoder", "encoder_decoder", "short_graph", "attention_graph", "gpu_graph")
+_OPTIONAL = ("decoder", "encoder_decoder", "short_graph", "attention_graph", "gpu_graph", "sparse", "multivector", "roles")
 # Fields of `Decoder` that are written even if they are None, because they were when the first bundles were exported.
 _ALWAYS_OF_DECODERS = frozenset({"bos_token_id", "chat_template", "parameters", "bits_per_byte", "fp32_bits_per_byte"})
 

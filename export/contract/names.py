@@ -10,11 +10,14 @@ SHORT_GRAPH = "short.onnx"
 # Tensor names of the graphs of encoders, rerankers and classifiers. B is the number of texts in a batch, N their padded length in tokens,
 # D the width of a vector and L the number of labels.
 INPUT_IDS = "input_ids"  # (B, N) int64
-ATTENTION_MASK = "attention_mask"  # (B, N) int64, 1 = token, 0 = padding
+ATTENTION_MASK = "attention_mask"  # (B, N) int64, 1 = token, 0 = padding, 2 = token to which no token attends
 TOKEN_TYPE_IDS = "token_type_ids"  # (B, N) int64, 1 = second text; only if the model reads pairs of texts and has token types
 EMBEDDING = "sentence_embedding"  # (B, D) float32, unit length
 POOLED = "pooled"  # (B, D) float32, EMBEDDING before normalisation
 TOKEN_EMBEDDINGS = "token_embeddings"  # (B, N, D_model) float32, 0 at padding
+SPARSE = "sparse"  # (B, V) float32, none below 0; V is `Sparse.size`
+TOKEN_WEIGHTS = "token_weights"  # (B, N) float32, none below 0, 0 at padding; only if `Sparse.by_token`, in place of SPARSE
+MULTIVECTOR = "multivector"  # (B, N, `MultiVector.width`) float32, unit length, 0 at padding
 LOGITS = "logits"  # (B, L) float32; (B, N, L) in a token classifier
 
 # Tensor names of every decoder's step graph, used for both prefill and decode. M is the number of positions whose logits are requested, V

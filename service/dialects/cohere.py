@@ -201,14 +201,14 @@ async def _embed(
         vectors.check_bits(form, dimensions or model.manifest.width)
     request = EncodeRequest(
         inputs=texts,
-        output=model.vector_output(True),
+        outputs=(model.vector_output(True),),
         cut=Cut(side=_SIDES[body.truncate], max_tokens=max_tokens),
         prompt=None if body.input_type is None else role_prompt(model, body.input_type),
         row_width=dimensions,
         number_bytes=sum(vectors.NUMBER_BYTES[form] for form in forms),
     )
     answer = await model.answer(request, call)
-    rows = [None if isinstance(row, ServiceError) else vectors.cut(row, dimensions, normalize=True) for row in answer.rows]
+    rows = [None if isinstance(row, ServiceError) else vectors.cut(row[0], dimensions, normalize=True) for row in answer.rows]
     errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]
     meta = _meta({"input_tokens": answer.n_tokens}, answer.n_tokens, answer.truncated, errors=errors, version=version)
     by_type = {form: [None if row is None else vectors.FORMS[form](row) for row in rows] for form in forms}

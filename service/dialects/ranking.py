@@ -137,7 +137,9 @@ async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str
 
 
 def _arrays(answer: EncodeAnswer) -> list[Array]:
-    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # `rank` has turned errors by item off, so no row is an error
+    return [
+        row[0] for row in answer.rows if not isinstance(row, ServiceError)
+    ]  # `rank` has turned errors by item off, so no row is an error
 
 
 async def _shorten(

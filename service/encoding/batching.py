@@ -33,10 +33,10 @@ class QueuedInput:
 
     ids: list[int]
     type_ids: list[int] | None
-    output: str
+    outputs: tuple[str, ...]
     lane: Lane
     arrived: float
-    key: bytes
+    keys: tuple[bytes, ...]  # one for each output
     waiters: list[tuple[PendingRequest, int]]  # each request, and the index of this input in that request
     client: str = ""
     taken: bool = False

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
+from service.encoding import sparse
 from service.encoding.batching import QueuedInput
-from service.encoding.cache import VectorCache, key_of
+from service.encoding.cache import VectorCache, keys_of
 from service.encoding.gpu.session import open_session
 from service.encoding.model import Model
 from service.encoding.pending import Deadlines, PendingRequest
 from service.encoding.queue import EncoderLimits, EncoderQueue
-from service.encoding.request import NO_DEADLINE, EncodeTask, RowOrError
+from service.encoding.request import NO_DEADLINE, EncodeTask, Row, RowOrError
 from service.encoding.selftest import SelfTest, check_golden, measure_rate
 from service.errors import DeadlineExceeded, NotReady, RuntimeFailed, ServiceError
 from service.runtime.lanes import Lane
@@ -44,7 +45,7 @@ log = logging.getLogger("attnserve")
 
 
 class EncoderEngine:
-    """An engine that computes rows of a graph's output. A batch may contain inputs of several requests.
+    """An engine that computes rows of a graph's outputs. A batch may contain inputs of several requests.
 
     `start` and `run` must be called on the same event loop.
     """
@@ -58,8 +59,11 @@ class EncoderEngine:
         metrics: ModelMetrics,
         cache: VectorCache,
         tracer: "Tracer | None" = None,
+        ignored_ids: Collection[int] = (),
     ) -> None:
+        """`ignored_ids`: token ids that get no weight in a sparse vector."""
         self.limits = limits
+        self._ignored_ids = frozenset(ignored_ids)
         self._session = session
         self._fingerprint = fingerprint
         self._metrics = metrics
@@ -74,7 +78,9 @@ class EncoderEngine:
         self._ended = False  # whether a thread has ended
         self._device_lost = False
         self._threads: list[threading.Thread] = []
-        self._in_flight: dict[bytes, QueuedInput] = {}  # cache key -> the input that is queued or running; used on the event loop only
+        self._in_flight: dict[
+            tuple[bytes, ...], QueuedInput
+        ] = {}  # cache keys -> the input that is queued or running; used on the event loop only
         self._last_run_failed = False
         self._began: dict[int, float] = {}  # thread id -> time at which its current runtime call began
         metrics.queue_size.set_function(lambda: len(self._queue))
@@ -165,7 +171,7 @@ class EncoderEngine:
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
         """Compute these inputs without the cache. Raises a ServiceError if that fails."""
-        for row in await self.run(EncodeTask(inputs=inputs, output=output, deadline=deadline, use_cache=False)):
+        for row in await self.run(EncodeTask(inputs=inputs, outputs=(output,), deadline=deadline, use_cache=False)):
             if isinstance(row, ServiceError):
                 raise row
 
@@ -183,19 +189,19 @@ class EncoderEngine:
 
     def _submit(self, request: PendingRequest) -> None:
         task, now = request.task, request.arrived
-        output, lane = task.output, task.lane
+        outputs, lane = task.outputs, task.lane
         new: list[QueuedInput] = []
         joined: list[tuple[QueuedInput, int]] = []
-        cached: list[tuple[int, Array]] = []
-        own: dict[bytes, QueuedInput] = {}
+        cached: list[tuple[int, Row]] = []
+        own: dict[tuple[bytes, ...], QueuedInput] = {}
         for index, encoded in enumerate(task.inputs):
-            key = key_of(task.tenant, self._fingerprint, output, encoded.ids, encoded.type_ids)
-            if task.use_cache and (row := self._cache.get(key)) is not None:
+            keys = keys_of(task.tenant, self._fingerprint, outputs, encoded.ids, encoded.type_ids)
+            if task.use_cache and (row := self._cache.get(keys)) is not None:
                 cached.append((index, row))
-            elif (item := own.get(key) or self._in_flight.get(key)) is not None and (item.taken or item.lane <= lane):
+            elif (item := own.get(keys) or self._in_flight.get(keys)) is not None and (item.taken or item.lane <= lane):
                 joined.append((item, index))
             else:
-                item = own[key] = QueuedInput(encoded.ids, encoded.type_ids, output, lane, now, key, [(request, index)], task.client)
+                item = own[keys] = QueuedInput(encoded.ids, encoded.type_ids, outputs, lane, now, keys, [(request, index)], task.client)
                 new.append(item)
         self._admit(new, lane, task.deadline)  # called before any change, because it may raise an error
         for item, index in joined:
@@ -229,10 +235,12 @@ class EncoderEngine:
         beginning and the duration of the runtime call.
         """
         for item, row in zip(items, rows, strict=True):
-            if self._in_flight.get(item.key) is item:
-                del self._in_flight[item.key]
-            if not isinstance(row, ServiceError) and item.output != contract.TOKEN_EMBEDDINGS:
-                self._cache.put(item.key, row)
+            if self._in_flight.get(item.keys) is item:
+                del self._in_flight[item.keys]
+            if not isinstance(row, ServiceError):
+                for key, output, array in zip(item.keys, item.outputs, row, strict=True):
+                    if output != contract.TOKEN_EMBEDDINGS:
+                        self._cache.put(key, array)
             for request, index in item.waiters:
                 if not request.cancelled:
                     request.task.spent.queue_s += max(started - request.arrived, 0.0)
@@ -281,7 +289,7 @@ class EncoderEngine:
                 if closed:
                     self._deliver([again], [_stopping()])
                 else:
-                    self._in_flight.setdefault(item.key, again)
+                    self._in_flight.setdefault(item.keys, again)
 
     # On a runtime thread ---------------------------------------------------------------------------------------------------------------
 
@@ -319,14 +327,14 @@ class EncoderEngine:
 
     def _run(self, batch: list[QueuedInput], alone: bool) -> Sequence[RowOrError]:
         """Make one runtime call. If it raises, all inputs of the batch fail. If one row is invalid, only the input of that row fails."""
-        outputs = sorted({item.output for item in batch})
+        outputs = sorted({name for item in batch for name in item.outputs})
         typed = [item.type_ids for item in batch if item.type_ids is not None]
         try:
             types = typed if len(typed) == len(batch) else None
             arrays = self._session.run(outputs, [item.ids for item in batch], types, alone=alone)
             lengths = [len(item.ids) for item in batch]
             fit = {name: _may_be_sent(name, array, lengths) for name, array in arrays.items()}
-            rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
+            rows = [self._row(item, arrays, fit, at) for at, item in enumerate(batch)]
         except BaseException as error:  # catches SystemExit too: if the thread ended, queued inputs would wait forever
             self._last_run_failed = True
             self._device_lost |= device_lost(error)
@@ -338,14 +346,22 @@ class EncoderEngine:
         self._last_run_failed = False
         return rows
 
-    def _row(self, item: QueuedInput, row: Array, fit: bool) -> RowOrError:
-        """Return the input's row without padding, or an error if not `fit`. The row is copied, because a view would keep the memory of its
-        whole batch.
-        """
-        if not fit:
+    def _row(self, item: QueuedInput, arrays: Mapping[str, Array], fit: Mapping[str, NDArray[np.bool_]], at: int) -> RowOrError:
+        """Return the row of the batch's input at `at`, without padding, or an error if an output may not be sent."""
+        if not all(fit[name][at] for name in item.outputs):
             self._metrics.bad_outputs.inc()
             return RuntimeFailed("the model's output for this input is not finite or has no length; it was withheld")
-        return row[: len(item.ids)].copy() if row.ndim == 2 else row.copy()
+        return tuple([self._sent(name, arrays[name][at], item.ids) for name in item.outputs])
+
+    def _sent(self, output: str, array: Array, ids: Sequence[int]) -> Array:
+        """Return one output of an input without padding. It is a copy, because a view would keep the memory of its whole batch."""
+        if output == contract.SPARSE:
+            return sparse.of_weights(array)
+        if output == contract.TOKEN_WEIGHTS:
+            return sparse.of_tokens(ids, array[: len(ids)], self._ignored_ids)
+        if output == contract.MULTIVECTOR:
+            return array[: len(ids)].astype(np.float16)
+        return array[: len(ids)].copy() if array.ndim == 2 else array.copy()
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
@@ -383,8 +399,10 @@ def open_encoder(
         max_wait_s=settings.max_wait_s,
         max_bulk_wait_s=settings.max_bulk_wait_s,
     )
-    fingerprint = manifest.fingerprint
-    engine = EncoderEngine(session, fingerprint=fingerprint, limits=limits, metrics=model.metrics, cache=cache, tracer=tracer)
+    fingerprint, ignored = manifest.fingerprint, () if manifest.sparse is None else manifest.sparse.ignored_ids
+    engine = EncoderEngine(
+        session, fingerprint=fingerprint, limits=limits, metrics=model.metrics, cache=cache, tracer=tracer, ignored_ids=ignored
+    )
     return engine, session.provider, selftest
 
 
@@ -411,7 +429,7 @@ def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[n
         fit: NDArray[np.bool_] = np.abs(squares - 1) < 1e-2
     else:
         fit = np.isfinite(squares) & ((squares > 0) | (output != contract.POOLED))
-    if output == contract.TOKEN_EMBEDDINGS:
+    if output in (contract.TOKEN_EMBEDDINGS, contract.MULTIVECTOR):
         padding = np.arange(array.shape[1]) >= np.asarray(lengths)[:, None]
         fit &= (array.any(axis=2) | padding).all(axis=1)
     return fit

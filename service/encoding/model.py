@@ -15,7 +15,9 @@ from service.call import Call, expect
 from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
-from service.errors import BatchTooLarge, EmptyInput, InputTooLong, NeverFits, NotReady, Overloaded, ServiceError
+from service.encoding.sparse import MOST_WEIGHTS
+from service.encoding.token_matrix import matrix_of
+from service.errors import BatchTooLarge, EmptyInput, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, ServiceError
 from service.overload.byte_shares import ByteShares
 from service.runtime.engine_protocol import Engine
 from service.runtime.lanes import Lane
@@ -82,7 +84,7 @@ class Model:
     @property
     def output(self) -> str:
         """Return the name of the graph output that is computed by default."""
-        return self.manifest.traits.output
+        return self.manifest.default_tensor
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -98,8 +100,23 @@ class Model:
         encoded = self.texts.encode(["ready?"], cut=Cut())
         await self.engine.probe([item for item in encoded if isinstance(item, Encoded)], self.output, deadline)
 
+    def tensors(self, outputs: Sequence[contract.Output], *, normalize: bool = True, param: str = "outputs") -> tuple[str, ...]:
+        """Return the graph's output for each of `outputs`. Raises InvalidRequest, with the name of the field `param`, if the model has not
+        all of them, or if one is there twice.
+        """
+        has = self.manifest.outputs
+        if missing := [output for output in outputs if output not in has]:
+            raise InvalidRequest(
+                f"model {self.name} gives no {missing[0]!r}; it gives: {', '.join(has)}. Ask for these, or choose another model",
+                param=param,
+            )
+        if not outputs or len(set(outputs)) < len(outputs):
+            raise InvalidRequest(f"`{param}` needs at least one output, and each once. Given: {', '.join(outputs) or 'none'}", param=param)
+        return tuple([contract.POOLED if each == "dense" and not normalize else self.manifest.tensor_of(each) for each in outputs])
+
     def vector_output(self, normalize: bool) -> str:
-        return contract.EMBEDDING if normalize else contract.POOLED
+        """Return the graph's output for one vector of a text. Raises InvalidRequest if the model has none."""
+        return self.tensors(["dense"], normalize=normalize, param="model")[0]
 
     async def answer(self, request: EncodeRequest, call: Call, on_row: OnRow | None = None) -> EncodeAnswer:
         """Compute a row (a vector or scores) for each input. Raises the first error, but if `call.item_errors`, returns errors as rows.
@@ -107,7 +124,7 @@ class Model:
         Calls `on_row` with each row as soon as it is computed, and at the end with the errors of inputs that could not be tokenised.
         """
         call.model = self.name
-        inputs, output = request.inputs, request.output or self.output
+        inputs, outputs = request.inputs, request.outputs or (self.output,)
         self.check_size(len(inputs))
         if call.lane is None:
             call.lane = Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
@@ -118,15 +135,24 @@ class Model:
         good = [item for item in encoded if isinstance(item, Encoded)]
         answer = EncodeAnswer([], encoded)
         call.report(answer.truncated)
-        self._expect(call, request, output, [len(item.ids) for item in good])
+        self._expect(call, request, outputs, [len(item.ids) for item in good])
         call.tokens += answer.n_tokens  # tokens are counted before the run, so that a client that disconnects early is charged too
+
+        def compared(row: RowOrError, item: Encoded) -> RowOrError:
+            """Return the row with the token matrix of those tokens that are compared."""
+            about = self.manifest.multivector
+            if about is None or isinstance(row, ServiceError) or contract.MULTIVECTOR not in outputs:
+                return row
+            at = outputs.index(contract.MULTIVECTOR)
+            return *row[:at], matrix_of(row[at], item.ids, about, request.role), *row[at + 1 :]
+
         task = EncodeTask(
             inputs=good,
-            output=output,
+            outputs=outputs,
             content=call.content,
             spent=call.spent,
             **call.origin,
-            on_row=on_row and (lambda index, row: on_row(places[index], row)),
+            on_row=on_row and (lambda index, row: on_row(places[index], compared(row, good[index]))),
         )
         try:
             computed = await self.engine.run(task)
@@ -134,7 +160,7 @@ class Model:
             call.tokens -= answer.n_tokens
             raise
         _raise_first(computed, call)
-        rows = iter(computed)
+        rows = map(compared, computed, good)
         answer.rows = [item if isinstance(item, ServiceError) else next(rows) for item in encoded]
         if on_row:  # only after the run, because a refused request must get an error status before the first line of a stream is sent
             for at, item in enumerate(encoded):
@@ -142,15 +168,28 @@ class Model:
                     on_row(at, item)
         return answer
 
-    def _expect(self, call: Call, request: EncodeRequest, output: str, lengths: Sequence[int]) -> None:
+    def _expect(self, call: Call, request: EncodeRequest, outputs: Sequence[str], lengths: Sequence[int]) -> None:
         """Reserve memory for the answer to inputs of these lengths (in tokens)."""
+        size_bytes, parts = 0.0, []
+        for output in outputs:
+            count, what = self._numbers(output, request, lengths)
+            size_bytes += count * request.bytes_by_output.get(output, request.number_bytes)
+            parts.append(what)
+        expect(call, size_bytes, self.settings.max_answer_bytes, self._answers, " and ".join(parts))
+
+    def _numbers(self, output: str, request: EncodeRequest, lengths: Sequence[int]) -> tuple[int, str]:
+        """Return how many numbers an answer has at most of this output, in total and in words."""
         shape = self._shapes.get(output, ())
-        width = request.row_width or (shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1)
+        if output in (contract.SPARSE, contract.TOKEN_WEIGHTS):
+            most = min(shape[-1] if isinstance(shape[-1], int) else max(lengths, default=0), MOST_WEIGHTS)
+            return len(lengths) * most, f"{len(lengths)} inputs of up to {most} weights"
+        width = shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1
+        if output in (contract.EMBEDDING, contract.POOLED):
+            width = request.row_width or width
         rows, each = len(lengths), "inputs"
         if len(shape) > 2:
             rows, each = (len(lengths) * max(lengths, default=0), "padded tokens") if request.padded else (sum(lengths), "tokens")
-        what = f"{rows} {each} of {width} numbers"
-        expect(call, rows * width * request.number_bytes, self.settings.max_answer_bytes, self._answers, what)
+        return rows * width, f"{rows} {each} of {width} numbers"
 
     def default_cut(self, truncate: bool | None = None) -> Cut:
         """Return the truncation for a request whose `truncate` is true, false or absent (None)."""

@@ -1,9 +1,10 @@
 """A request to an encoder and its answer. `EncodeRequest` has a client's inputs, `EncodeTask` has token ids for an engine."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from export import contract
 from service.call import NUMBER_BYTES
 from service.errors import ServiceError
 from service.runtime.lanes import Origin, Spent
@@ -12,36 +13,40 @@ from service.tokenization.texts import Cut, Cutting, Encoded, Input
 
 NO_DEADLINE = math.inf
 
-RowOrError = Array | ServiceError
+Row = tuple[Array, ...]  # what was asked of one input: an array for each of the task's outputs
+RowOrError = Row | ServiceError
 OnResult = Callable[[list[RowOrError] | ServiceError], None]  # called with all rows of a task, or with the error that ended it
 OnRow = Callable[[int, RowOrError], None]  # called with an input's index and row, as soon as the row is computed
 
 
 @dataclass(slots=True, kw_only=True)
 class EncodeRequest:
-    """A client's inputs, and the output to compute for them. `Model.answer` runs it with the deadline, client and lane of a `Call`.
+    """A client's inputs, and the outputs to compute for them. `Model.answer` runs it with the deadline, client and lane of a `Call`.
 
     `row_width`, `number_bytes` and `padded` give the size of the answer, which is checked before anything is computed.
     """
 
     inputs: Sequence[Input]
-    output: str | None = None  # name of the graph's output; None: the model's default output
+    outputs: tuple[str, ...] = ()  # names of the graph's outputs; (): the model's default output
     cut: Cut | None = None  # how to shorten long inputs; None: as the setting `auto_truncate` says
     prompt: str | None = None  # prompt that is put before each text; None: the model's default prompt
-    row_width: int | None = None  # how many numbers of each row are sent; None: all numbers
+    role: contract.RoleName = "document"  # of the inputs, for token matrices
+    row_width: int | None = None  # how many numbers of each vector are sent; None: all numbers
     number_bytes: float = NUMBER_BYTES  # bytes of a number in the answer
+    bytes_by_output: Mapping[str, float] = field(default_factory=dict)  # the same for outputs whose numbers have another form
     padded: bool = False  # whether each row is padded to the longest row
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeTask(Origin):
-    """Token ids, and the output that an engine computes for them, in this process or in a pool.
+    """Token ids, and the outputs that an engine computes for them in one run, in this process or in a pool.
 
-    Each row of the output is a float32 array: a vector (D,), the vectors of N tokens (N, D), or L logits (L,).
+    A row has an array for each output: a vector (D,), the vectors of N tokens (N, D), L logits (L,), all float32; a token matrix
+    (N, D) in float16, so that a cached one has the same bits; or a sparse vector in the form of `sparse.py`.
     """
 
     inputs: Sequence[Encoded]
-    output: str
+    outputs: tuple[str, ...]
     content: int = 0  # hash of the request's body
     use_cache: bool = True
     spent: Spent = field(default_factory=Spent)  # the engine adds the times of this task to it

@@ -46,7 +46,7 @@ class MeasuredRate:
 def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
     """Compute the golden inputs, and every output of each graph. Raises BundleError if a row differs by more than the bundle allows."""
     golden = contract.read_golden(bundle, contract.Golden)
-    output, bound = manifest.traits.output, manifest.traits.golden_bound
+    output, bound = manifest.default_tensor, manifest.traits.golden_bound
     if getattr(golden, bound) is None:
         raise contract.BundleError(f"{bundle / contract.GOLDEN} has no {bound}, by which a bundle of kind {manifest.kind} is judged")
     if (width := len(golden.outputs[0])) != manifest.width:

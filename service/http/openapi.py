@@ -45,6 +45,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v2/embed": {"input_type": "search_query", "texts": [_TEXT], "embedding_types": ["float"]},
     "/embed": {"inputs": [_TEXT, "Paris is in France"]},
     "/embed_all": {"inputs": _TEXT},
+    "/embed_sparse": {"inputs": _TEXT},
     "/similarity": {"inputs": {"source_sentence": "The cat sat.", "sentences": ["A cat was sitting.", "Stocks fell."]}},
     "/rerank": {"query": _QUESTION, "texts": _DOCUMENTS},
     "/predict": {"inputs": "I like this."},

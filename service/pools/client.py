@@ -166,7 +166,7 @@ class PoolEncoder(PoolEngine):
         return answer
 
     async def _by_row(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Any, ...]:
-        pieces = wire.Pieces()
+        pieces, large, outputs = wire.Pieces(), dict[int, list[Array]](), len(wire.EncodeMessage(*message[0]).outputs)
         async with contextlib.aclosing(self._replicas.pool.stream(replica.name, "encode_by_row", self._key, *message)) as messages:
             async for kind, *content in messages:
                 if kind == "rows":
@@ -175,7 +175,10 @@ class PoolEncoder(PoolEngine):
                 elif kind == "piece":
                     piece = wire.Piece(*content)
                     if (whole := pieces.join(piece)) is not None:
-                        self._received(replica, piece.array, whole, take)
+                        row = large.setdefault(at := piece.array // outputs, [])
+                        row.append(whole)
+                        if len(row) == outputs:
+                            self._received(replica, at, tuple(large.pop(at)), take)
                 else:
                     return kind, *content
         raise ReplicaLost("the replica ended before its rows were complete: send the request again")
@@ -189,7 +192,8 @@ class PoolEncoder(PoolEngine):
         """Split the inputs into consecutive parts, each small enough for one call of a replica. A row that is larger than a message arrives
         in pieces.
         """
-        fixed, by_token = self._row_bytes[task.output]
+        sizes = [self._row_bytes[output] for output in task.outputs]
+        fixed, by_token = sum(each for each, _ in sizes), sum(each for _, each in sizes)
         parts: list[_Part] = []
         for at, each in enumerate(task.inputs):
             tokens = len(each.ids)
@@ -273,6 +277,9 @@ def row_bytes(manifest: contract.Manifest) -> dict[str, tuple[int, int]]:
     sizes = {}
     for output in manifest.graph.outputs:
         axes = output.shape[1:]
-        size = 4 * math.prod(axis for axis in axes if isinstance(axis, int))  # float32
+        # A number has 4 bytes; one of a sparse vector has 8 with its index.
+        size = (8 if output.name in (contract.SPARSE, contract.TOKEN_WEIGHTS) else 4) * math.prod(
+            each for each in axes if isinstance(each, int)
+        )
         sizes[output.name] = (0, size) if any(isinstance(axis, str) for axis in axes) else (size, 0)
     return sizes

@@ -43,7 +43,7 @@ class EncodeMessage(NamedTuple):
     """
 
     inputs: list[tuple[Any, Any]]
-    output: str
+    outputs: tuple[str, ...]
     lane: int
     left_s: float
     client: str
@@ -53,7 +53,7 @@ class EncodeMessage(NamedTuple):
 
 
 class EncodeDone(NamedTuple):
-    """The last message of an encoding: the rows that were not sent before, each an array or a `Refusal`, and the seconds that the
+    """The last message of an encoding: the rows that were not sent before, each a tuple of arrays or a `Refusal`, and the seconds that the
     inputs spent in the queue and in computation, summed over the inputs.
     """
 
@@ -114,20 +114,20 @@ def pack_rows(rows: Sequence[RowOrError]) -> list[Any]:
 
 
 def unpack_rows(packed: Sequence[Any]) -> list[RowOrError]:
-    return [unpack_error(row) if isinstance(row, tuple) else row for row in packed]
+    return [unpack_error(row) if isinstance(row[0], str) else tuple(row) for row in packed]  # an error begins with its kind
 
 
 def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any]]) -> tuple[Any, ...]:
     """Return a task as an `EncodeMessage` with these packed inputs."""
     left_s = seconds_left(task.deadline)
-    return tuple(EncodeMessage(inputs, task.output, int(task.lane), left_s, task.client, task.tenant, task.traceparent, task.use_cache))
+    return tuple(EncodeMessage(inputs, task.outputs, int(task.lane), left_s, task.client, task.tenant, task.traceparent, task.use_cache))
 
 
 def unpack_task(packed: Sequence[Any], on_row: OnRow | None = None) -> EncodeTask:
     message = EncodeMessage(*packed)
     return EncodeTask(
         inputs=unpack_inputs(message.inputs),
-        output=message.output,
+        outputs=tuple(message.outputs),
         lane=Lane(message.lane),
         deadline=deadline_in(message.left_s),
         client=message.client,
@@ -167,14 +167,17 @@ class Pieces:
 
 
 def rows_in_messages(rows: Sequence[tuple[int, RowOrError]]) -> Iterator[tuple[Any, ...]]:
-    """Pack rows: yield ("rows", [(index, row), ..]) with as many rows as fit into a message, and ("piece", *Piece) for larger rows."""
+    """Pack rows: yield ("rows", [(index, row), ..]) with as many rows as fit into a message, and ("piece", *Piece) for larger rows. Array k
+    of n in the row at `index` is the piece's array `index * n + k`.
+    """
     message: list[tuple[int, Any]] = []
     size_bytes = 0
     for at, row in rows:
-        nbytes = 0 if isinstance(row, ServiceError) else row.nbytes
-        if isinstance(row, np.ndarray) and nbytes > PART_BYTES:
-            for piece in pieces_of(at, row):
-                yield "piece", *piece
+        nbytes = 0 if isinstance(row, ServiceError) else sum([array.nbytes for array in row])
+        if not isinstance(row, ServiceError) and nbytes > PART_BYTES:
+            for k, array in enumerate(row):
+                for piece in pieces_of(at * len(row) + k, array):
+                    yield "piece", *piece
             continue
         if message and size_bytes + nbytes > PART_BYTES:
             yield "rows", message

@@ -45,6 +45,7 @@ WORDS = _WORDS.split()
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _MARKS = ".,:;!?-_'\"()[]{}<>/\\@#$%^&*+=|~`"
 VOCABULARY = list(dict.fromkeys([*SPECIAL, *WORDS, *_LETTERS, *(f"##{letter}" for letter in _LETTERS), *_MARKS, "é", "日", "本"]))
+SPARSE_WIDTH = len(VOCABULARY)
 PROMPTS = {"query": "query: ", "document": "passage: "}
 
 
@@ -104,15 +105,16 @@ class FakeSession:
             exact = self.row(output, row)
             if tuple(row) in self.bad_rows:
                 exact = np.full_like(exact, self.bad_rows[tuple(row)])
-            if rows.ndim == 3:
-                rows[at, : len(row)] = exact
-            else:
-                rows[at] = exact
+            rows[at, : len(exact)] = exact
         return rows
 
     def _shape(self, output: str, n: int) -> tuple[int, ...]:
-        if output == contract.TOKEN_EMBEDDINGS:
+        if output in (contract.TOKEN_EMBEDDINGS, contract.MULTIVECTOR):
             return n, self.hidden
+        if output == contract.TOKEN_WEIGHTS:
+            return (n,)
+        if output == contract.SPARSE:
+            return (SPARSE_WIDTH,)
         if output == contract.LOGITS:
             return (n, self.n_labels) if self.per_token else (self.n_labels,)
         return (self.width,)
@@ -120,9 +122,13 @@ class FakeSession:
     # What a test calls -------------------------------------------------------------------------------------------------------------------
 
     def row(self, output: str, ids: Sequence[int]) -> Array:
-        """The exact row of one input: unit (D,) for embeddings, the same 3 times as long for pooled, (N, D_model) or (N, L), or (L,)."""
+        """The exact output of one input: unit (D,) for embeddings, the same 3 times as long for pooled, else of the output's shape."""
         random = np.random.default_rng(zlib.crc32(np.array(ids, np.int64).tobytes()))
-        if output == contract.TOKEN_EMBEDDINGS:
+        if output == contract.TOKEN_WEIGHTS:
+            return random.uniform(1, 2, len(ids)).astype(np.float32)
+        if output == contract.SPARSE:
+            return random.uniform(-2, 1, SPARSE_WIDTH).clip(0).astype(np.float32)
+        if output in (contract.TOKEN_EMBEDDINGS, contract.MULTIVECTOR):
             return random.standard_normal((len(ids), self.hidden)).astype(np.float32)
         if output == contract.LOGITS:
             return random.uniform(-4, 4, (len(ids), self.n_labels) if self.per_token else self.n_labels).astype(np.float32)
@@ -301,7 +307,7 @@ def fake_bundle(
         "kind": kind,
         "precision": "fp32",
         "files": tuple(contract.File(name=file, sha256=digest, size_bytes=size) for file, digest, size in digests),
-        "graph": _graph(kind, n_labels, typed),
+        "graph": _graph(kind, n_labels, typed, {name: manifest.get(name) for name in ("sparse", "multivector")}),
         "limits": contract.Limits(max_tokens=max_tokens, vocab_size=tokenizer.get_vocab_size()),
         "source": contract.CheckpointSource(
             architecture="FakeModel", checkpoint="fake", weights_sha256="0" * 64, attention="softmax", untrained=False
@@ -325,18 +331,14 @@ def fake_bundle(
 _FILES = (contract.GRAPH, contract.TOKENIZER, contract.GOLDEN)
 
 
-def _graph(kind: contract.Kind, n_labels: int, typed: bool) -> contract.Graph:
-    inputs = [contract.INPUT_IDS, contract.ATTENTION_MASK, *([contract.TOKEN_TYPE_IDS] if typed else [])]
-    outputs: dict[str, tuple[str | int, ...]] = {contract.LOGITS: ("B", n_labels)}
-    if kind == "encoder":
-        outputs = {contract.EMBEDDING: ("B", WIDTH), contract.POOLED: ("B", WIDTH), contract.TOKEN_EMBEDDINGS: ("B", "N", HIDDEN)}
-    elif kind == "token_classifier":
-        outputs = {contract.LOGITS: ("B", "N", n_labels)}
+def _graph(kind: contract.Kind, n_labels: int, typed: bool, search: Mapping[str, Any]) -> contract.Graph:
+    width = WIDTH if kind == "encoder" else n_labels
+    inputs, outputs = contract.encoder_interface(kind, width, HIDDEN, typed=typed, **search)
     return contract.Graph(
         file=contract.GRAPH,
         opset=20,
-        inputs=tuple(contract.Tensor(name=each, dtype="int64", shape=("B", "N")) for each in inputs),
-        outputs=tuple(contract.Tensor(name=each, dtype="float32", shape=shape) for each, shape in outputs.items()),
+        inputs=inputs,
+        outputs=outputs,
         operators={"Identity": 1},
         optimisation="none",
     )

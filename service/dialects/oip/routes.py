@@ -196,7 +196,7 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
     """Run a model on text or token ids. A row of ids ends at the first zero of its attention mask. Outputs with a vector per token are
     padded with zeros.
 
-    If the request names no `outputs`, all outputs of the model are computed, each in a separate run.
+    If the request names no `outputs`, all outputs of the model are sent.
     """
     served = find(catalog, model)
     if not ways_of(served):
@@ -209,12 +209,16 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
     call.item_errors = False  # a tensor cannot contain errors
     cut = as_cut(asked.parameters.truncate, found)
     prompt = found.texts.prompt(asked.parameters.prompt_name) if asked.parameters.prompt_name else None
-    answers = []
-    for output in wanted:
-        size = 4 if _binary(asked, output) else NUMBER_BYTES
-        asked_for = EncodeRequest(inputs=inputs, output=output.name, cut=cut, prompt=prompt, padded=True, number_bytes=size)
-        answers.append(await found.answer(asked_for, call))
-    return _sent(found, asked, zip(wanted, map(stacked, answers), strict=True), call)
+    asked_for = EncodeRequest(
+        inputs=inputs,
+        outputs=tuple([output.name for output in wanted]),
+        cut=cut,
+        prompt=prompt,
+        padded=True,
+        bytes_by_output={output.name: 4 if _binary(asked, output) else NUMBER_BYTES for output in wanted},
+    )
+    answer = await found.answer(asked_for, call)
+    return _sent(found, asked, zip(wanted, stacked(found, asked_for.outputs, answer), strict=True), call)
 
 
 def _sent(model: Model, asked: InferRequest, arrays: Iterable[tuple[WantedOutput, Array]], call: Call) -> Response:

@@ -1,4 +1,4 @@
-"""Converts tensors of the Open Inference Protocol to model inputs, and the rows of an answer to one tensor.
+"""Converts tensors of the Open Inference Protocol to model inputs, and the rows of an answer to tensors.
 
 Each kind of model accepts these input tensors:
 
@@ -22,12 +22,13 @@ from export import contract
 from service.call import JSON_LENGTH_HEADER
 from service.catalog import Served
 from service.dialects.oip.schemas import InferRequest, InputTensor
+from service.encoding import sparse
 from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer
 from service.errors import InvalidRequest, ServiceError
 from service.http.routing import read
 from service.runtime.onnx import Array
-from service.tokenization.texts import Encoded, Input
+from service.tokenization.texts import Input
 
 TEXT, TEXT_PAIR = "text", "text_pair"
 
@@ -176,13 +177,21 @@ def _strings(name: str, blob: bytes) -> Iterator[str]:
             raise InvalidRequest(f"`{name}` is not UTF-8: {error.reason}", param="inputs") from None
 
 
-def stacked(answer: EncodeAnswer) -> Array:
-    """Return the rows of an answer as one array: (B, D), or (B, N, D) padded with zeros to the length N of the longest row."""
-    rows = [
-        row[: len(item.ids)] if row.ndim == 2 else row
-        for row, item in zip(answer.rows, answer.encoded, strict=True)
-        if not isinstance(row, ServiceError) and isinstance(item, Encoded)
-    ]
+def stacked(model: Model, outputs: Sequence[str], answer: EncodeAnswer) -> list[Array]:
+    """Return each output of an answer as one array: (B, D), or (B, N, D) padded with zeros to the length N of the longest row. Sparse
+    vectors are (B, V) here.
+    """
+    rows = [row for row in answer.rows if not isinstance(row, ServiceError)]  # all of them, since the request has no errors by item
+    return [_stacked(model, output, [row[at] for row in rows]) for at, output in enumerate(outputs)]
+
+
+def _stacked(model: Model, output: str, rows: Sequence[Array]) -> Array:
+    if output in (contract.SPARSE, contract.TOKEN_WEIGHTS) and (about := model.manifest.sparse) is not None:
+        dense: Array = np.zeros((len(rows), about.size), np.float32)
+        for at, row in enumerate(rows):
+            indices, weights = sparse.unpacked(row)
+            dense[at, indices] = weights
+        return dense
     if rows[0].ndim == 1:
         return np.stack(rows)
     shape = len(rows), max(map(len, rows)), rows[0].shape[1]

@@ -5,12 +5,24 @@ Source: the OpenAI API reference (CreateEmbeddingRequest) and openai-python, whi
 answer, NDJSON.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
+from service.dialects.search_outputs import (
+    AskedOutput,
+    MatrixObject,
+    MultiVectorOptions,
+    SparseObject,
+    SparseOptions,
+    as_outputs,
+    bytes_of,
+    matrix_content,
+    sparse_content,
+)
 from service.dialects.text.schemas import VLLM, VLLM_IGNORED
 from service.encoding import vectors
 from service.encoding.model import Model
@@ -62,6 +74,11 @@ class EmbeddingRequest(Body):
     prompt_name: str | None = Field(None, max_length=256, description="A prompt of the checkpoint, put before each text.")
     prompt: str | None = Field(None, max_length=65_536, description="The same, given in full.")
     normalize: StrictBool = Field(True, description="False sends the vector as it was pooled.")
+    outputs: Many[AskedOutput] | None = Field(None, description="What each item has, from one run; the model's first output without it.")
+    sparse: SparseOptions = Field(default_factory=partial(SparseOptions.model_validate, {}), description="The form of sparse vectors.")
+    multivector: MultiVectorOptions = Field(
+        default_factory=partial(MultiVectorOptions.model_validate, {}), description="The form of token matrices."
+    )
     truncate: StrictBool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
     truncate_prompt_tokens: StrictInt | None = Field(
         None, ge=-1, lt=2**31, description="vLLM's: cut each input to this many tokens; -1 to the model's own limit. 0 is the same as none."
@@ -71,7 +88,11 @@ class EmbeddingRequest(Body):
 class EmbeddingObject(BaseModel):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | list[int] | str | None = Field(description="Null where `error` says why, on requests with x-item-errors.")
+    embedding: list[float] | list[int] | str | None = Field(
+        None, description="Null where `error` says why, on requests with x-item-errors, and where `outputs` has no dense."
+    )
+    sparse: SparseObject | None = None
+    multivector: MatrixObject | list[list[float]] | list[list[int]] | None = None
     error: dict[str, Any] | None = None
 
 
@@ -125,13 +146,17 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
 @router.post("/embeddings", response_model=EmbeddingResponse)  # for clients whose base URL has no /v1, as in text-embeddings-inference
 async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """Return a vector for each input. With `Accept: application/x-ndjson`, each vector is sent as a line as soon as it is computed."""
+    """Return a vector for each input. `outputs` names what else a text gives. With `Accept: application/x-ndjson`, each item is sent as a
+    line as soon as it is computed."""
     model = catalog.get(body.model, "encoder")
-    vectors.check_dimensions(body.dimensions, model.manifest.width)
-    vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
+    outputs = as_outputs(body.outputs, model)
+    if "dense" in outputs:
+        vectors.check_dimensions(body.dimensions, model.manifest.width)
+        vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
     request = EncodeRequest(
         inputs=as_inputs(body.input),
-        output=model.vector_output(body.normalize),
+        outputs=model.tensors(outputs, normalize=body.normalize),
+        bytes_by_output=bytes_of(model, body.multivector),
         cut=_cut(body, model),
         prompt=model.texts.prompt(body.prompt_name, body.prompt) if body.prompt_name or body.prompt is not None else None,
         row_width=body.dimensions,
@@ -141,7 +166,15 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     def entry(index: int, row: Any) -> dict[str, Any]:
         if isinstance(row, ServiceError):
             return {"object": "embedding", "index": index, "embedding": None, "error": render(row)[1]["error"]}
-        return _entry(index, vectors.cut(row, body.dimensions, normalize=body.normalize), body.encoding_format)
+        content: dict[str, Any] = {"object": "embedding", "index": index}
+        for output, array in zip(outputs, row, strict=True):
+            if output == "dense":
+                content["embedding"] = vectors.FORMS[body.encoding_format](vectors.cut(array, body.dimensions, normalize=body.normalize))
+            elif output == "sparse":
+                content["sparse"] = sparse_content(array, body.sparse, model)
+            else:
+                content["multivector"] = matrix_content(array, body.multivector)
+        return content
 
     if call.ndjson:
         return await stream(model, request, call, entry, render)
@@ -178,7 +211,8 @@ def _plain(body: bytes) -> Plain | None:
         return None
 
     def content(model: Model, answer: EncodeAnswer) -> dict[str, Any]:
-        return _answer([_entry(index, row, form) for index, row in enumerate(answer.rows)], model, answer)
+        vectors = [row[0] for row in answer.rows if not isinstance(row, ServiceError)]  # all, since no request of these has errors by item
+        return _answer([_entry(index, vector, form) for index, vector in enumerate(vectors)], model, answer)
 
     return Plain(model, given, content)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from export.contract import AttentionLayer, Decoder, Image, Kind, Precision
+from export.contract import AttentionLayer, Decoder, Image, Kind, Output, Precision
 from service.catalog import Served
 from service.dialects.openai.embeddings import ERRORS
 from service.http.routing import CatalogDep, JsonRoute
@@ -45,6 +45,9 @@ class ModelObject(BaseModel):
     untrained: bool = Field(description="The weights were not trained for this attention, or are random.")
     chat_template: bool
     chat: bool = Field(description="The template writes who speaks, as those of models do that were trained on conversations.")
+    outputs: list[Output] = Field(description="What an encoder gives for a text; empty for other kinds.")
+    sparse_width: int | None = Field(description="The length of a sparse vector; null without them.")
+    multivector_width: int | None = Field(description="The length of each token's vector; null without them.")
     maps: ModelMaps | None = Field(description="Null if the bundle was exported without --maps.")
     pictures: Image | None = Field(description="Null if the model draws no pictures.")
     state: ModelState | None = Field(description="Null if the model is no decoder.")
@@ -92,6 +95,9 @@ def _model(name: str, model: Served) -> dict[str, Any]:
         "untrained": manifest.source.untrained,
         "chat_template": decoder is not None and decoder.chat_template is not None,
         "chat": model.chat_prompts is not None and model.chat_prompts.tells_speakers,
+        "outputs": manifest.outputs,
+        "sparse_width": None if manifest.sparse is None else manifest.sparse.size,
+        "multivector_width": None if manifest.multivector is None else manifest.multivector.width,
         "maps": None if graph is None else graph.model_dump(include={"max_tokens": True, "layers": True}),
         "pictures": None if image is None else image.model_dump(),
         "state": None if decoder is None else {"bytes": decoder.state_bytes, "cache_bytes_per_token": _cache_bytes(decoder)},

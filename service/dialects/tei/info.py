@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from export.contract import Kind, Precision
+from export.contract import Kind, Output, Precision
 from service.catalog import Catalog
 from service.encoding.model import Model
 from service.encoding.queue import EncoderLimits
@@ -63,6 +63,7 @@ class Info(BaseModel, protected_namespaces=()):
     precision: Precision
     fingerprint: str = Field(description="64 hex digits that change when any byte of the bundle changes.")
     dimensions: int = Field(description="The number of components of a vector, or of labels of a classifier.")
+    outputs: list[Output] = Field(description="What an encoder gives for a text; empty for other kinds.")
     prompts: list[str] = Field(description="The values of `prompt_name`.")
     provider: str = Field(description="The execution provider of ONNX Runtime.")
     self_test: SelfTest = Field(description="Differences from the bundle's golden outputs, measured when this process started.")
@@ -100,6 +101,7 @@ def describe(model: Model, catalog: Catalog) -> dict[str, Any]:
         "precision": manifest.precision,
         "fingerprint": manifest.fingerprint,
         "dimensions": manifest.width,
+        "outputs": manifest.outputs,
         "prompts": sorted(manifest.prompts),
         "provider": model.provider,
         "self_test": model.selftest,

@@ -21,6 +21,7 @@ from service.call import ITEM_ERRORS_HEADER, Call
 from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog, Served
 from service.dialects import jina, ranking, tgi
 from service.dialects.openai.embeddings import as_inputs
+from service.dialects.search_outputs import SPARSE_BYTES
 from service.dialects.tei.info import Info, describe
 from service.dialects.tei.schemas import (
     ERRORS,
@@ -36,11 +37,12 @@ from service.dialects.tei.schemas import (
     TeiRerankRequest,
     TeiSimilarityRequest,
     TeiTruncation,
+    TeiWeight,
 )
 from service.dialects.text.schemas import STREAM
-from service.encoding import vectors
+from service.encoding import sparse, vectors
 from service.encoding.model import Model
-from service.encoding.request import EncodeAnswer, EncodeRequest
+from service.encoding.request import EncodeAnswer, EncodeRequest, Row
 from service.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -106,14 +108,14 @@ async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> An
     vectors.check_dimensions(body.dimensions, model.manifest.width)
     request = EncodeRequest(
         inputs=as_inputs(body.inputs),
-        output=model.vector_output(body.normalize),
+        outputs=(model.vector_output(body.normalize),),
         cut=as_cut(body, model),
         prompt=model.texts.prompt(body.prompt_name) if body.prompt_name else None,
         row_width=body.dimensions,
     )
 
-    def vector(row: Array) -> Array:
-        return vectors.cut(row, body.dimensions, normalize=body.normalize)
+    def vector(row: Row) -> Array:
+        return vectors.cut(row[0], body.dimensions, normalize=body.normalize)
 
     def entry(index: int, row: Any) -> dict[str, Any]:
         if isinstance(row, ServiceError):
@@ -131,18 +133,32 @@ async def embed_all(body: TeiEmbedAllRequest, call: CallDep, catalog: CatalogDep
     model = catalog.get(body.model, "encoder")
     request = EncodeRequest(
         inputs=as_inputs(body.inputs),
-        output=contract.TOKEN_EMBEDDINGS,
+        outputs=(contract.TOKEN_EMBEDDINGS,),
         cut=as_cut(body, model),
         prompt=model.texts.prompt(body.prompt_name) if body.prompt_name else None,
     )
-    return settle(await model.answer(request, call), call, model, lambda row: row)
+    return settle(await model.answer(request, call), call, model, lambda row: row[0])
 
 
-@router.post("/embed_sparse", response_model=TeiError, status_code=424, include_in_schema=False)
-async def embed_sparse(body: TeiEmbedAllRequest, catalog: CatalogDep) -> Any:
-    """Always return 424, because no served model computes sparse vectors. The route is hidden until one does."""
-    model = catalog.get(body.model)
-    raise WrongKind(f"model {model.name} is of kind {model.manifest.kind} and gives no sparse vectors; /embed gives dense ones")
+@router.post("/embed_sparse", response_model=list[list[TeiWeight] | None])
+async def embed_sparse(body: TeiEmbedAllRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """Return the sparse vector of each input: the weights above 0, by ascending index."""
+    model = catalog.get(body.model, "encoder")
+    if "sparse" not in model.manifest.outputs:
+        raise WrongKind(f"model {model.name} gives no sparse vectors; it gives: {', '.join(model.manifest.outputs)}")
+    request = EncodeRequest(
+        inputs=as_inputs(body.inputs),
+        outputs=model.tensors(["sparse"]),
+        cut=as_cut(body, model),
+        prompt=model.texts.prompt(body.prompt_name) if body.prompt_name else None,
+        number_bytes=2 * SPARSE_BYTES,  # each weight has the names of its fields
+    )
+
+    def weights(row: Row) -> list[dict[str, Any]]:
+        indices, values = sparse.unpacked(sparse.cut(row[0]))
+        return [{"index": index, "value": value} for index, value in zip(indices.tolist(), values.tolist(), strict=True)]
+
+    return settle(await model.answer(request, call), call, model, weights)
 
 
 @router.post("/similarity", response_model=list[float | None])
@@ -157,8 +173,8 @@ async def similarity(body: TeiSimilarityRequest, call: CallDep, catalog: Catalog
     source, *others = answer.rows
     if isinstance(source, ServiceError):
         raise source
-    unit = source.astype(np.float64)
-    return settle(EncodeAnswer(others, answer.encoded), call, model, lambda row: float(np.clip(unit @ row, -1, 1)))
+    unit = source[0].astype(np.float64)
+    return settle(EncodeAnswer(others, answer.encoded), call, model, lambda row: float(np.clip(unit @ row[0], -1, 1)))
 
 
 # Scores --------------------------------------------------------------------------------------------------------------------------------
@@ -224,8 +240,8 @@ async def predict(body: TeiPredictRequest, call: CallDep, catalog: CatalogDep) -
     activation, labels = activation_of(body, model), model.manifest.id2label
     top_k = body.parameters.top_k if body.parameters else None
 
-    def predictions(row: Array) -> list[dict[str, Any]]:
-        logits = row.astype(np.float64)
+    def predictions(row: Row) -> list[dict[str, Any]]:
+        logits = row[0].astype(np.float64)
         scores = activation(logits).tolist()
         best = np.argsort(-logits, kind="stable")[:top_k].tolist()
         return [{"score": scores[index], "label": labels.get(index, f"LABEL_{index}")} for index in best]
@@ -390,7 +406,7 @@ def as_cut(body: TeiTruncation, model: Model) -> Cut:
     return Cut(side="left") if cut.side == "right" and body.truncation_direction in ("Left", "left") else cut
 
 
-def settle(answer: EncodeAnswer, call: Call, model: Model, form: Callable[[Array], Any]) -> list[Any]:
+def settle(answer: EncodeAnswer, call: Call, model: Model, form: Callable[[Row], Any]) -> list[Any]:
     """Return `form(row)` for each row of the answer, and set the response's headers. A failed row raises its error, unless the
     request asked for errors by item. Then the row is None and a header lists it."""
     shaped: list[Any] = []

@@ -124,6 +124,11 @@ class TeiRank(BaseModel):
     text: str | None = Field(None, description="Only if `return_text` is true.")
 
 
+class TeiWeight(BaseModel):
+    index: int
+    value: float
+
+
 class TeiPrediction(BaseModel):
     score: float
     label: str

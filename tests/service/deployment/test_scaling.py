@@ -115,8 +115,8 @@ class Encoder:
         """Raises Overloaded."""
         now = self._clock.now
         self._queue.check(Lane.INTERACTIVE, now, client)
-        work = PendingRequest(EncodeTask(inputs=[Encoded([0] * tokens, None, tokens)], output="embedding"), now)
-        item = QueuedInput([0] * tokens, None, "embedding", Lane.INTERACTIVE, now, b"", [(work, 0)], client)
+        work = PendingRequest(EncodeTask(inputs=[Encoded([0] * tokens, None, tokens)], outputs=("embedding",)), now)
+        item = QueuedInput([0] * tokens, None, ("embedding",), Lane.INTERACTIVE, now, (b"",), [(work, 0)], client)
         self._queue.enter([item], Lane.INTERACTIVE, now, math.inf)
         if not self._busy:
             self._draw()

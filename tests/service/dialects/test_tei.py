@@ -195,11 +195,6 @@ async def test_embed_all_sends_a_vector_for_each_token_not_normalised(http: http
     assert response.headers["x-compute-characters"] == str(len("the cat") + len("a small bird") + 3)
 
 
-async def test_embed_sparse_is_a_wrong_model_type_and_not_documented(http: httpx.AsyncClient) -> None:
-    assert_error(await http.post("/embed_sparse", json={"inputs": "the cat"}), 424, "Backend", "sparse")
-    assert "/embed_sparse" not in (await http.get("/openapi.json")).json()["paths"]
-
-
 async def test_similarity_is_the_cosine_with_each_sentence(http: httpx.AsyncClient) -> None:
     body = {"inputs": {"source_sentence": "the cat", "sentences": ["a dog", "the cat"]}}
     response = await http.post("/similarity", json=body)

@@ -26,8 +26,8 @@ LIMITS = EncoderLimits(tokens_per_s=RUNS / TOKEN_S, run_cost_tokens=math.inf, co
 
 
 def items(count: int, lane: Lane = Lane.INTERACTIVE, now: float = 0.0, length: int = LENGTH) -> list[QueuedInput]:
-    work = PendingRequest(EncodeTask(inputs=[Encoded([1] * length, None, length)] * count, output="o"), now)
-    return [QueuedInput([1] * length, None, "o", lane, now, b"", [(work, index)]) for index in range(count)]
+    work = PendingRequest(EncodeTask(inputs=[Encoded([1] * length, None, length)] * count, outputs=("o",)), now)
+    return [QueuedInput([1] * length, None, ("o",), lane, now, (b"",), [(work, index)]) for index in range(count)]
 
 
 def test_a_run_beside_another_takes_its_share_of_all_work() -> None:

@@ -21,11 +21,11 @@ def queue(*, max_batch_tokens: int = 512, run_cost_tokens: float = 16, short_tok
 
 
 def pending(deadline: float) -> PendingRequest:
-    return PendingRequest(EncodeTask(inputs=[Encoded([1], None, 1)], output="sentence_embedding", deadline=deadline), 0.0)
+    return PendingRequest(EncodeTask(inputs=[Encoded([1], None, 1)], outputs=("sentence_embedding",), deadline=deadline), 0.0)
 
 
 def item(length: int, arrived: float = 0.0, lane: Lane = Lane.INTERACTIVE, deadline: float = math.inf) -> QueuedInput:
-    return QueuedInput([1] * length, None, "sentence_embedding", lane, arrived, b"", [(pending(deadline), 0)])
+    return QueuedInput([1] * length, None, ("sentence_embedding",), lane, arrived, (b"",), [(pending(deadline), 0)])
 
 
 def put(target: BatchingQueue, *items: QueuedInput) -> list[QueuedInput]:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.encoding.cache import VectorCache, key_of
+from service.encoding.cache import VectorCache, keys_of
 from service.runtime.onnx import Array
 
 _ENTRY_BYTES = 300  # what service.encoding.cache reckons an entry costs beside its numbers
@@ -22,16 +22,16 @@ def test_the_least_recently_used_leaves_first() -> None:
     cache = VectorCache(3 * (400 + _ENTRY_BYTES))
     for number in (1, 2, 3):
         cache.put(key(number), row())
-    cache.get(key(1))
+    cache.get((key(1),))
     cache.put(key(4), row())
-    assert [cache.get(key(number)) is not None for number in (1, 2, 3, 4)] == [True, False, True, True]
+    assert [cache.get((key(number),)) is not None for number in (1, 2, 3, 4)] == [True, False, True, True]
 
 
 def test_a_row_larger_than_the_cache_is_not_kept_and_pushes_nothing_out() -> None:
     cache = VectorCache(1000)
     cache.put(key(1), row())
     cache.put(key(2), row(10_000))
-    assert (cache.get(key(1)) is not None, cache.get(key(2))) == (True, None)
+    assert (cache.get((key(1),)) is not None, cache.get((key(2),))) == (True, None)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -40,23 +40,23 @@ def test_its_bytes_never_exceed_the_bound_and_are_counted_exactly(steps: list[tu
     cache = VectorCache(5000)
     for number, size, get in steps:
         if get:
-            cache.get(key(number))
+            cache.get((key(number),))
         else:
             cache.put(key(number), row(size))
-        kept = [found for each in range(10) if (found := cache._rows.get(key(each))) is not None]
+        kept = [found for each in range(10) if (found := cache._arrays.get(key(each))) is not None]
         assert cache.size_bytes == sum(each.nbytes + _ENTRY_BYTES for each in kept) <= 5000
 
 
 def test_a_key_tells_tenants_models_outputs_ids_and_types_apart() -> None:
     keys = [
-        key_of("", "f", "sentence_embedding", [1, 2], None),
-        key_of("", "g", "sentence_embedding", [1, 2], None),
-        key_of("", "f", "pooled", [1, 2], None),
-        key_of("", "f", "sentence_embedding", [2, 1], None),
-        key_of("", "f", "sentence_embedding", [1, 2, 0], None),
-        key_of("", "f", "sentence_embedding", [1, 2], [0, 0]),
-        key_of("", "f", "sentence_embedding", [1, 2], [0, 1]),
-        key_of("acme", "f", "sentence_embedding", [1, 2], None),
+        keys_of("", "f", ("sentence_embedding",), [1, 2], None),
+        keys_of("", "g", ("sentence_embedding",), [1, 2], None),
+        keys_of("", "f", ("pooled",), [1, 2], None),
+        keys_of("", "f", ("sentence_embedding",), [2, 1], None),
+        keys_of("", "f", ("sentence_embedding",), [1, 2, 0], None),
+        keys_of("", "f", ("sentence_embedding",), [1, 2], [0, 0]),
+        keys_of("", "f", ("sentence_embedding",), [1, 2], [0, 1]),
+        keys_of("acme", "f", ("sentence_embedding",), [1, 2], None),
     ]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == key_of("", "f", "sentence_embedding", [1, 2], None)
+    assert keys[0] == keys_of("", "f", ("sentence_embedding",), [1, 2], None)

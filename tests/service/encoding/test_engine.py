@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from export import contract
+from service.encoding import sparse
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
 from service.encoding.queue import EncoderLimits
@@ -26,10 +27,11 @@ from tests.service.fakes import PATIENCE_S, FakeSession
 VECTOR, TOKENS, LOGITS = contract.EMBEDDING, contract.TOKEN_EMBEDDINGS, contract.LOGITS
 
 
-def make(session: FakeSession, *, cache_bytes: int = 0, **limits: Any) -> EncoderEngine:
+def make(session: FakeSession, *, cache_bytes: int = 0, ignored_ids: Sequence[int] = (), **limits: Any) -> EncoderEngine:
     limits = {"run_cost_tokens": 16, "tokens_per_s": 1e9, **limits}
     metrics = ModelMetrics(Metrics(), "fake")
-    return EncoderEngine(session, fingerprint="f", limits=EncoderLimits(**limits), metrics=metrics, cache=VectorCache(cache_bytes))
+    cache = VectorCache(cache_bytes)
+    return EncoderEngine(session, fingerprint="f", limits=EncoderLimits(**limits), metrics=metrics, cache=cache, ignored_ids=ignored_ids)
 
 
 @asynccontextmanager
@@ -54,7 +56,7 @@ def text(number: int, length: int = 4) -> list[int]:
 async def busy(engine: EncoderEngine, session: FakeSession) -> "asyncio.Task[Any]":
     """Hold one run at the gate, so that what comes now must queue; its log and count begin anew."""
     session.hold()
-    held = asyncio.create_task(engine.run(EncodeTask(inputs=encode(text(0)), output=VECTOR)))
+    held = asyncio.create_task(engine.run(EncodeTask(inputs=encode(text(0)), outputs=(VECTOR,))))
     await session.entered(1)
     session.forget()
     return held
@@ -62,20 +64,20 @@ async def busy(engine: EncoderEngine, session: FakeSession) -> "asyncio.Task[Any
 
 async def queued(engine: EncoderEngine, *inputs: Sequence[int], **options: Any) -> "asyncio.Task[Any]":
     """A request whose inputs have been put into the queue."""
-    task = asyncio.create_task(engine.run(EncodeTask(inputs=encode(*inputs), **{"output": VECTOR, **options})))
+    task = asyncio.create_task(engine.run(EncodeTask(inputs=encode(*inputs), **{"outputs": (VECTOR,), **options})))
     await asyncio.sleep(0)
     return task
 
 
 def same(row: object, session: FakeSession, ids: Sequence[int], output: str = VECTOR) -> bool:
-    assert isinstance(row, np.ndarray), row
-    return np.array_equal(row, session.row(output, ids))
+    assert isinstance(row, tuple), row
+    return np.array_equal(row[0], session.row(output, ids))
 
 
 async def computed_anew(engine: EncoderEngine, session: FakeSession, ids: Sequence[int]) -> None:
     """An input of which nothing is left in the engine runs once more."""
     session.forget()
-    assert same((await engine.run(EncodeTask(inputs=encode(ids), output=VECTOR)))[0], session, ids)
+    assert same((await engine.run(EncodeTask(inputs=encode(ids), outputs=(VECTOR,))))[0], session, ids)
     assert session.batches == [[ids]]
 
 
@@ -86,7 +88,7 @@ async def test_rows_come_in_the_order_of_the_inputs_whatever_the_order_of_the_ru
     session = FakeSession()
     inputs = [text(1, 3), text(2, 40), text(3, 3), text(4, 90), text(5, 41), text(6, 3)]
     async with running(session, concurrent_runs=2) as engine:
-        rows = await engine.run(EncodeTask(inputs=encode(*inputs), output=VECTOR))
+        rows = await engine.run(EncodeTask(inputs=encode(*inputs), outputs=(VECTOR,)))
     assert all(same(row, session, ids) for row, ids in zip(rows, inputs, strict=True))
     assert len(session.batches) > 1
 
@@ -95,7 +97,7 @@ async def test_requests_with_different_outputs_share_a_run() -> None:
     session = FakeSession()
     async with running(session) as engine:
         held = await busy(engine, session)
-        vector, tokens = await queued(engine, text(1, 5)), await queued(engine, text(1, 3), output=TOKENS)
+        vector, tokens = await queued(engine, text(1, 5)), await queued(engine, text(1, 3), outputs=(TOKENS,))
         session.open()
         rows = await asyncio.gather(held, vector, tokens)
     assert session.batches == [[text(1, 5), text(1, 3)]]
@@ -107,15 +109,15 @@ async def test_requests_with_different_outputs_share_a_run() -> None:
 async def test_token_types_reach_the_session() -> None:
     session = FakeSession()
     async with running(session) as engine:
-        await engine.run(EncodeTask(inputs=[Encoded([1, 2, 3], [0, 0, 1], 3)], output=VECTOR))
-        await engine.run(EncodeTask(inputs=encode([1, 2]), output=VECTOR))
+        await engine.run(EncodeTask(inputs=[Encoded([1, 2, 3], [0, 0, 1], 3)], outputs=(VECTOR,)))
+        await engine.run(EncodeTask(inputs=encode([1, 2]), outputs=(VECTOR,)))
     assert session.type_ids == [[[0, 0, 1]], None]
 
 
 async def test_a_row_owns_its_memory() -> None:
     async with running(FakeSession()) as engine:
-        rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), output=VECTOR))
-    assert all(isinstance(row, np.ndarray) and row.base is None for row in rows)
+        rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), outputs=(VECTOR,)))
+    assert all(isinstance(row, tuple) and row[0].base is None for row in rows)
 
 
 async def test_on_row_is_called_for_each_input_as_its_run_ends() -> None:
@@ -147,7 +149,7 @@ async def test_the_queued_inputs_of_a_cancelled_request_never_run() -> None:
         await asyncio.gather(gone, return_exceptions=True)
         session.open()
         await asyncio.gather(held, stays)
-        await engine.run(EncodeTask(inputs=encode(text(4)), output=VECTOR))
+        await engine.run(EncodeTask(inputs=encode(text(4)), outputs=(VECTOR,)))
         assert session.batches == [[text(3)], [text(4)]]
         assert engine.queued_tokens == 0
 
@@ -157,10 +159,10 @@ async def test_a_request_out_of_time_is_told_so_and_its_inputs_never_run() -> No
     async with running(session) as engine:
         held = await busy(engine, session)
         with pytest.raises(DeadlineExceeded):
-            await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, deadline=time.monotonic() + 0.01))
+            await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,), deadline=time.monotonic() + 0.01))
         session.open()
         await held
-        await engine.run(EncodeTask(inputs=encode(text(2)), output=VECTOR))
+        await engine.run(EncodeTask(inputs=encode(text(2)), outputs=(VECTOR,)))
     assert session.batches == [[text(2)]]
 
 
@@ -173,7 +175,7 @@ async def test_over_the_queue_a_request_is_refused_with_the_time_until_there_is_
         held = await busy(engine, session)
         waiting = await queued(engine, text(1, 90))
         with pytest.raises(Overloaded, match="90 of 100 tokens are queued and the request has 20") as refused:
-            await engine.run(EncodeTask(inputs=encode(text(2, 20)), output=VECTOR))
+            await engine.run(EncodeTask(inputs=encode(text(2, 20)), outputs=(VECTOR,)))
         assert 10 / 1000 <= refused.value.retry_after_s <= 1.1 * 10 / 1000
         session.open()
         await asyncio.gather(held, waiting)
@@ -186,7 +188,7 @@ async def test_a_request_whose_deadline_is_shorter_than_the_queue_is_refused_at_
         held = await busy(engine, session)
         began = time.monotonic()
         with pytest.raises(Overloaded) as refused:
-            await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, deadline=began + PATIENCE_S))
+            await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,), deadline=began + PATIENCE_S))
         late_s = refused.value.retry_after_s - 3 * PATIENCE_S  # 4 tokens are running, and the time of one is given
         assert -1e-6 < late_s <= time.monotonic() - began
         session.open()
@@ -271,7 +273,7 @@ async def dropped_as_joined(engine: EncoderEngine, session: FakeSession, *also: 
     gone, marker = await queued(engine, text(1, 90)), await queued(engine, text(2))
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    joins = asyncio.create_task(engine.run(EncodeTask(inputs=encode(text(1, 90)), output=VECTOR)))
+    joins = asyncio.create_task(engine.run(EncodeTask(inputs=encode(text(1, 90)), outputs=(VECTOR,))))
     for step in also:
         step()
     session.release()
@@ -304,12 +306,33 @@ async def test_joining_an_input_in_the_moment_it_is_dropped_and_the_engine_stops
 async def test_an_input_seen_before_comes_from_the_cache() -> None:
     session = FakeSession()
     async with running(session, cache_bytes=10_000) as engine:
-        first = await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
+        first = await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,)))
         seen: list[int] = []
-        again = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), output=VECTOR, on_row=lambda index, row: seen.append(index)))
+        again = await engine.run(
+            EncodeTask(inputs=encode(text(1), text(2)), outputs=(VECTOR,), on_row=lambda index, row: seen.append(index))
+        )
     assert session.batches == [[text(1)], [text(2)]]
-    assert np.array_equal(first[0], again[0])
+    assert same(first[0], session, text(1))
+    assert same(again[0], session, text(1))
     assert seen == [0, 1]
+
+
+async def test_one_run_gives_all_outputs_of_an_input_and_each_is_cached_by_itself() -> None:
+    session, ids = FakeSession(), [5, 9, 5, 2]
+    all_three = (VECTOR, contract.TOKEN_WEIGHTS, contract.MULTIVECTOR)
+    async with running(session, cache_bytes=10_000, ignored_ids=[9]) as engine:
+        ((vector, weights, matrix),) = await engine.run(EncodeTask(inputs=encode(ids), outputs=all_three))
+        parts = await engine.run(EncodeTask(inputs=encode(ids), outputs=(contract.MULTIVECTOR, VECTOR)))
+        await engine.run(EncodeTask(inputs=encode(ids), outputs=(VECTOR, contract.POOLED)))
+    assert session.outputs == [sorted(all_three), sorted((VECTOR, contract.POOLED))], "only an output that is missing is computed"
+    assert np.array_equal(vector, session.row(VECTOR, ids))
+    indices, values = sparse.unpacked(weights)
+    of_tokens = session.row(contract.TOKEN_WEIGHTS, ids)
+    assert indices.tolist() == [2, 5], "ascending, each token id once, without the ignored one"
+    assert values.tolist() == [of_tokens[3], max(of_tokens[0], of_tokens[2])]
+    assert matrix.dtype == np.float16
+    assert np.array_equal(matrix, session.row(contract.MULTIVECTOR, ids).astype(np.float16))
+    assert [np.array_equal(*pair) for pair in zip(parts[0], (matrix, vector), strict=True)] == [True, True]
 
 
 async def test_token_vectors_are_not_cached() -> None:
@@ -317,7 +340,7 @@ async def test_token_vectors_are_not_cached() -> None:
     session = FakeSession()
     async with running(session, cache_bytes=1_000_000) as engine:
         for _ in range(2):
-            await engine.run(EncodeTask(inputs=encode(text(1)), output=TOKENS))
+            await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(TOKENS,)))
     assert len(session.batches) == 2
 
 
@@ -325,7 +348,7 @@ async def test_a_run_can_be_asked_for_whatever_the_cache_knows() -> None:
     session = FakeSession()
     async with running(session, cache_bytes=10_000) as engine:
         for _ in range(2):
-            await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, use_cache=False))
+            await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,), use_cache=False))
     assert len(session.batches) == 2
 
 
@@ -386,15 +409,15 @@ async def test_a_device_that_is_lost_ends_the_threads_and_what_waits_is_told() -
         while engine.alive:  # noqa: ASYNC110  threads end by themselves
             await asyncio.sleep(0.001)
         with pytest.raises(NotReady, match="another replica"):
-            await engine.run(EncodeTask(inputs=encode(text(2)), output=VECTOR))
+            await engine.run(EncodeTask(inputs=encode(text(2)), outputs=(VECTOR,)))
 
 
 async def test_memory_of_the_device_that_ran_out_is_not_its_end() -> None:
     session = FakeSession()
     session.failures[0] = RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; hostname=node ; file=cuda_allocator.cc ; line=1 ;")
     async with running(session) as engine:
-        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
-        assert same((await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR)))[0], session, text(1))
+        await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,)))
+        assert same((await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,))))[0], session, text(1))
         assert engine.alive
 
 
@@ -404,7 +427,7 @@ async def test_a_row_that_is_no_vector_is_withheld_and_its_neighbours_are_not(nu
     session.bad_rows[tuple(text(1))] = number
     async with running(session, cache_bytes=10_000) as engine:
         for _ in range(2):  # the cache has not kept it either
-            rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), output=VECTOR))
+            rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), outputs=(VECTOR,)))
             assert isinstance(rows[0], RuntimeFailed)
             assert same(rows[1], session, text(2))
         assert engine.healthy, "one odd row is no sick runtime"
@@ -427,7 +450,7 @@ async def test_each_output_has_its_own_idea_of_a_bad_row(output: str, number: fl
     session = FakeSession()
     session.bad_rows[tuple(text(1))] = number
     async with running(session) as engine:
-        (row,) = await engine.run(EncodeTask(inputs=encode(text(1)), output=output))
+        (row,) = await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(output,)))
     assert isinstance(row, RuntimeFailed) != leaves
 
 
@@ -441,7 +464,7 @@ class ShortSession(FakeSession):
 async def test_an_answer_of_the_wrong_shape_is_an_error_and_not_the_end_of_the_thread() -> None:
     async with running(ShortSession()) as engine:
         async with asyncio.timeout(PATIENCE_S):
-            rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), output=VECTOR))
+            rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), outputs=(VECTOR,)))
         assert all(isinstance(row, RuntimeFailed) for row in rows)
         assert engine.alive
 
@@ -451,10 +474,10 @@ async def test_a_failed_run_turns_health_off_and_the_next_good_one_turns_it_on()
     session.broken = True
     async with running(session) as engine:
         assert engine.healthy
-        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
+        await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,)))
         assert not engine.healthy
         session.broken = False
-        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
+        await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,)))
         assert engine.healthy
 
 
@@ -476,7 +499,7 @@ async def test_stop_finishes_what_runs_fails_what_waits_and_ends_the_threads() -
     assert not any(thread.name.startswith("runtime-") for thread in threading.enumerate())
     assert not engine.healthy
     with pytest.raises(NotReady):
-        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
+        await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,)))
 
 
 def test_a_run_that_outlives_its_event_loop_ends_quietly() -> None:
@@ -501,7 +524,7 @@ async def test_many_requests_from_everywhere_all_get_their_own_rows() -> None:
 
         async def ask(number: int) -> None:
             inputs = [text(int(token), int(length)) for token, length in random.integers(1, 60, (5, 2))]
-            task = asyncio.create_task(engine.run(EncodeTask(inputs=encode(*inputs), output=VECTOR, lane=Lane(number % 2))))
+            task = asyncio.create_task(engine.run(EncodeTask(inputs=encode(*inputs), outputs=(VECTOR,), lane=Lane(number % 2))))
             if number % 7 == 0:
                 await asyncio.sleep(0)
                 task.cancel()

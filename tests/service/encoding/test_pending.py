@@ -12,7 +12,7 @@ from tests.service.fakes import until
 
 def pending(after_s: float, name: str, ended: list[Any]) -> PendingRequest:
     now = time.monotonic()
-    task = EncodeTask(inputs=[Encoded([1], None, 1)], output="o", deadline=now + after_s)
+    task = EncodeTask(inputs=[Encoded([1], None, 1)], outputs=("o",), deadline=now + after_s)
     return PendingRequest(task, now, lambda result: ended.append((name, result)))
 
 

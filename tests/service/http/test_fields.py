@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
-from service.dialects import cohere, jina, ranking, tgi
+from service.dialects import cohere, jina, ranking, search_outputs, tgi
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
 from service.dialects.openai import conversations, images, tokens
@@ -33,6 +33,8 @@ TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 # Every class that reads a part of a body, and the least that it takes. A class without an entry fails the tests.
 LEAST: dict[type[Body], dict[str, Any]] = {
     openai.EmbeddingRequest: {"input": "a"},
+    search_outputs.SparseOptions: {},
+    search_outputs.MultiVectorOptions: {},
     AttentionRequest: {"input": "a"},
     text.CompletionRequest: {"prompt": "Say:"},
     text.ChatRequest: {"messages": [SAYS]},

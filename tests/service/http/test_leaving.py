@@ -61,8 +61,8 @@ async def left_and_dropped(app: Application, path: str, name: str, body: dict[st
 
 
 def test_the_table_has_every_route_of_an_encoder(tmp_path: Path) -> None:
-    """Those that continue texts are tested beside their engines; these compute nothing, or little."""
-    others = {"/decode", "/tokenize", "/detokenize", "/v1/attention", "/v1/development/kill"}
+    """Those that continue texts are tested beside their engines. The others compute nothing or little, or do it as `/embed_all`."""
+    others = {"/embed_sparse", "/decode", "/tokenize", "/detokenize", "/v1/attention", "/v1/development/kill"}
     texts = {"/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/images/generations"}
     texts |= {"/v1/states", "/v1/states/{state}/fork", "/v1/states/{state}/rewind", "/v1/responses/{response_id}/cancel"}
     texts |= {

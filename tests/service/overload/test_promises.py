@@ -105,8 +105,8 @@ class Vectors:
     def ask(self, client: Client, now: float) -> None:
         self._queue.check(Lane.INTERACTIVE, now, client.name)
         encoded = Encoded([1] * self._tokens, None, self._tokens)
-        work = PendingRequest(EncodeTask(inputs=[encoded], output="o", client=client.name), now)
-        item = QueuedInput(encoded.ids, None, "o", Lane.INTERACTIVE, now, b"", [(work, 0)], client.name)
+        work = PendingRequest(EncodeTask(inputs=[encoded], outputs=("o",), client=client.name), now)
+        item = QueuedInput(encoded.ids, None, ("o",), Lane.INTERACTIVE, now, (b"",), [(work, 0)], client.name)
         self._queue.enter([item], Lane.INTERACTIVE, now, math.inf)
         self._clients[id(item)] = client
 

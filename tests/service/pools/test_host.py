@@ -88,7 +88,7 @@ async def test_only_the_replica_that_is_asked_last_keeps_a_place(tmp_path: Path)
     key = model.name, model.manifest.fingerprint
 
     async def encode(token: int, *, last: bool) -> tuple[str, str]:
-        task = EncodeTask(inputs=[Encoded([token] * 50, None, 50)], output=model.output, client="10.0.0.1:1")
+        task = EncodeTask(inputs=[Encoded([token] * 50, None, 50)], outputs=(model.output,), client="10.0.0.1:1")
         kind, *content = await host.encode(key, wire.pack_task(task, wire.pack_inputs(task.inputs)), last)
         return kind, wire.unpack_error(content[0]).message if kind == "refused" else ""
 

@@ -60,6 +60,6 @@ async def test_the_threads_of_an_encoder_give_way() -> None:
     metrics = ModelMetrics(Metrics(), "fake")
     engine = EncoderEngine(Session(), fingerprint="f", limits=limits, metrics=metrics, cache=VectorCache(0))
     engine.start()
-    await engine.run(EncodeTask(inputs=[Encoded([1, 2], None, 2)], output=contract.EMBEDDING))
+    await engine.run(EncodeTask(inputs=[Encoded([1, 2], None, 2)], outputs=(contract.EMBEDDING,)))
     await engine.stop()
     assert found == [min(19, niceness() + NICER)]

@@ -1,0 +1,26 @@
+"""Token matrices: one vector for each token of a text that is compared, (n, D), as ColBERT has (arXiv 2004.12832)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export import contract
+from service.runtime.onnx import Array
+
+
+def compared(ids: Sequence[int], multivector: contract.MultiVector, role: contract.RoleName = "document") -> NDArray[np.bool_]:
+    """Return which tokens of a text are compared, (N,) bool. Tokens that are skipped, such as punctuation, are skipped in documents only.
+
+    If no token of a document would be left, none is skipped.
+    """
+    kept = np.ones(len(ids), bool)
+    if role == "document" and multivector.skipped_ids:
+        kept = ~np.isin(np.asarray(ids), multivector.skipped_ids)
+    kept[: int(multivector.skips_first)] = False
+    return kept if kept.any() else np.ones(len(ids), bool)
+
+
+def matrix_of(array: Array, ids: Sequence[int], multivector: contract.MultiVector, role: contract.RoleName = "document") -> Array:
+    """Return the token matrix of a text from the vectors of all its tokens (N, D)."""
+    return array[compared(ids, multivector, role)]
