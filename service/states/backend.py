@@ -30,9 +30,13 @@ Key = tuple[str, ...]
 @dataclass(frozen=True)
 class Tenant:
     states: int = 0
-    size: int = 0
-    pinned_size: int = 0
+    size: int = 0  # bytes of blobs and documents, and of the metadata and token ids of the states that are ready
+    pinned_size: int = 0  # bytes of blobs that a pinned state has
     version_floor: int = 0  # the highest version of a deleted name
+    names: int = 0
+    keys: int = 0
+    gone: int = 0  # rows of states that are gone
+    gone_size: int = 0  # bytes of the token ids that these rows keep for their descendants
     seq: int = 0  # the last number of a row, where the store does not have its own numbers
     version: int = 0  # the number of commits, where the store compares it
     registered: bool = True
@@ -82,7 +86,7 @@ class Changes:
     frees: bool  # whether the transaction only deletes, so that a full store must accept it
     before: dict[Key, Any] = field(default_factory=dict)
     after: dict[Key, Any] = field(default_factory=dict)
-    ids: dict[str, bytes] = field(default_factory=dict)  # the token ids of new states
+    ids: dict[str, bytes] = field(default_factory=dict)  # the token ids of new states, and b"" for states that lose them
     content: dict[str, bytes] = field(default_factory=dict)  # the bytes that came with new states, by hash
     apart: dict[str, bytes] = field(default_factory=dict)  # damaged bytes, by hash
 
@@ -103,8 +107,9 @@ class Backend(ABC):
         `docs:KIND` for documents."""
 
     @abstractmethod
-    def least_used(self, tenant: str, skip: int, limit: int) -> list[str]:
-        """Return ids of ready states that are not pinned, least recently used first."""
+    def oldest(self, tenant: str, index: str, skip: int, limit: int) -> list[str]:
+        """Return ids of an index, the earliest first. `index`: `lru` for ready states that are not pinned, by their last use; `gone` for
+        states that are gone, by their end; `keys` by their age."""
 
     @abstractmethod
     def sharing(self, tenant: str, sha256: str) -> list[str]:

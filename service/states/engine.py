@@ -129,10 +129,10 @@ class StateEngine(Backend):
 
     def _write_states(self, rows: Rows, forks: Sequence[Fork], blob: tuple[str, int], ids: bytes) -> None:
         for record, key in forks:
-            rows.set_state(record.id, replace(record, sha256=blob[0], size=blob[1], status="ready", seq=0))
+            rows.set_state(record.id, replace(record, sha256=blob[0], size=blob[1], ids_size=len(ids), status="ready", seq=0))
             rows.ids[record.id] = ids
             if key is not None:
-                rows.after["key", key.key] = KeptKey(key.digest, record.id, rows.now)
+                rows.write("key", key.key, KeptKey(key.digest, record.id, rows.now))
 
     def get(self, tenant: str, state: str) -> StateRecord:
         """Return the record of a state. Raises StateNotFound, or StateGone with the reason."""
@@ -303,7 +303,7 @@ class StateEngine(Backend):
 
         def write(rows: Rows) -> list[int]:
             before = rows.usage.size
-            versions = [rows.write(document, expected) for document, expected in documents]
+            versions = [rows.write_document(document, expected) for document, expected in documents]
             if rows.usage.size > before:
                 rows.make_room(quota)
             return versions

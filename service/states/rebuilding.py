@@ -18,7 +18,7 @@ import apsw
 from service.errors import StoreFailed
 from service.states.blob_files import BlobFiles, sync
 from service.states.record import Status
-from service.states.sqlite_schema import FIELDS, FILE, SCHEMA, VERSION
+from service.states.sqlite_schema import COUNT, FIELDS, FILE, SCHEMA, VERSION
 
 _TABLES = {  # copied tables with their columns; the table `tenants` is computed from the others
     "blobs": "id, tenant, sha256, size, content, refs, pins",
@@ -118,12 +118,7 @@ def _count(db: apsw.Connection) -> None:
         "pins = (SELECT count(*) FROM states WHERE blob = blobs.id AND pinned)"
     )
     db.execute(
-        "INSERT INTO tenants SELECT tenant, "
-        "(SELECT count(*) FROM states s WHERE s.tenant = t.tenant AND status = 'ready'), "
-        "(SELECT coalesce(sum(size), 0) FROM blobs b WHERE b.tenant = t.tenant) "
-        "+ (SELECT coalesce(sum(length(body)), 0) FROM documents d WHERE d.tenant = t.tenant), "
-        "(SELECT coalesce(sum(size), 0) FROM blobs b WHERE b.tenant = t.tenant AND pins), ? "
-        "FROM (SELECT tenant FROM states UNION SELECT tenant FROM documents) t",
+        f"{COUNT} (SELECT tenant, ? AS version_floor FROM (SELECT tenant FROM states UNION SELECT tenant FROM documents)) t",
         (int(time.time()),),
     )
 

@@ -9,6 +9,8 @@ Origin = Literal["prompt", "continuation", "fork", "rewind", "upload", "response
 Status = Literal["ready", "deleted", "expired", "evicted", "damaged"]
 Turn = Literal["", "system", "user", "assistant", "generated"]
 
+DOCUMENT_BYTES = 512  # a document counts for so many bytes beside its body, because its row and the rows of its indexes have about that
+
 ID = re.compile(r"state_[0-9a-f]{32}")
 
 
@@ -19,7 +21,7 @@ def new_state_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StateRecord:
-    """The stored data of one state except its tensors. Only `used`, `expires`, `pinned`, `metadata` and `status` ever change."""
+    """The stored data of one state except its tensors. `used`, `expires`, `pinned`, `metadata`, `ids_size` and `status` may change."""
 
     id: str
     tenant: str  # "" if no keys are set
@@ -38,6 +40,7 @@ class StateRecord:
     sha256: str = ""  # SHA-256 of the state's blob
     size: int = 0  # size of the blob in bytes
     shared_by: int = 1  # number of states with the same blob
+    ids_size: int = 0  # bytes of the stored token ids
     status: Status = "ready"
     seq: int = field(default=0, compare=False, repr=False)  # the store's number of the row: newer states have higher numbers
 
@@ -75,14 +78,17 @@ class Fork(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """The limits of one tenant on the number of its states, and on the bytes of its blobs and documents. A shared blob counts once."""
+    """The limits of one tenant on the number of its states, and on their bytes, as `Usage` counts them. A shared blob counts once.
+
+    A tenant may have as many idempotency keys as states, and as many rows of states that are gone.
+    """
 
     states: int
     size: int
 
 
 class Usage(NamedTuple):
-    """What a tenant stores: the number of its states, and the bytes of its blobs and documents (`size`)."""
+    """What a tenant stores: the number of its states, and the bytes of its blobs, metadata, token ids and documents (`size`)."""
 
     states: int = 0
     size: int = 0

@@ -12,13 +12,20 @@ local function state(id)
         local status, sha256 = unpack(call("HMGET", prefix .. "state:" .. id, "status", "sha256"))
         fields[#fields + 1] = "shared_by"
         fields[#fields + 1] = status == "ready" and call("SCARD", prefix .. "sharing:" .. sha256) or 0
+        fields[#fields + 1] = "ids_size"
+        fields[#fields + 1] = call("STRLEN", prefix .. "ids:" .. id)
     end
     return fields
 end
 
 local tables = {
     tenant = function()
-        return call("HGETALL", KEYS[1])
+        local fields = call("HGETALL", KEYS[1])
+        for name, count in pairs({ names = "HLEN", keys = "ZCARD", gone = "ZCARD" }) do
+            fields[#fields + 1] = name
+            fields[#fields + 1] = call(count, prefix .. name)
+        end
+        return fields
     end,
     state = state,
     sharing = function(sha256)
@@ -93,10 +100,37 @@ function functions.commit()
     local at = 4
     while at <= #ARGV do
         local last = at + ARGV[at]
-        call(ARGV[at + 1], prefix .. ARGV[at + 2], unpack(ARGV, at + 3, last))
+        local reply = call(ARGV[at + 1], prefix .. ARGV[at + 2], unpack(ARGV, at + 3, last))
+        if ARGV[at + 1] == "HINCRBY" and reply == 0 then
+            call("HDEL", prefix .. ARGV[at + 2], ARGV[at + 3]) -- a count of 0 is no field, or the hash would grow for ever
+        end
         at = last + 1
     end
     return 1
+end
+
+-- Count what version 2 of the store did not: the metadata and token ids of states, and the rows of documents. States that are gone lose their
+-- metadata. ARGV: the bytes of the rows of documents.
+function functions.recount()
+    if call("HSETNX", KEYS[1], "recounted", 1) == 0 then
+        return -- by another process, which opens the store now too
+    end
+    call("HINCRBY", KEYS[1], "size", ARGV[2])
+    call("DEL", prefix .. "kin") -- it kept counts of 0
+    for index, field in pairs({ ready = "size", gone = "gone_size" }) do
+        for _, id in ipairs(call("ZRANGE", prefix .. index, 0, -1)) do
+            local key = prefix .. "state:" .. id
+            if index == "gone" then
+                call("HSET", key, "metadata", "{}")
+            end
+            call("HINCRBY", KEYS[1], field, call("STRLEN", prefix .. "ids:" .. id) + call("HSTRLEN", key, "metadata") - #"{}")
+            local parent = call("HGET", key, "parent")
+            if parent and parent ~= "" then
+                call("HINCRBY", prefix .. "kin", parent, 1)
+            end
+        end
+    end
+    call("HINCRBY", KEYS[1], "version", 1)
 end
 
 return functions[ARGV[1]]()

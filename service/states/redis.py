@@ -8,7 +8,7 @@ All keys of a tenant have the same hash tag, so they are on one node of a cluste
 
 | key, after `attnserve:{hash of the tenant}:` | content |
 |---|---|
-| usage | hash: the fields of `Tenant` in `backend.py`, and the tenant. `version` grows with every commit |
+| usage | hash: the fields of `Tenant` in `backend.py` except the numbers of rows, and the tenant. `version` grows with every commit |
 | state:ID, ids:ID | a hash with the state's record; the state's token ids |
 | blob:SHA256, sharing:SHA256, pins:SHA256 | the bytes; the states that share the bytes; the pinned ones among these states |
 | damaged:SHA256, staged:ID | damaged bytes, for a week; the bytes of a state that is being written |
@@ -21,12 +21,14 @@ All keys of a tenant have the same hash tag, so they are on one node of a cluste
 | docs:KIND, due:KIND, docs_end | documents by sequence number; by the time at which they are due; by time of expiry |
 
 `attnserve:tenants` has all tenants. A sweep asks for each tenant: an index over all tenants would be on another node of the cluster than a
-tenant's keys. Earlier releases, version 1, had the same keys and no version in `usage`. The first start of this release marks such a store
-as version 2, which they refuse, because they would write without counting a version.
+tenant's keys. Earlier releases had the same keys: version 1 without a version in `usage`, version 2 without counting metadata,
+token ids and rows of documents. The first start of this release counts them and marks such a store as version 3. Earlier releases refuse
+it, because they would not count.
 """
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -39,13 +41,13 @@ import orjson
 from service.errors import StoreFailed
 from service.states.backend import Changes, KeptKey, Key, Meta, Sharing, Tenant
 from service.states.engine import StateEngine
-from service.states.record import Ancestor, Document, Fork, Name, NameChange, Quota, StateRecord, StoredBlob, Usage
+from service.states.record import DOCUMENT_BYTES, Ancestor, Document, Fork, Name, NameChange, Quota, StateRecord, StoredBlob, Usage
 from service.states.redis_client import connected, failing
 
 _DAMAGED_S = 604_800  # seconds for which damaged bytes are kept for analysis
 _STAGED_S = 600  # seconds for which the bytes of a state are kept whose writer was killed
 _TENANTS = "attnserve:tenants"
-_VERSION_KEY, _OLD, _VERSION = "attnserve:version", b"1", b"2"
+_VERSION_KEY, _OLD, _VERSION = "attnserve:version", (b"1", b"2"), b"3"
 _SCRIPT = Path(__file__).with_name("redis.lua").read_text("utf-8")
 
 
@@ -60,10 +62,19 @@ class RedisEngine(StateEngine):
         with failing():
             self._script = self._redis.register_script(_SCRIPT)
             version = _VERSION if self._redis.set(_VERSION_KEY, _VERSION, nx=True) else self._redis.get(_VERSION_KEY)
-            if version == _OLD:
+            if version in _OLD:
+                self._recount()
                 self._redis.set(_VERSION_KEY, version := _VERSION)
         if version != _VERSION:
             raise StoreFailed(f"the store in Redis has version {version!r}, and this release reads {_VERSION!r}: use another database")
+
+    def _recount(self) -> None:
+        """Count what earlier versions did not."""
+        documents = Counter[str]()
+        for key in set(self._redis.scan_iter(match="attnserve:{*}:docs:*", count=1000)):
+            documents[key.decode().rpartition("docs:")[0]] += self._redis.zcard(key)
+        for tenant in self._tenants():
+            self._call(tenant, "recount", documents[_prefix(tenant)] * DOCUMENT_BYTES)
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -90,9 +101,9 @@ class RedisEngine(StateEngine):
         with failing():
             return _texts(self._redis.zrevrangebyscore(_prefix(tenant) + index, f"({below!r}", "-inf", start=0, num=limit))
 
-    def least_used(self, tenant: str, skip: int, limit: int) -> list[str]:
+    def oldest(self, tenant: str, index: str, skip: int, limit: int) -> list[str]:
         with failing():
-            return _texts(self._redis.zrange(_prefix(tenant) + "lru", skip, skip + limit - 1))
+            return _texts(self._redis.zrange(_prefix(tenant) + index, skip, skip + limit - 1))
 
     def sharing(self, tenant: str, sha256: str) -> list[str]:
         with failing():
@@ -168,7 +179,7 @@ class RedisEngine(StateEngine):
                 new = replace(new, seq=seq)
             match key:
                 case ("state", id):
-                    yield from _state_commands(id, old, new, changes.ids.get(id, b""))
+                    yield from _state_commands(id, old, new, changes.ids.get(id))
                 case ("sharing", sha256) if sha256 in changes.content:  # also if there are states that share it: it may be missing
                     yield "RENAMENX", self._staged, f"{prefix}blob:{sha256}"
                     yield "PERSIST", f"blob:{sha256}"
@@ -196,8 +207,9 @@ class RedisEngine(StateEngine):
             return sorted(_texts(self._redis.smembers(_TENANTS)))
 
 
-_COUNTED = ("states", "size", "pinned_size", "version_floor", "seq")
-_STORED = [field.name for field in fields(StateRecord) if field.name != "shared_by"]
+_COUNTED = ("states", "size", "pinned_size", "version_floor", "gone_size", "seq")
+_FOLLOWS = ("version", "names", "keys", "gone")  # fields of the tenant's row that the script adds
+_STORED = [field.name for field in fields(StateRecord) if field.name not in ("shared_by", "ids_size")]
 
 
 def _prefix(tenant: str) -> str:
@@ -208,13 +220,14 @@ def _prefix(tenant: str) -> str:
 # From rows to commands -----------------------------------------------------------------------------------------------------------------
 
 
-def _state_commands(id: str, old: StateRecord | None, new: StateRecord | None, ids: bytes) -> Iterator[tuple[Any, ...]]:
+def _state_commands(id: str, old: StateRecord | None, new: StateRecord | None, ids: bytes | None) -> Iterator[tuple[Any, ...]]:
     before, after = ({} if each is None else _state(each) for each in (old, new))
     if new is None or old is None:
         by, parent = (1, new.parent) if new is not None else (-1, old.parent if old is not None else None)
         if parent:
             yield "HINCRBY", "kin", parent, by
-        yield ("SET", f"ids:{id}", ids) if new is not None else ("DEL", f"ids:{id}")
+    if ids is not None or new is None:
+        yield ("SET", f"ids:{id}", ids) if ids else ("DEL", f"ids:{id}")
     changed = {field: value for field, value in after.items() if before.get(field) != value}
     if changed or new is None:
         yield from _hash_commands(f"state:{id}", None if new is None else changed)
@@ -275,7 +288,7 @@ def _row(key: Key, reply: Any) -> Any:
     match key[0]:
         case "tenant":
             found = _pairs(reply)
-            return Tenant(**{field: int(found.get(field, 0)) for field in (*_COUNTED, "version")}, registered="tenant" in found)
+            return Tenant(**{field: int(found.get(field, 0)) for field in (*_COUNTED, *_FOLLOWS)}, registered="tenant" in found)
         case "state":
             return _record(reply) if reply else None
         case "sharing":
@@ -297,7 +310,7 @@ def _row(key: Key, reply: Any) -> Any:
 
 def _record(reply: Any) -> StateRecord:
     row: dict[str, Any] = _pairs(reply)
-    numbers = {"position": int, "size": int, "seq": int, "created": float, "used": float}
+    numbers = {"position": int, "size": int, "ids_size": int, "seq": int, "created": float, "used": float}
     row |= {name: read(row[name]) for name, read in numbers.items()}
     row |= {"parent": row["parent"] or None, "expires": _read_time(row["expires"]), "pinned": row["pinned"] == "1"}
     return StateRecord(**{**row, "metadata": orjson.loads(row["metadata"])})

@@ -7,13 +7,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
+
+import orjson
 
 from service.states import refusals
 from service.states.backend import Backend, Changes, KeptKey, Key, Meta, Sharing, Tenant
-from service.states.record import Document, IdempotencyKey, Name, NameChange, Quota, StateRecord, Status, Usage
+from service.states.record import DOCUMENT_BYTES, Document, IdempotencyKey, Name, NameChange, Quota, StateRecord, Status, Usage
 
-_LEAST_USED = 16  # candidates for eviction that are read at once
+GONE_SHARE = 16  # the token ids of states that are gone take at most this share of a tenant's bytes, beyond its quota
+_OLDEST = 16  # rows of an index that are read at once
+_TRIMMED = 256  # limit on the rows of an index that one transaction deletes because there are too many
 
 
 class Rows(Changes):
@@ -23,7 +28,7 @@ class Rows(Changes):
         super().__init__(tenant, frees)
         self.now = now
         self.ended: Counter[Status] = Counter()
-        self._forgotten: Counter[str] = Counter()  # parent -> number of its children whose rows are deleted here
+        self._new_kin: Counter[str] = Counter()  # parent -> number of rows of its children that are added here, less those deleted
         self._store = store
         self.load([("tenant",), *keys])
 
@@ -44,11 +49,10 @@ class Rows(Changes):
         row: Tenant = self.get("tenant")
         return row
 
-    def count(self, *, states: int = 0, size: int = 0, pinned_size: int = 0) -> None:
+    def count(self, **changes: int) -> None:
+        """Add to the numbers of the tenant with these names."""
         usage = self.usage
-        self.after["tenant",] = replace(
-            usage, states=usage.states + states, size=usage.size + size, pinned_size=usage.pinned_size + pinned_size
-        )
+        self.after["tenant",] = replace(usage, **{name: getattr(usage, name) + by for name, by in changes.items()})
 
     # States ----------------------------------------------------------------------------------------------------------------------------
 
@@ -62,49 +66,69 @@ class Rows(Changes):
         return replace(record, shared_by=self.get("sharing", record.sha256).states)
 
     def set_state(self, id: str, new: StateRecord | None) -> None:
-        """Write or delete the row of a state, and count what this changes for its blob and its tenant."""
-        for record, by in ((self.state(id), -1), (new, 1)):
-            if record is not None and record.status == "ready":
+        """Write or delete the row of a state, and count what this changes for its blob, its parent and its tenant."""
+        old = self.state(id)
+        for record, by in ((old, -1), (new, 1)):
+            if record is None:
+                continue
+            row_size = len(orjson.dumps(record.metadata)) - len("{}") + record.ids_size
+            if record.status == "ready":
                 states, pins = self.get("sharing", record.sha256)
                 now = Sharing(states + by, pins + by * record.pinned)
-                size, pinned = ((new > 0) - (old > 0) for old, new in zip((states, pins), now, strict=True))
+                size, pinned = ((after > 0) - (before > 0) for before, after in zip((states, pins), now, strict=True))
                 self.after["sharing", record.sha256] = now
-                self.count(states=by, size=size * record.size, pinned_size=pinned * record.size)
+                self.count(states=by, size=size * record.size + by * row_size, pinned_size=pinned * record.size)
+            else:
+                self.count(gone=by, gone_size=by * row_size)
+            if (old is None or new is None) and record.parent is not None:
+                self._new_kin[record.parent] += by
         self.after["state", id] = new
 
     def drop(self, id: str, why: Status) -> None:
-        """End a state: release its blob and its names. Its row stays while it has children, or requests for it get the reason."""
-        self.load([("state", id), ("named", id)])
+        """End a state: release its blob, its names and its metadata, and its token ids unless it has children, whose texts begin with them.
+        Its row stays while it has children, or requests for it get the reason."""
+        self.load([("state", id), ("named", id), ("kin", id)])
         record = self.state(id)
         assert record is not None
         for name in self.get("named", id):
             if (found := self.get("name", name)) is not None and found.state == id:
                 self.unname(name)
         used = -math.inf if why == "deleted" else self.now  # nobody gets the reason of a deletion
-        self.set_state(id, replace(record, status=why, pinned=False, used=used))
+        ids_size = record.ids_size if self._kin(id) else 0
+        if not ids_size:
+            self.ids[id] = b""
+        self.set_state(id, replace(record, status=why, pinned=False, used=used, metadata={}, ids_size=ids_size))
         self.ended[why] += 1
 
     def make_room(self, quota: Quota, keep: Sequence[str] = ()) -> None:
-        """Evict the states that were used least recently, are not pinned and not in `keep`, until the tenant is within its quota. Raises
-        QuotaExceeded."""
-        candidates = self._least_used()
+        """Evict the states that were used least recently, are not pinned and not in `keep`, until the tenant is within its quota. Then
+        delete the oldest idempotency keys and rows of states that are gone, if there are too many. Raises QuotaExceeded."""
+        candidates = self._oldest("lru", "state", "named", "kin")
         while self.usage.states > quota.states or self.usage.size > quota.size:
             oldest = next((id for id in candidates if id not in keep), None)
             if oldest is None:
                 raise refusals.over_quota(Usage(self.usage.states, self.usage.size), quota)
             self.drop(oldest, "evicted")
+        keys, gone = islice(self._oldest("keys", "key"), _TRIMMED), islice(self._oldest("gone", "state", "kin"), _TRIMMED)
+        while self.usage.keys > quota.states and (key := next(keys, None)) is not None:
+            self.write("key", key, None)
+        while (self.usage.gone > quota.states or self.usage.gone_size > quota.size // GONE_SHARE) and (id := next(gone, None)) is not None:
+            self._delete(id, -math.inf)
 
-    def _least_used(self) -> Iterator[str]:
-        used_here, at = [], 0
-        while page := self._store.least_used(self.tenant, at, _LEAST_USED):
+    def _oldest(self, index: str, *tables: str) -> Iterator[str]:
+        """Yield the ids of an index, the oldest first, without those that were changed here; at last the changed states that are ready.
+
+        `tables`: the tables whose rows the caller needs, first that of the index."""
+        changed, at = [], 0
+        while page := self._store.oldest(self.tenant, index, at, _OLDEST):
             at += len(page)
-            self.load([(kind, id) for id in page for kind in ("state", "named")])
+            self.load([(table, id) for id in page for table in tables])
             for id in page:
-                if ("state", id) in self.after:
-                    used_here.append(id)
+                if (tables[0], id) in self.after:
+                    changed.append(id)
                 else:
                     yield id
-        yield from (id for id in used_here if self.get("state", id).status == "ready")
+        yield from (id for id in changed if index == "lru" and self.get("state", id).status == "ready")
 
     def forget(self, id: str, until: float) -> None:
         """Delete the row of a state that is gone. If it has children, it stays until the last of them is deleted."""
@@ -114,10 +138,15 @@ class Rows(Changes):
         if self._kin(id):
             self.set_state(id, replace(record, used=math.inf))  # until then no sweep finds it
             return
+        self._delete(id, until)
+
+    def _delete(self, id: str, until: float) -> None:
+        """Delete the row of a state that is gone. The lineages of its children end before it from now on. If its parent's row stayed for
+        this child only, the next sweep deletes the parent's row too."""
+        record = self.state(id)
         self.set_state(id, None)
-        if record.parent is None:
+        if record is None or record.parent is None:
             return
-        self._forgotten[record.parent] += 1
         parent = self.state(record.parent)
         if parent is None or parent.status == "ready" or self._kin(parent.id):
             return
@@ -125,9 +154,14 @@ class Rows(Changes):
             self.set_state(parent.id, replace(parent, used=-math.inf))  # the next sweep deletes it
 
     def _kin(self, id: str) -> bool:
-        return bool(self.get("kin", id) > self._forgotten[id])
+        return bool(self.get("kin", id) + self._new_kin[id] > 0)
 
     # Names and keys --------------------------------------------------------------------------------------------------------------------
+
+    def write(self, table: Literal["name", "key"], id: str, row: Name | KeptKey | None) -> None:
+        """Write or delete a row of the names or the keys, and count it."""
+        self.count(**{f"{table}s": (row is not None) - (self.get(table, id) is not None)})
+        self.after[table, id] = row
 
     def check(self, change: NameChange) -> Name | None:
         """Return the name, None if it is new. Raises NameMoved if the change expects another version."""
@@ -141,12 +175,12 @@ class Rows(Changes):
         """Point a name to a state. No version is used twice: the versions of new names begin above those of deleted ones."""
         found = self.check(change)
         moved = Name(change.name, state, (self.usage.version_floor if found is None else found.version) + 1)
-        self.after["name", change.name] = moved
+        self.write("name", change.name, moved)
         return moved
 
     def unname(self, name: str) -> None:
         found: Name = self.get("name", name)
-        self.after["name", name] = None
+        self.write("name", name, None)
         self.after["tenant",] = replace(self.usage, version_floor=max(self.usage.version_floor, found.version))
 
     def answered(self, key: IdempotencyKey, since: float) -> StateRecord | None:
@@ -167,28 +201,28 @@ class Rows(Changes):
             return Meta(found.version, len(found.body), found.due, found.expires, found.seq)
         return found
 
-    def write(self, document: Document, expected: int | None) -> int:
+    def write_document(self, document: Document, expected: int | None) -> int:
         """Write a document, and return its new version. An expired one counts as missing. Raises DocumentMoved."""
         kind, id = document.kind, document.id
         old = self.document(kind, id)
         version, seq = (0, 0) if old is None or is_over(old.expires, self.now) else (old.version, old.seq)
         if expected is not None and expected != version:
             raise refusals.document_moved(kind, id, version, expected)
-        self.count(size=len(document.body) - (0 if old is None else old.size))
+        self.count(size=len(document.body) - old.size if old is not None else DOCUMENT_BYTES + len(document.body))
         self.after["document", kind, id] = replace(document, version=version + 1, seq=seq)
         return version + 1
 
     def erase(self, kind: str, id: str) -> None:
         old = self.document(kind, id)
         assert old is not None
-        self.count(size=-old.size)
+        self.count(size=-DOCUMENT_BYTES - old.size)
         self.after["document", kind, id] = None
 
     # The sweep -------------------------------------------------------------------------------------------------------------------------
 
     def end(self, index: str, members: Sequence[str], until: float) -> None:
         """End or delete the rows whose time was over when the sweep found them, unless they have changed since then."""
-        if tables := {"end": ["state", "named"], "gone": ["state", "kin"], "keys": ["key"]}.get(index):
+        if tables := {"end": ["state", "named", "kin"], "gone": ["state", "kin"], "keys": ["key"]}.get(index):
             self.load([(table, member) for member in members for table in tables])
         self.load([("sharing", row.sha256) for row in list(self.before.values()) if isinstance(row, StateRecord)])
         for member in members:
@@ -199,7 +233,7 @@ class Rows(Changes):
                 self.forget(member, until)
             elif index == "keys":
                 if (kept := self.get("key", member)) is not None and kept.created <= until:
-                    self.after["key", member] = None
+                    self.write("key", member, None)
             else:
                 kind, id = member.split(":", 1)
                 if (found := self.document(kind, id)) is not None and is_over(found.expires, until):

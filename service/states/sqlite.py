@@ -23,7 +23,7 @@ from service.states.blob_files import BlobFiles
 from service.states.engine import SWEPT, StateEngine
 from service.states.record import Ancestor, Document, Fork, Name, NameChange, Quota, StateRecord, StoredBlob, Usage
 from service.states.sqlite_disk import StoreDisk
-from service.states.sqlite_schema import FIELDS, FILE, FROM, FROM_VERSION_1, NEWEST, ROWS, SCHEMA, SELECT, TIMED, VERSION, record_of
+from service.states.sqlite_schema import FIELDS, FILE, FROM, NEWEST, OLDEST, ROWS, SCHEMA, SELECT, TIMED, UPGRADES, VERSION, record_of
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/decisions.md has the measurement
 _SWEPT_SPARE = 16  # as SWEPT, on a full disk
@@ -58,10 +58,10 @@ class SqliteEngine(StateEngine):
             with self._transaction():
                 version = self._db.pragma("user_version")
                 lost = not version and self._files is not None and next(self._files.all(), None) is not None
-                if version in (0, 1) and not lost:
-                    self._db.execute(FROM_VERSION_1 if version else SCHEMA)
+                if version < VERSION and not lost:
+                    self._db.execute(SCHEMA if not version else "".join(UPGRADES[version - 1 :]))
                     self._db.pragma("user_version", VERSION)
-        if version not in (0, 1, VERSION):
+        if version > VERSION:
             raise StoreFailed(f"the store in {folder} has version {version}, and this release reads {VERSION}: use another folder")
         if lost:
             raise StoreFailed(
@@ -163,10 +163,9 @@ class SqliteEngine(StateEngine):
         index, *of = index.split(":", 1)
         return [id for (id,) in self._db.execute(NEWEST[index], (tenant, *of, min(below, _MOST_SEQ), limit))]
 
-    def least_used(self, tenant: str, skip: int, limit: int) -> list[str]:
+    def oldest(self, tenant: str, index: str, skip: int, limit: int) -> list[str]:
         self._note_use()
-        where = "tenant = ? AND status = 'ready' AND NOT pinned ORDER BY used LIMIT ? OFFSET ?"
-        return [id for (id,) in self._db.execute(f"SELECT id FROM states WHERE {where}", (tenant, limit, skip))]
+        return [id for (id,) in self._db.execute(f"{OLDEST[index]} LIMIT ? OFFSET ?", (tenant, limit, skip))]
 
     def sharing(self, tenant: str, sha256: str) -> list[str]:
         rows = self._db.execute(f"SELECT s.id {FROM} WHERE b.tenant = ? AND b.sha256 = ?", (tenant, sha256))
@@ -236,7 +235,8 @@ class SqliteEngine(StateEngine):
                 case "key":
                     self._replace("keys", "key", changes.tenant, key[0], row)
                 case "tenant":
-                    self._db.execute("INSERT OR REPLACE INTO tenants VALUES (?, ?, ?, ?, ?)", (changes.tenant, *astuple(row)[:4]))
+                    counts = astuple(row)[:8]
+                    self._db.execute(f"INSERT OR REPLACE INTO tenants VALUES (?{', ?' * len(counts)})", (changes.tenant, *counts))
         for sha256 in (sha256 for sha256, sharing in blobs.items() if not sharing.states):
             where = "tenant = ? AND sha256 = ? RETURNING content IS NULL"
             if self._db.execute(f"DELETE FROM blobs WHERE {where}", (changes.tenant, sha256)).get:
@@ -272,6 +272,8 @@ class SqliteEngine(StateEngine):
             self._db.execute(f"INSERT INTO states({_FIXED}, {_CHANGING}, ids, blob) VALUES ({'?, ' * (len(values) - 2)}{_BLOB})", values)
             return
         self._db.execute(f"UPDATE states SET ({_CHANGING}, blob) = ({'?, ' * len(changing)}{_BLOB}) WHERE id = ?", (*changing, *blob, id))
+        if id in changes.ids:
+            self._db.execute("UPDATE states SET ids = ? WHERE id = ?", (changes.ids[id], id))
         if record.status != "ready":
             self._touched.pop(id, None)
 

@@ -4,13 +4,22 @@ from typing import Any
 
 import orjson
 
-from service.states.record import StateRecord
+from service.states.record import DOCUMENT_BYTES, StateRecord
 
 FILE = "states.sqlite3"
-VERSION = 2
-FROM_VERSION_1 = "ALTER TABLE tenants ADD COLUMN version_floor INTEGER NOT NULL DEFAULT 0"
+VERSION = 3
 
-SCHEMA = """
+_TENANTS = """
+CREATE TABLE tenants(
+    tenant TEXT PRIMARY KEY, states INTEGER NOT NULL, size INTEGER NOT NULL, pinned_size INTEGER NOT NULL, version_floor INTEGER NOT NULL,
+    names INTEGER NOT NULL, keys INTEGER NOT NULL, gone INTEGER NOT NULL, gone_size INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+_BY_AGE = """
+CREATE INDEX states_gone_by_tenant ON states(tenant, used) WHERE status != 'ready';
+CREATE INDEX keys_by_tenant ON keys(tenant, created);
+"""
+SCHEMA = f"""
 CREATE TABLE documents(
     seq INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL,
     version INTEGER NOT NULL, due REAL, expires REAL, UNIQUE(tenant, kind, id)
@@ -43,20 +52,44 @@ CREATE TABLE keys(
     tenant TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY(tenant, key)
 ) WITHOUT ROWID;
 CREATE INDEX keys_by_age ON keys(created);
-CREATE TABLE tenants(
-    tenant TEXT PRIMARY KEY, states INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, pinned_size INTEGER NOT NULL DEFAULT 0,
-    version_floor INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
+{_TENANTS}
+{_BY_AGE}
 """
+_ROW_SIZE = "length(CAST(metadata AS BLOB)) - length('{}') + length(ids)"
+COUNT = f"""
+INSERT INTO tenants SELECT
+    t.tenant,
+    (SELECT count(*) FROM states WHERE tenant = t.tenant AND status = 'ready'),
+    (SELECT coalesce(sum(size), 0) FROM blobs WHERE tenant = t.tenant)
+        + (SELECT coalesce(sum({DOCUMENT_BYTES} + length(body)), 0) FROM documents WHERE tenant = t.tenant)
+        + (SELECT coalesce(sum({_ROW_SIZE}), 0) FROM states WHERE tenant = t.tenant AND status = 'ready'),
+    (SELECT coalesce(sum(size), 0) FROM blobs WHERE tenant = t.tenant AND pins),
+    t.version_floor,
+    (SELECT count(*) FROM names WHERE tenant = t.tenant),
+    (SELECT count(*) FROM keys WHERE tenant = t.tenant),
+    (SELECT count(*) FROM states WHERE tenant = t.tenant AND status != 'ready'),
+    (SELECT coalesce(sum({_ROW_SIZE}), 0) FROM states WHERE tenant = t.tenant AND status != 'ready')
+FROM """  # what follows from the other tables, for the tenants of a table with the columns `tenant` and `version_floor`
+UPGRADES = [  # the statements that make version 2 of version 1, and so on
+    "ALTER TABLE tenants ADD COLUMN version_floor INTEGER NOT NULL DEFAULT 0;",
+    f"""
+    UPDATE states SET metadata = '{{}}' WHERE status != 'ready';
+    ALTER TABLE tenants RENAME TO old;
+    {_TENANTS}
+    {_BY_AGE}
+    {COUNT} old t;
+    DROP TABLE old;
+    """,
+]
 FIELDS = (
     "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
     "size, status"
 )
-SELECT = "SELECT " + ", ".join(f"s.{each}" for each in FIELDS.split(", ")) + ", s.seq, coalesce(b.refs, 0)"
+SELECT = "SELECT " + ", ".join(f"s.{each}" for each in FIELDS.split(", ")) + ", s.seq, coalesce(b.refs, 0), length(s.ids)"
 FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
 
 ROWS = {  # the statements that read one row, by its table in `backend.py`; the key follows the tenant
-    "tenant": "SELECT states, size, pinned_size, version_floor FROM tenants WHERE tenant = ?",
+    "tenant": "SELECT states, size, pinned_size, version_floor, names, keys, gone, gone_size FROM tenants WHERE tenant = ?",
     "state": f"{SELECT} {FROM} WHERE s.tenant = ? AND s.id = ?",
     "sharing": "SELECT refs, pins FROM blobs WHERE tenant = ? AND sha256 = ?",
     "kin": "SELECT count(*) FROM states WHERE tenant = ? AND parent = ?",
@@ -65,6 +98,11 @@ ROWS = {  # the statements that read one row, by its table in `backend.py`; the 
     "key": "SELECT digest, state, created FROM keys WHERE tenant = ? AND key = ?",
     "document": "SELECT version, length(body), due, expires, seq FROM documents WHERE tenant = ? AND kind = ? AND id = ?",
     "body": "SELECT body FROM documents WHERE tenant = ? AND kind = ? AND id = ?",
+}
+OLDEST = {  # ids of an index, the earliest first
+    "lru": "SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND NOT pinned ORDER BY used",
+    "gone": "SELECT id FROM states WHERE tenant = ? AND status != 'ready' ORDER BY used",
+    "keys": "SELECT key FROM keys WHERE tenant = ? ORDER BY created",
 }
 _NEWEST = "AND seq < ? ORDER BY seq DESC LIMIT ?"
 NEWEST = {  # ids of an index, newest first
@@ -83,5 +121,5 @@ TIMED = {  # tenants and members of an index up to a time
 
 def record_of(row: tuple[Any, ...]) -> StateRecord:
     """Return the state in a row that `SELECT` returns."""
-    fields = dict(zip([*FIELDS.split(", "), "seq", "shared_by"], row, strict=True))
+    fields = dict(zip([*FIELDS.split(", "), "seq", "shared_by", "ids_size"], row, strict=True))
     return StateRecord(**{**fields, "metadata": orjson.loads(fields["metadata"]), "pinned": bool(fields["pinned"])})

@@ -10,7 +10,19 @@ import pytest
 
 from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
 from service.states.engine import SWEPT, StateEngine
-from service.states.record import Document, Filter, Fork, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
+from service.states.record import (
+    DOCUMENT_BYTES,
+    Document,
+    Filter,
+    Fork,
+    IdempotencyKey,
+    NameChange,
+    Patch,
+    Quota,
+    StateRecord,
+    Usage,
+    new_state_id,
+)
 from service.states.sqlite import SqliteEngine
 from tests.service.states.conftest import Clock
 
@@ -284,6 +296,67 @@ def test_a_lineage_survives_the_deletion_of_an_ancestor(engine: StateEngine, clo
     assert engine.children("acme", root.id, 10) == []
 
 
+@pytest.mark.parametrize("why", ["deleted", "evicted", "expired"])
+def test_a_state_that_is_gone_keeps_only_the_token_ids_of_its_descendants(engine: StateEngine, clock: Clock, why: str) -> None:
+    fields = {"metadata": {"a": "b" * 1000}, "expires": clock.now + 60}
+    parent, leaf = (engine.put(record(clock, **fields), blob, ids=b"\1\0\0\0", quota=AMPLE) for blob in (b"1", b"2"))
+    child = record(clock, parent=parent.id, origin="continuation", pinned=True)
+    engine.put(child, b"3", quota=AMPLE)
+    if why == "deleted":
+        for each in (parent, leaf):
+            engine.delete("acme", each.id)
+    elif why == "evicted":
+        engine.write(document(), 0, Quota(states=9, size=DOCUMENT_BYTES + 10))
+    else:
+        clock.now += 61
+        engine.sweep()
+    kept = engine.rows("acme", [("state", parent.id), ("state", leaf.id)])
+    assert [(each.status, each.metadata, each.ids_size) for each in kept] == [(why, {}, 4), (why, {}, 0)]
+    assert [each.ids for each in engine.lineage("acme", child.id)] == [b"", b"\1\0\0\0"]
+
+
+def test_metadata_and_token_ids_count_for_the_quota(opened: Callable[[], StateEngine], clock: Clock) -> None:
+    engine = opened()
+    first = engine.put(record(clock, metadata={"a": "é"}), b"123", ids=bytes(40), quota=AMPLE)
+    counted = 3 + 40 + len('"a":"é"'.encode())
+    assert engine.usage("acme") == opened().usage("acme") == Usage(1, counted, 0)
+    with pytest.raises(QuotaExceeded, match=r"1 states of 1043 bytes"):
+        engine.put(record(clock, metadata={"a": "b" * 34}), b"123", ids=bytes(1000), quota=Quota(states=9, size=1042))
+    engine.change("acme", first.id, Patch(metadata={}))
+    fork = engine.put(record(clock, parent=first.id, origin="fork", metadata={"a": "b"}), None, quota=AMPLE)
+    assert engine.usage("acme") == Usage(2, 50, 0)
+    engine.delete("acme", first.id)
+    engine.delete("acme", fork.id)
+    assert engine.usage("acme") == Usage()
+
+
+def test_what_stays_of_states_that_are_gone_is_bounded(engine: StateEngine, clock: Clock) -> None:
+    """As many rows as a tenant may have states, and a sixteenth of its bytes of token ids. The oldest ones are deleted."""
+    quota, made = Quota(states=4, size=1600), list[StateRecord]()
+    for at in range(20):
+        clock.now += 1
+        made.append(engine.put(record(clock), b"%d" % at, quota=quota, key=IdempotencyKey(f"key {at}", "d")))
+    assert rows(engine) == 4 + 4 + 4, "states, gone states and keys"
+    for state, error in ((made[11], StateNotFound), (made[12], StateGone)):
+        with pytest.raises(error):
+            engine.get("acme", state.id)
+    assert [engine.answered("acme", IdempotencyKey(f"key {at}", "d")) for at in (15, 16)] == [None, made[16]]
+    parent = None
+    for at in range(20):
+        clock.now += 1
+        parent = engine.put(record(clock, parent=parent, origin="continuation"), b"%d" % at, ids=bytes(40), quota=quota).id
+    assert len(engine.lineage("acme", parent or "")) == 4 + 2
+    assert rows(engine) == 4 + 2 + 4
+    clock.now += 86_401
+    while engine.sweep():
+        pass
+    for each in engine.page("acme", Filter()):
+        engine.delete("acme", each.id)
+    while engine.sweep():
+        pass
+    assert rows(engine) == 0
+
+
 def test_a_state_expires_by_the_clock(engine: StateEngine, clock: Clock) -> None:
     state = engine.put(record(clock, expires=clock.now + 60), b"1", quota=AMPLE, name=NameChange("doc"))
     forever = engine.put(record(clock, expires=clock.now + 60), b"2", quota=AMPLE)
@@ -326,7 +399,9 @@ def test_one_call_of_a_sweep_takes_a_bounded_number_of_rows(engine: StateEngine,
         return [before - after for before, after in pairwise(counts)]
 
     clock.now += 61
-    taken = swept(lambda: sum(engine.usage(tenant).states + engine.usage(tenant).size // 2 for tenant in ("acme", "other")))
+    taken = swept(
+        lambda: sum(engine.usage(tenant).states + engine.usage(tenant).size // (DOCUMENT_BYTES + 2) for tenant in ("acme", "other"))
+    )
     assert max(taken) <= SWEPT
     assert engine.totals() == Usage()
     clock.now += 86_401
@@ -475,14 +550,15 @@ class TestDocuments:
         assert [each.id for each in engine.due("response", clock.now, 5)] == ["resp_2"]
         assert engine.write(document("resp_1", b"new"), 0, AMPLE) == 1
         assert [each.id for each in engine.documents("acme", "response", None, 5)] == ["resp_1", "resp_2"]
-        assert engine.usage("acme").size == 13
+        assert engine.usage("acme").size == 3 * DOCUMENT_BYTES + 13
         engine.sweep()
-        assert engine.usage("acme").size == 8
+        assert engine.usage("acme").size == 2 * DOCUMENT_BYTES + 8
 
     def test_a_refused_document_leaves_nothing(self, engine: StateEngine, clock: Clock) -> None:
         loose = engine.put(record(clock), b"1" * 60, quota=AMPLE)
         kept = engine.put(record(clock, pinned=True), bytes(40), quota=AMPLE)
-        before = engine.usage("acme")
+        engine.write(document("resp_2", b""), 0, AMPLE)
+        before, small = engine.usage("acme"), Quota(states=9, size=DOCUMENT_BYTES + 100)
 
         def write(expected: int | None, size: int, quota: Quota) -> None:
             with engine.group():  # as the store's thread does, where the group goes on after a refusal
@@ -490,7 +566,7 @@ class TestDocuments:
                     engine.write(document(body=bytes(size), due=clock.now, expires=clock.now + 60), expected, quota)
                 engine.write(document("resp_2", b""), None, quota)
 
-        for expected, size, quota in ((0, 70, Quota(states=9, size=100)), (None, 70, Quota(states=9, size=100)), (1, 5, AMPLE)):
+        for expected, size, quota in ((0, 70, small), (None, 70, small), (1, 5, AMPLE)):
             write(expected, size, quota)
             with pytest.raises(StateNotFound):
                 engine.read("acme", "response", "resp_1")
@@ -507,7 +583,7 @@ class TestDocuments:
         new = [document("resp_1", bytes(20), due=clock.now), document("conv_1", bytes(50), kind="conversation")]
         before = engine.usage("acme")
         refused: list[tuple[type[Exception], str, tuple[int | None, int | None], Quota]] = [
-            (QuotaExceeded, "1 states of 80 bytes", (1, 0), Quota(states=9, size=79)),
+            (QuotaExceeded, f"1 states of {80 + 2 * DOCUMENT_BYTES} bytes", (1, 0), Quota(states=9, size=79 + 2 * DOCUMENT_BYTES)),
             (DocumentMoved, "conversation conv_1 does not exist, and the request expects version 3", (1, 3), AMPLE),
             (DocumentMoved, "response resp_1 has version 1, and the request expects version 2", (2, None), AMPLE),
         ]
@@ -518,28 +594,28 @@ class TestDocuments:
             assert engine.documents("acme", "conversation", None, 5) == []
             assert engine.due("response", clock.now, 5) == []
             assert engine.usage("acme") == before
-        assert engine.write_all(list(zip(new, (1, None), strict=True)), Quota(states=9, size=80)) == [2, 1]
+        assert engine.write_all(list(zip(new, (1, None), strict=True)), Quota(states=9, size=80 + 2 * DOCUMENT_BYTES)) == [2, 1]
         assert engine.read("acme", "response", "resp_1") == document("resp_1", bytes(20), due=clock.now, version=2)
         assert engine.read("acme", "conversation", "conv_1").body == bytes(50)
-        assert engine.usage("acme") == Usage(1, 80, 10)
+        assert engine.usage("acme") == Usage(1, 80 + 2 * DOCUMENT_BYTES, 10)
 
     def test_documents_count_for_the_quota(self, engine: StateEngine, clock: Clock) -> None:
-        quota = Quota(states=10, size=1000)
+        quota = Quota(states=10, size=1000 + DOCUMENT_BYTES)
         kept = engine.put(record(clock, pinned=True), bytes(400), quota=quota)
         clock.now += 1
         loose = engine.put(record(clock), b"1" * 200, quota=quota)
         engine.write(document(body=bytes(100)), 0, quota)
-        assert engine.usage("acme") == Usage(2, 700, 400)
+        assert engine.usage("acme") == Usage(2, 700 + DOCUMENT_BYTES, 400)
         engine.write(document(body=bytes(500)), 1, quota)
         with pytest.raises(StateGone, match="evicted"):
             engine.get("acme", loose.id)
-        with pytest.raises(QuotaExceeded, match=r"1 states of 1001 bytes.* 10 of 1000 bytes"):
+        with pytest.raises(QuotaExceeded, match=r"1 states of 1513 bytes.* 10 of 1512 bytes"):
             engine.write(document(body=bytes(601)), 2, quota)
         with pytest.raises(QuotaExceeded):
             engine.put(record(clock), b"2" * 101, quota=quota)
         assert engine.read("acme", "response", "resp_1").body == bytes(500)
         assert engine.write(document(body=bytes(490)), 2, Quota(states=10, size=10)) == 3  # over its quota, but no longer by so much
-        assert engine.usage("acme") == Usage(1, 890, 400)
+        assert engine.usage("acme") == Usage(1, 890 + DOCUMENT_BYTES, 400)
         engine.erase("acme", "response", "resp_1", None)
         assert engine.usage("acme") == Usage(1, 400, 400)
         assert engine.get("acme", kept.id).pinned

@@ -48,7 +48,7 @@ def contents(folder: Path) -> dict[str, tuple[StateRecord, bytes]]:
     for tenant in ("acme", "other {tenant}", ""):
         for each in engine.page(tenant, Filter(limit=10**6)):
             found[each.id] = (each, engine.blob(tenant, each.id))
-    check_whole(engine, folder)
+    check_whole(folder)
     engine.close()
     return found
 
@@ -78,7 +78,7 @@ def test_a_damaged_index_gives_what_can_be_read_of_it(folder: Path, seed: int) -
             content.seek(4096 * page)
             content.write(chance.randbytes(4096))
     made, engine, kept = rebuild(folder), SqliteEngine(folder), 0
-    check_whole(engine, folder)
+    check_whole(folder)
     for tenant in ("acme", "other {tenant}"):
         for each in engine.page(tenant, Filter(limit=10**6)):
             with suppress(StateGone):  # its bytes were in a damaged page

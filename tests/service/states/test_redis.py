@@ -10,7 +10,7 @@ import pytest
 
 from service.errors import StateGone, StateNotFound, StoreFailed
 from service.states.backend import Changes
-from service.states.record import Document, Filter, NameChange, Quota, Usage
+from service.states.record import DOCUMENT_BYTES, Document, Filter, Fork, IdempotencyKey, NameChange, Quota, Usage
 from service.states.redis import RedisEngine
 from tests.service.states.conftest import PASSWORD, Clock, RedisServer, redis_server_in
 from tests.service.states.sequences import a_record
@@ -216,11 +216,41 @@ def test_no_message_has_the_password(redis_server: RedisServer, monkeypatch: pyt
 
 def test_a_store_of_another_version_is_refused(engine: RedisEngine, redis_server: RedisServer) -> None:
     redis_server.client.set("attnserve:version", "99")
-    with pytest.raises(StoreFailed, match="version b'99', and this release reads b'2'"):
+    with pytest.raises(StoreFailed, match="version b'99', and this release reads b'3'"):
         RedisEngine(redis_server.url, password=PASSWORD)
-    redis_server.client.set("attnserve:version", "1")  # the same keys, without a version of each tenant
-    RedisEngine(redis_server.url, password=PASSWORD).close()
-    assert redis_server.client.get("attnserve:version") == b"2"
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_store_of_an_earlier_version_is_read(engine: RedisEngine, redis_server: RedisServer, version: str) -> None:
+    """It had the same keys and did not count metadata, token ids and rows. States that were gone kept their metadata."""
+    engine.write(Document(kind="run", id="run_1", tenant="acme", body=b"{}"), 0, AMPLE)
+    gone = engine.put(a_record(), b"gone", ids=b"ids_", quota=AMPLE)
+    kept = engine.put(a_record(parent=gone.id, metadata={"a": "b"}), b"small", ids=b"ids_", quota=AMPLE)
+    engine.delete("acme", gone.id)
+    before, redis = engine.usage("acme"), redis_server.client
+    (usage,), (row,) = redis.keys("*:usage"), redis.keys(f"*:state:{gone.id}")
+    redis.hset(row, "metadata", '{"gone": "too"}')
+    redis.hset(usage, "size", 5 + 2)
+    redis.hdel(usage, "gone_size")
+    redis.set("attnserve:version", version)
+    for _ in range(2):
+        again = RedisEngine(redis_server.url, password=PASSWORD)
+        assert again.usage("acme") == before == Usage(1, 5 + 4 + len('"a":"b"') + DOCUMENT_BYTES + 2, 0)
+        assert [each.record.metadata for each in again.lineage("acme", kept.id)] == [{"a": "b"}, {}]
+        assert (redis.hget(usage, "gone_size"), redis.get("attnserve:version")) == (b"4", b"3")
+        again.close()
+
+
+def test_a_tenant_whose_states_are_gone_leaves_only_its_usage(engine: RedisEngine, redis_server: RedisServer, clock: Clock) -> None:
+    parent = engine.put(a_record(pinned=True, metadata={"a": "b"}), b"1", ids=b"ids_", quota=AMPLE, name=NameChange("doc"))
+    forks = [Fork(a_record(parent=parent.id, expires=at), IdempotencyKey(f"key {at}", "d")) for at in (clock.now + 1, None)]
+    for fork in engine.fork(forks, AMPLE):
+        engine.delete("acme", fork.id)
+    engine.delete("acme", parent.id)
+    clock.now += 86_401
+    while engine.sweep():
+        pass
+    assert [key.rpartition(b":")[2] for key in sorted(redis_server.client.keys("*"))] == [b"tenants", b"version", b"usage"]
 
 
 def test_all_keys_of_a_tenant_are_on_one_node_of_a_cluster(engine: RedisEngine, redis_server: RedisServer) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from service.errors import InvalidRequest, Overloaded, QuotaExceeded, StateGone, StoreFailed
 from service.states.engine import StateEngine
-from service.states.record import Document, Quota, Usage
+from service.states.record import DOCUMENT_BYTES, Document, Quota, Usage
 from service.states.sqlite import SqliteEngine
 from service.states.store import Store
 from service.telemetry.metrics import Metrics
@@ -143,7 +143,7 @@ def test_what_a_store_does_is_counted_without_tenants(engine: CountingEngine) ->
     assert value("attnserve_states_ended_total", reason="damaged") == 2  # they shared it
     assert value("attnserve_state_damaged_blobs_total") == 1
     assert value("attnserve_states") == 0  # counted every 10 s
-    assert value("attnserve_state_bytes") == 2  # the document
+    assert value("attnserve_state_bytes") == DOCUMENT_BYTES + 2
     assert (value("attnserve_state_store_seconds_count") or 0) >= 9
     assert "acme" not in metrics.exposition().decode()
 
@@ -159,7 +159,7 @@ def test_engines_count_what_ended(opened: Callable[[], StateEngine], clock: Cloc
     clock.now += 6
     engine.sweep()
     assert dict(engine.ended) == {"evicted": 2, "deleted": 1, "expired": 1}
-    assert engine.totals() == Usage(1, 5, 0)
+    assert engine.totals() == Usage(1, 5 + 2 * DOCUMENT_BYTES, 0)
 
 
 async def test_a_call_that_fails_after_its_caller_has_left_is_not_logged(store: Store) -> None:
