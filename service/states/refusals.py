@@ -44,6 +44,14 @@ def key_reused(key: IdempotencyKey) -> KeyReused:
     return KeyReused(f"the idempotency key {key.key!r} was used for another request: use a new key")
 
 
+def too_many_names(name: str, most: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"the tenant has {most} names, the limit, and {name!r} would be another one: move an existing name, or delete a state with its "
+        "names",
+        param="name",
+    )
+
+
 def over_quota(usage: Usage, quota: Quota) -> QuotaExceeded:
     """Return the error for a tenant over its quota. `usage`: the tenant's usage after all possible evictions."""
     return QuotaExceeded(

@@ -17,6 +17,7 @@ from service.states.backend import Backend, Changes, KeptKey, Key, Meta, Sharing
 from service.states.record import DOCUMENT_BYTES, Document, IdempotencyKey, Name, NameChange, Quota, StateRecord, Status, Usage
 
 GONE_SHARE = 16  # the token ids of states that are gone take at most this share of a tenant's bytes, beyond its quota
+MOST_NAMES = 10_000  # limit on the names of a tenant
 _OLDEST = 16  # rows of an index that are read at once
 _TRIMMED = 256  # limit on the rows of an index that one transaction deletes because there are too many
 
@@ -172,8 +173,11 @@ class Rows(Changes):
         return found
 
     def move(self, change: NameChange, state: str) -> Name:
-        """Point a name to a state. No version is used twice: the versions of new names begin above those of deleted ones."""
+        """Point a name to a state. No version is used twice: the versions of new names begin above those of deleted ones. Raises NameMoved,
+        or QuotaExceeded if the name is new and there are too many."""
         found = self.check(change)
+        if found is None and self.usage.names >= MOST_NAMES:
+            raise refusals.too_many_names(change.name, self.usage.names)
         moved = Name(change.name, state, (self.usage.version_floor if found is None else found.version) + 1)
         self.write("name", change.name, moved)
         return moved

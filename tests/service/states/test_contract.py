@@ -175,6 +175,25 @@ def test_a_version_of_a_name_is_never_used_again(engine: StateEngine, clock: Clo
     assert engine.move("other", NameChange("doc", 0), engine.put(record(clock, "other"), b"5", quota=AMPLE).id).version == 1
 
 
+def test_the_names_of_a_tenant_are_bounded(engine: StateEngine, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.states.rows.MOST_NAMES", 3)
+    states = [engine.put(record(clock), b"%d" % at, quota=AMPLE, name=NameChange(f"name {at}")) for at in range(3)]
+    refused: list[Callable[[], object]] = [
+        lambda: engine.put(record(clock), b"3", quota=AMPLE, name=NameChange("new")),
+        lambda: engine.change("acme", states[0].id, Patch(pinned=True), name=NameChange("new")),
+        lambda: engine.move("acme", NameChange("new"), states[0].id),
+    ]
+    for call in refused:
+        with pytest.raises(QuotaExceeded, match="has 3 names, the limit, and 'new' would be another one: move an existing name"):
+            call()
+    assert engine.page("acme", Filter()) == states[::-1], "a refusal changes nothing"
+    assert engine.move("acme", NameChange("name 0"), states[1].id).version == 2
+    assert engine.move("other", NameChange("new"), engine.put(record(clock, "other"), b"5", quota=AMPLE).id).version == 1
+    engine.delete("acme", states[1].id)
+    for name in ("new", "name 0"):
+        engine.move("acme", NameChange(name), states[0].id)
+
+
 def test_a_change_and_a_move_of_a_name_are_one_call(engine: StateEngine, clock: Clock) -> None:
     first = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc", 0))
     second = engine.put(record(clock), b"2", quota=AMPLE)
