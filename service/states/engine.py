@@ -119,8 +119,8 @@ class StateEngine(Backend):
     def _earlier(self, rows: Rows, fork: Fork, sha256: str) -> StateRecord | None:
         """Return the state that an earlier call has made for this one, known by its key or its id, or None."""
         record, key = fork
-        if key is not None and (made := rows.answered(key, rows.now - KEY_S)) is not None:
-            return made
+        if key is not None and (made := rows.made(key, rows.now - KEY_S)) is not None:
+            return rows.ready(made)
         if (kept := rows.state(record.id)) is None:
             return None
         if kept.parent != record.parent or (sha256 and kept.sha256 != sha256):
@@ -137,6 +137,13 @@ class StateEngine(Backend):
     def get(self, tenant: str, state: str) -> StateRecord:
         """Return the record of a state. Raises StateNotFound, or StateGone with the reason."""
         return checked(self._row(tenant, "state", state), state, self._clock())
+
+    def status(self, tenant: str, state: str) -> Status:
+        """Return whether a state is ready, or why it is gone. A state that the store does not know counts as deleted."""
+        record: StateRecord | None = self._row(tenant, "state", state)
+        if record is None:
+            return "deleted"
+        return "expired" if record.status == "ready" and is_over(record.expires, self._clock()) else record.status
 
     def use(self, tenant: str, state: str) -> StateRecord:
         """Return the record as `get` does, and set the state's time of last use to now, so that older states are evicted first."""
@@ -279,10 +286,16 @@ class StateEngine(Backend):
 
         self._change(tenant, unname, ("name", change.name), frees=True)
 
-    def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
-        """Return the state that an earlier request with this key has made, or None. Raises KeyReused if that request had other content."""
+    def made(self, tenant: str, key: IdempotencyKey) -> str | None:
+        """Return the id of the state that an earlier request with this key has made, or None. Raises KeyReused if that request had other
+        content."""
         now = self._clock()
-        return Rows(self, tenant, [("key", key.key)], now, frees=False).answered(key, now - KEY_S)
+        return Rows(self, tenant, [("key", key.key)], now, frees=False).made(key, now - KEY_S)
+
+    def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
+        """Return the state that an earlier request with this key has made, or None. Raises KeyReused, StateNotFound or StateGone."""
+        made = self.made(tenant, key)
+        return None if made is None else self.get(tenant, made)
 
     def usage(self, tenant: str) -> Usage:
         found: Tenant = self._row(tenant, "tenant")

@@ -187,14 +187,14 @@ class Rows(Changes):
         self.write("name", name, None)
         self.after["tenant",] = replace(self.usage, version_floor=max(self.usage.version_floor, found.version))
 
-    def answered(self, key: IdempotencyKey, since: float) -> StateRecord | None:
-        """Return the state that an earlier request with this key has made, or None. Raises KeyReused, StateNotFound or StateGone."""
+    def made(self, key: IdempotencyKey, since: float) -> str | None:
+        """Return the id of the state that an earlier request with this key has made, or None. Raises KeyReused."""
         found: KeptKey | None = self.get("key", key.key)
         if found is None or found.created <= since:
             return None
         if found.digest != key.digest:
             raise refusals.key_reused(key)
-        return self.ready(found.state)
+        return found.state
 
     # Documents -------------------------------------------------------------------------------------------------------------------------
 

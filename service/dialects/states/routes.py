@@ -22,7 +22,17 @@ from service.dialects.states.finding import (
 )
 from service.dialects.states.options import KeepFields
 from service.dialects.states.records import ancestor_json, described, expires_at, list_json, new_record, quota_of, sent
-from service.dialects.states.schemas import ERRORS, ChangeState, ForkState, Lineage, StateDeleted, StateList, StateObject, json_body
+from service.dialects.states.schemas import (
+    ERRORS,
+    ChangeState,
+    ForkList,
+    ForkState,
+    Lineage,
+    StateDeleted,
+    StateList,
+    StateObject,
+    json_body,
+)
 from service.errors import InvalidRequest, StateNotFound
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, json_response, read
 from service.settings import Settings
@@ -118,20 +128,23 @@ async def delete(state: StatePath, call: CallDep, catalog: CatalogDep, if_match:
     return json_response({"id": await on_store(catalog, call, deleted), "object": "state.deleted", "deleted": True}, call)
 
 
-@router.post("/v1/states/{state}/fork", response_model=StateObject | StateList, openapi_extra=json_body(ForkState))
+@router.post("/v1/states/{state}/fork", response_model=StateObject | ForkList, openapi_extra=json_body(ForkState))
 async def fork(
     state: StatePath, content: ContentDep, call: CallDep, catalog: CatalogDep, match: MatchDep, idempotency_key: KeyHeader = None
 ) -> Any:
-    """Make copies of a state, which share its bytes. If the body has `n`, the answer is a list of the copies, in the order of creation."""
+    """Make copies of a state, which share its bytes. If the body has `n`, the answer is a list of the copies, in the order of creation.
+
+    If a copy is gone when the request is repeated with its idempotency key, the list has only its id and status.
+    """
     body, settings = read(ForkState, content or b"{}"), catalog.settings
     if body.n is not None and body.n > 1 and body.name is not None:
         raise InvalidRequest(f"one name cannot point to n={body.n} states: leave it out, or send n=1", param="name")
     key = key_of(idempotency_key, "fork", state, body.model_dump(), *match)
 
     def forked(engine: StateEngine, tenant: str) -> tuple[list[dict[str, Any]], bool]:
-        earlier = [engine.answered(tenant, each) for at in range(body.n or 1) if (each := nth(key, at)) is not None]
+        earlier = [engine.made(tenant, each) for at in range(body.n or 1) if (each := nth(key, at)) is not None]
         if earlier and (found := [each for each in earlier if each is not None]) and len(found) == len(earlier):
-            return [described(engine, each) for each in found], True
+            return [again(engine, tenant, each) for each in found], True
         with engine.group():
             parent = find(engine, tenant, state).record
             move = change_of(engine, tenant, body.name, match)
@@ -141,6 +154,11 @@ async def fork(
             else:
                 made = [engine.put(forks[0].record, None, quota=quota_of(settings), name=move, key=key)]
             return [described(engine, record) for record in made], False
+
+    def again(engine: StateEngine, tenant: str, made: str) -> dict[str, Any]:
+        if body.n is None or (status := engine.status(tenant, made)) == "ready":
+            return described(engine, engine.get(tenant, made))
+        return {"object": "state", "id": made, "status": status}
 
     made, replayed = await on_store(catalog, call, forked)
     return sent(made[0] if body.n is None else list_json(made, has_more=False), call, replayed=replayed, name=body.name)

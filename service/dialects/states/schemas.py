@@ -110,6 +110,20 @@ class StateList(BaseModel):
     has_more: bool
 
 
+class GoneState(BaseModel):
+    object: Literal["state"]
+    id: str
+    status: Status
+
+
+class ForkList(BaseModel):
+    object: Literal["list"]
+    data: list[StateObject | GoneState]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class Lineage(BaseModel):
     """One page of a state's lineage: the state, its parent, and so on to its first ancestor."""
 

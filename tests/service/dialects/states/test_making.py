@@ -126,6 +126,19 @@ async def test_forks_and_rewinds_are_repeated_without_making_more(states: States
     assert len((await states.done("GET"))["data"]) == 7
 
 
+async def test_a_repeated_fork_says_which_of_its_states_are_gone(states: States) -> None:
+    """A client that repeats the request needs the ids of those that it can use."""
+    made, headers = await states.make("Hello"), {"idempotency-key": "k"}
+    forks = (await states.done("POST", f"/{made['id']}/fork", {"n": 3}, headers=headers))["data"]
+    await states.done("DELETE", f"/{forks[1]['id']}")
+    again = await states.ask("POST", f"/{made['id']}/fork", {"n": 3}, headers=headers)
+    assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
+    data = again.json()["data"]
+    assert [data[0]["position"], data[2]["position"]] == [6, 6]
+    assert data[1] == {"object": "state", "id": forks[1]["id"], "status": "deleted"}
+    assert [each["id"] for each in data] == [each["id"] for each in forks]
+
+
 # Going back ------------------------------------------------------------------------------------------------------------------------------
 
 
