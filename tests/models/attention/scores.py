@@ -41,9 +41,3 @@ def by_loops(
                 for j, e in zip(seen, exps, strict=True):
                     o[b, h, i] += e / (beside + sum(exps)) * v[b, h, j]
     return o
-
-
-def weights_of(attend: Callable[..., Tensor], q: Tensor, k: Tensor, **options: object) -> Tensor:
-    """The matrix (B, H, N_q, N_k) that a mechanism multiplies values with: what it gives for values e_1 .. e_N."""
-    n_k = k.shape[2]
-    return attend(q, k, torch.eye(n_k, dtype=k.dtype).expand(*k.shape[:2], n_k, n_k), **options)

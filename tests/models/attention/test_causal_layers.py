@@ -1,17 +1,14 @@
 """What every causal layer promises: whole, in pieces or token by token, alone or in a batch, padded or not, it is one function."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.gated.gau import GatedProjections
-from models.attention.layers.causal import CausalLayer, State, attend_causal_features
+from models.attention.layers.causal import CausalLayer, State
 from models.attention.layers.recurrence import chunkwise, parallel, recurrent
-from models.attention.layers.scaled_dot_product import attend
 from models.layers import LAYERS
 from models.parts.positions import Rotation, rotation_at
 from tests.cases import in_one_test
@@ -261,28 +258,6 @@ def projected(layer: CausalLayer, o: Tensor) -> Tensor:
     return layer.to_out(o.transpose(1, 2).flatten(-2))
 
 
-@in_one_test("execution", [parallel, chunkwise, recurrent])
-def test_given_features_by_loops_and_in_two_calls(execution: Callable) -> None:
-    """With an eps that shows, fading, and a row of padding at its end."""
-    random = torch.Generator().manual_seed(0)
-    phi_q, phi_k = (torch.rand(2, 2, 9, 5, generator=random, dtype=torch.float64) for _ in range(2))
-    v, decay = torch.randn(2, 2, 9, 3, generator=random, dtype=torch.float64), -torch.rand(2, 2, 9, generator=random, dtype=torch.float64)
-    o = torch.zeros_like(v)
-    for b, h, i in ((b, h, i) for b in range(2) for h in range(2) for i in range(9)):
-        w = [float(decay[b, h, j + 1 : i + 1].sum().exp() * (phi_q[b, h, i] @ phi_k[b, h, j])) for j in range(i + 1)]
-        o[b, h, i] = sum(w * v[b, h, j] for j, w in enumerate(w)) / (sum(w) + 0.1)
-    mask = lengths_mask(9, 6)
-    given = {"eps": 0.1, "recurrence": execution}
-    whole, S = attend_causal_features(phi_q, phi_k, v, mask=mask, decay=decay * mask[:, None], **given)
-    first, past = attend_causal_features(*(x[:, :, :4] for x in (phi_q, phi_k, v)), mask=mask[:, :4], decay=decay[:, :, :4], **given)
-    rest, S_rest = attend_causal_features(
-        *(x[:, :, 4:] for x in (phi_q, phi_k, v)), past, mask=mask[:, 4:], decay=(decay * mask[:, None])[:, :, 4:], **given
-    )
-    assert (torch.cat([first, rest], dim=2) - whole).abs().max() <= EXACT
-    assert (S_rest - S).abs().max() <= EXACT
-    assert ((whole - o) * mask[:, None, :, None]).abs().max() <= EXACT
-
-
 @every_average
 @torch.no_grad()
 def test_a_constant_value_passes_through(name: str) -> None:
@@ -294,22 +269,6 @@ def test_a_constant_value_passes_through(name: str) -> None:
             getattr(layer, projection).bias.copy_(torch.as_tensor(bias))
     expected = layer.to_out(layer.to_v.bias)
     assert (layer(x)[0] - expected).abs().max() <= 1e-5
-
-
-@torch.no_grad()
-def test_causal_softmax_equals_torch() -> None:
-    layer, x = make("causal_softmax"), tokens(2, 9)
-    o = F.scaled_dot_product_attention(*heads(layer, x), is_causal=True)
-    assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
-
-
-@torch.no_grad()
-def test_a_window_is_a_mask() -> None:
-    layer, x = make("sliding_window"), tokens(2, 20)
-    distances = torch.arange(20)[:, None] - torch.arange(20)
-    seen = (distances >= 0) & (distances < LAYERS["sliding_window"].examples.small["window"])
-    o = attend(*heads(layer, x), scale=1 / math.sqrt(D // H), mask=seen)
-    assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
 
 
 @in_one_test("name", ["causal_softmax", "sliding_window", "retention"])

@@ -1,6 +1,4 @@
-"""What every layer of an encoder promises, and what each of them computes, written as loops. Causal ones: test_causal_layers.py."""
-
-import math
+"""What every layer of an encoder promises. Causal ones: test_causal_layers.py."""
 
 import pytest
 import torch
@@ -9,8 +7,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.attention.layers.causal import CausalLayer
-from models.attention.layers.scaled_dot_product import attend, masked_softmax
-from models.attention.linear.linear import attend_linear
 from models.layers import LAYERS
 from tests.cases import in_one_test
 
@@ -22,7 +18,6 @@ D, H = 12, 3
 LENGTHS = (1, 2, 63, 64, 65)
 
 SEEING_BOTH_WAYS = [name for name, layer in LAYERS.items() if not issubclass(layer, CausalLayer)]
-WITH_LOOPS = ["softmax", "narrow", "wide", "linear"]  # the others' definitions stand in their own tests
 
 every_layer = pytest.mark.parametrize("name", SEEING_BOTH_WAYS)
 every_layer_by_content = pytest.mark.parametrize("name", [name for name in SEEING_BOTH_WAYS if not LAYERS[name].capabilities.ordered])
@@ -59,48 +54,20 @@ def test_a_text_shorter_than_a_block_is_not_filled_up_to_one(name: str) -> None:
     assert products(64) > 8 * products(16)
 
 
-# The mechanisms as loops: one row, one head, one query, one key at a time
-
-
-def by_loops(name: str, layer: nn.Module, x: Tensor, key_mask: Tensor) -> Tensor:
-    heads = [_head_by_loops(name, layer, x, key_mask, h) for h in range(layer.n_heads)]
-    return F.linear(torch.cat(heads, dim=-1), layer.to_out.weight, layer.to_out.bias)
-
-
-def _head_by_loops(name: str, layer: nn.Module, x: Tensor, key_mask: Tensor, h: int) -> Tensor:
-    q, k, v = (_project(name, to, x, h, layer.d_head) for to in (layer.to_q, layer.to_k, layer.to_v))
-    o = torch.zeros(*x.shape[:2], layer.d_head, dtype=x.dtype)
-    for b in range(x.shape[0]):
-        seen = [j for j in range(x.shape[1]) if key_mask[b, j]]
-        for i in range(x.shape[1]):
-            weights = _weights(name, q[b, i], [k[b, j] for j in seen])
-            for j, w in zip(seen, weights, strict=True):
-                o[b, i] += w * v[b, j]
-    return o
-
-
-def _project(name: str, to: nn.Module, x: Tensor, h: int, d_head: int) -> Tensor:
-    if name == "narrow":
-        return F.linear(x[..., h * d_head : (h + 1) * d_head], to.weight[h], to.bias[h])
-    rows = slice(h * d_head, (h + 1) * d_head)
-    return F.linear(x, to.weight[rows], to.bias[rows])
-
-
-def _weights(name: str, q: Tensor, keys: list[Tensor]) -> list[float]:
-    if name == "linear":
-        similar = [float((F.elu(q) + 1) @ (F.elu(k) + 1)) for k in keys]
-        return [s / (sum(similar) + 1e-6) for s in similar]
-    scores = [float(q @ k) / math.sqrt(q.shape[0]) for k in keys]
-    exps = [math.exp(s - max(scores)) for s in scores]
-    return [e / sum(exps) for e in exps]
-
-
-@in_one_test("name", WITH_LOOPS)
+@in_one_test("name", ["softmax", "narrow", "wide"])
 @torch.no_grad()
-def test_computes_what_the_loops_compute(name: str) -> None:
-    """With padding, and with a row in which all is padding."""
+def test_computes_what_torch_computes_of_each_head(name: str) -> None:
+    """With padding, and with a row in which all is padding. The other layers' definitions stand in their own tests."""
     layer, x, mask = make(name), tokens(3, 5), lengths_mask(5, 3, 0)
-    assert (layer(x, mask) - by_loops(name, layer, x, mask)).abs().max() <= EXACT
+    heads = []
+    for h in range(H):
+        own = slice(h * layer.d_head, (h + 1) * layer.d_head)
+        if name == "narrow":
+            q, k, v = (F.linear(x[..., own], to.weight[h], to.bias[h]) for to in (layer.to_q, layer.to_k, layer.to_v))
+        else:
+            q, k, v = (F.linear(x, to.weight[own], to.bias[own]) for to in (layer.to_q, layer.to_k, layer.to_v))
+        heads.append(F.scaled_dot_product_attention(q, k, v, mask[:, None]).nan_to_num())
+    assert (layer(x, mask) - layer.to_out(torch.cat(heads, dim=-1))).abs().max() <= EXACT
 
 
 @every_layer
@@ -210,42 +177,3 @@ def test_half_precision_masks_without_overflow(name: str, dtype: torch.dtype) ->
     y = make(name, dtype=dtype)(tokens(2, 6, dtype=dtype), lengths_mask(6, 0))
     assert y.dtype == dtype
     assert torch.isfinite(y).all()
-
-
-# How the forms relate
-
-
-def test_number_of_weights() -> None:
-    """Standard 4 D², narrow 3 D²/H + D², wide 4 H D²; the biases are left out."""
-    count = {name: sum(p.numel() for p in LAYERS[name](D, H, bias=False).parameters()) for name in WITH_LOOPS}
-    assert count == {"softmax": 4 * D * D, "linear": 4 * D * D, "narrow": 3 * D * D // H + D * D, "wide": 4 * H * D * D}
-
-
-# The mechanisms alone
-
-
-def test_scores_of_ten_thousand_stay_finite() -> None:
-    scores = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]])
-    weights = masked_softmax(scores, torch.tensor([[True, True, False], [True, True, True]]))
-    assert torch.equal(weights[0], torch.tensor([1.0, 0.0, 0.0]))
-    assert (weights[1] - 1 / 3).abs().max() <= ROUNDED
-
-
-def test_keys_and_values_may_be_of_another_width_and_number() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, H, *shape, generator=generator).double() for shape in ((5, 4), (7, 4), (7, 6)))
-    mask = torch.arange(7) < torch.tensor([[7], [3]])
-    similar = {"softmax": (0.5 * q @ k.mT).exp(), "linear": (F.elu(q) + 1) @ (F.elu(k) + 1).mT}
-    found = {"softmax": attend(q, k, v, scale=0.5, mask=mask[:, None, None]), "linear": attend_linear(q, k, v, key_mask=mask, eps=0.0)}
-    for name, weights in similar.items():
-        weights = weights * mask[:, None, None]
-        assert (found[name] - weights @ v / weights.sum(-1, keepdim=True)).abs().max() <= EXACT, name
-
-
-def test_a_pair_mask_and_a_pair_bias_reach_the_scores() -> None:
-    """A bias of -1e4 on a pair is as good as a mask."""
-    layer, x = make("softmax"), tokens(2, 6)
-    near = (torch.arange(6)[:, None] - torch.arange(6)[None, :]).abs() <= 1
-    bias = torch.where(near, 0.0, -1e4).double()[None, None]
-    assert (layer(x, pair_mask=near) - layer(x, pair_bias=bias)).abs().max() <= EXACT
-    assert (layer(x, pair_mask=near) - layer(x)).abs().max() > 0.01

@@ -4,8 +4,7 @@ import inspect
 import sys
 from inspect import get_annotations
 
-from models.attention.layers.capabilities import Capabilities
-from models.attention.layers.mechanism import ALL_PAIRS, Cost, Examples, Mechanism, Sizes
+from models.attention.layers.mechanism import Mechanism, Sizes
 from models.layers import LAYERS
 from tests.cases import in_one_test
 
@@ -45,38 +44,6 @@ def forgotten(layer: type[Mechanism]) -> list[str]:
 @in_one_test("name", LAYERS)
 def test_no_fact_is_forgotten(name: str) -> None:
     assert forgotten(LAYERS[name]) == []
-
-
-def planted(**facts: object) -> type[Mechanism]:
-    def build(self: Mechanism, d_model: int, n_heads: int, *, block: int = 4) -> None:
-        super(Mechanism, self).__init__()
-
-    return type("Planted", (Mechanism,), {"capabilities": Capabilities(), "cost": ALL_PAIRS, "__init__": build} | facts)
-
-
-LINEAR = Cost("O(N b D)", lambda N, s: N * s.block * s.D)
-
-
-@in_one_test(
-    ("facts", "named"),
-    [
-        ({"capabilities": Capabilities(pads_to="block")}, "examples.small['block'], which capabilities.pads_to names"),
-        ({"examples": Examples({"width": 3})}, "__init__(width), which examples.small has"),
-        ({"cost": LINEAR}, "examples.large['block'], which cost.work reads"),
-        ({"cost": LINEAR, "examples": Examples(large={"block": 4})}, "capabilities.weights, which are not of all pairs"),
-        ({"capabilities": Capabilities.of_recurrence(weights="pairs")}, "capabilities.weights, which are not of all pairs"),
-    ],
-)
-def test_a_forgotten_fact_is_named_with_its_class(facts: dict[str, object], named: str) -> None:
-    assert forgotten(planted()) == []
-    assert forgotten(planted(**facts)) == [f"Planted.{named}"]
-
-
-@in_one_test("fact", ["capabilities", "cost"])
-def test_a_fact_without_a_default_is_named_with_its_class(fact: str) -> None:
-    stated = {"capabilities": Capabilities(), "cost": ALL_PAIRS}
-    del stated[fact]
-    assert forgotten(type("Planted", (Mechanism,), stated)) == [f"Planted.{fact}"]
 
 
 # Names

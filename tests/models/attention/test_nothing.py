@@ -7,7 +7,6 @@ import torch
 
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.scaled_dot_product import attend
-from models.attention.linear.causal_efficient import attend_causal_efficient
 from models.attention.linear.efficient import attend_efficient
 from models.attention.linear.linear import attend_linear
 from models.attention.linear.nystrom import attend_nystrom
@@ -60,12 +59,6 @@ def test_queries_without_keys_get_zero(name: str, N_q: int, N_k: int) -> None:
     o = SCORING[name](torch.ones(2, 2, N_q, 4), torch.ones(2, 2, N_k, 4), torch.ones(2, 2, N_k, 5))
     assert o.shape == (2, 2, N_q, 5)
     assert not o.any()
-
-
-def test_the_function_of_causal_efficient_attention_answers_nothing_with_nothing() -> None:
-    o, past = attend_causal_efficient(*(torch.ones(2, 2, 0, D) for D in (4, 4, 5)))
-    assert o.shape == (2, 2, 0, 5)
-    assert not any(each.any() for each in past)
 
 
 @pytest.mark.parametrize("name", [name for name, layer in LAYERS.items() if issubclass(layer, CausalLayer)])

@@ -54,16 +54,6 @@ def test_gradients_of_the_weights(normalisation: str) -> None:
     assert torch.autograd.gradcheck(lambda q, k: weights(q, k, normalisation=normalisation, mask=mask), (q, k), fast_mode=True)
 
 
-def test_length_counts_padding_and_valid_does_not() -> None:
-    """The trap: with `length` another token of padding changes the answer, unless the length is given."""
-    q, k = drawn(2, s), drawn(9, s, seed=1)
-    mask = torch.arange(9) < 5
-    valid, length = (weights(q, k, normalisation=name, mask=mask)[:, :5] for name in ("valid", "length"))
-    assert (valid - weights(q, k[:5])).abs().max() <= EXACT
-    assert (length - weights(q, k[:5], normalisation="length")).abs().max() > 1e-3
-    assert (length - weights(q, k[:5], normalisation="length", length=9)).abs().max() <= EXACT
-
-
 @in_one_test("causal", [False, True])
 def test_the_bias_has_t5s_buckets(causal: bool) -> None:
     """d = query - key: one number each below n/2, then by the logarithm, with n = 32 for the past alone and 16 for either side."""

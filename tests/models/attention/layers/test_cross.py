@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from models.attention.layers.cross import CrossAttention
-from models.attention.layers.softmax import SoftmaxAttention
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 
@@ -30,16 +29,3 @@ def test_equals_torch_multihead_attention() -> None:
     mask = torch.tensor([[True] * 6, [True] * 2 + [False] * 4])
     expected, _ = reference(x, memory, memory, key_padding_mask=~mask)
     assert (layer(x, memory, mask) - expected).abs().max() <= EXACT
-
-
-def test_with_itself_as_memory_it_is_self_attention() -> None:
-    layer, x = make(d_memory=12), torch.randn(2, 5, 12).double()
-    standard = SoftmaxAttention(12, 3).double()
-    standard.load_state_dict(layer.state_dict())
-    assert torch.equal(layer(x, x), standard(x))
-
-
-def test_an_empty_memory_gives_zero() -> None:
-    layer, x, memory = make(d_memory=7), torch.randn(1, 3, 12).double(), torch.randn(1, 4, 7).double()
-    y = layer(x, memory, torch.zeros(1, 4, dtype=torch.bool))
-    assert torch.equal(y[0], layer.to_out.bias.expand(3, 12))

@@ -96,39 +96,6 @@ def test_a_small_decay_keeps_its_digits_after_a_large_one(rule: str) -> None:
     assert error(chunkwise(**rounded), recurrent(**given)) <= ROUNDED
 
 
-@every_execution
-@every_rule
-def test_padding_behind_and_between(execution: Callable, rule: str) -> None:
-    """What is left without the padded tokens is what there was."""
-    given = inputs(rule, 2, 70)
-    is_token = torch.arange(70) % 3 != 1
-    for name in {"k", "decay", "beta"} & given.keys():
-        given[name][:, :, ~is_token] = 0
-    without = {name: tensor if name == "S" else tensor[:, :, is_token] for name, tensor in given.items()}
-    o, S = execution(**given)
-    assert error((o[:, :, is_token], S), recurrent(**without)) <= EXACT
-
-
-# Gradients
-
-
-@every_rule
-@in_one_test("N", [1, 65])
-def test_gradients_agree(rule: str, N: int) -> None:
-    reference, *others = (_gradients(execution, rule, N) for execution in (recurrent, parallel, chunkwise))
-    for gradients in others:
-        for name, gradient in gradients.items():
-            assert (gradient - reference[name]).abs().max() <= EXACT * reference[name].abs().max().clamp_min(1), name
-
-
-def _gradients(execution: Callable, rule: str, N: int) -> dict[str, Tensor]:
-    given = {name: tensor.requires_grad_() for name, tensor in inputs(rule, 2, N).items()}
-    o, S = execution(**given)
-    weights = torch.Generator().manual_seed(0)
-    loss = sum((x * torch.randn(x.shape, generator=weights, dtype=x.dtype)).sum() for x in (o, S))
-    return dict(zip(given, torch.autograd.grad(loss, given.values()), strict=True))
-
-
 # What the delta rule is for
 
 
@@ -142,17 +109,6 @@ def test_one_key_again_and_again(execution: Callable) -> None:
 
 
 # Precision
-
-
-@every_execution
-@every_rule
-@in_one_test("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_goes_in_and_neither_into_the_output_nor_into_the_state(execution: Callable, rule: str, dtype: torch.dtype) -> None:
-    given = {name: tensor.to(torch.float32 if name == "S" else dtype) for name, tensor in inputs(rule, 2, 65).items()}
-    o, S = execution(**given)
-    assert (o.dtype, S.dtype) == (torch.float32, torch.float32)
-    exact = {name: tensor.float() for name, tensor in given.items()}
-    assert error((o, S), recurrent(**exact)) <= ROUNDED
 
 
 @every_execution

@@ -1,8 +1,8 @@
-"""The largest so far is that of torch, carried from call to call, padding leaves it, and its tables stay small."""
+"""The largest so far is that of torch, carried from call to call, and its tables stay small."""
 
 import torch
 
-from models.attention.layers.running_max import CHUNK, GROUP, of_tokens, running_max
+from models.attention.layers.running_max import CHUNK, GROUP, running_max
 from tests.cases import in_one_test
 from tests.largest_tensor import LargestTensor
 
@@ -38,17 +38,6 @@ def test_a_falling_sequence_keeps_its_first_number_and_a_rising_one_each(N: int)
     falling = -torch.arange(N, dtype=torch.float32)[None, None, :, None]
     assert torch.equal(running_max(falling, nothing, nothing > 0).m, torch.zeros_like(falling))
     assert torch.equal(running_max(-falling, nothing, nothing > 0).m, -falling)
-
-
-def test_padding_is_not_seen_and_a_row_of_padding_keeps_its_state() -> None:
-    x, before = draw(3, 40), torch.full((3, 2, 3), 7.0, dtype=torch.float64)
-    mask = torch.arange(40) < torch.tensor([40, 9, 0])[:, None]
-    x = torch.where(mask[:, None, :, None], x, 1e300)
-    _, decay, last = running_max(of_tokens(x, mask), before, torch.zeros_like(before, dtype=torch.bool))
-    assert torch.equal(last[1], x[1, :, :9].amax(1))
-    assert torch.equal(last[2], before[2])
-    assert not decay[1, :, 9:].any()
-    assert not decay[2].any()
 
 
 def test_no_table_of_pairs_is_larger_than_the_tokens() -> None:

@@ -119,27 +119,6 @@ def test_a_decoder_is_its_teacher_up_to_the_window_and_can_be_turned_back(teache
 
 
 @torch.no_grad()
-def test_layers_with_a_longer_window_have_it_and_no_maps(teacher: Decoder) -> None:
-    student = hybrid(teacher, 6, {"n_first": 2, "piece": 4}, LongWindow((0,), 12)).double()
-    assert student.config.layer_names == ("sink_window", "causal_hybrid")
-    assert [block.layer.window for block in student.blocks] == [12, 6]
-    assert [block.layer.n_first for block in student.blocks] == [2, 2]
-    torch.nn.init.constant_(student.blocks[1].layer.phi_q.bias, -1e4)  # no weight for tokens beyond the windows
-    alone, far = student, windowed(teacher, 12)
-    far.blocks[1].layer = windowed(teacher, 6).blocks[1].layer  # type: ignore[assignment]
-    for block in far.blocks:
-        block.layer.n_first = 2
-    near = far.config.rotary
-    t = torch.arange(30).expand(2, 30)
-    rotations = {w: near.at(t.clamp_max(w - 1), dtype=torch.float64, lengths=torch.tensor([30, 30])) for w in (6, 12)}
-    x = far.embedding(IDS)
-    for block in far.blocks:
-        rotation = near.at(t, dtype=torch.float64, lengths=torch.tensor([30, 30]))._replace(t=t, near=rotations)
-        x, _ = block(x, None, block.layer.init_state(2, dtype=torch.float64, device=x.device), rotation)
-    assert (alone(IDS)[0] - far.unembedding(far.final_norm(x))).abs().max() <= EXACT
-
-
-@torch.no_grad()
 def test_windows_alone_are_turned_back_too(teacher: Decoder) -> None:
     assert torch.equal(softmax_of(windowed(teacher, 6))(IDS)[0], teacher(IDS)[0])
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.attention.linear.hybrid import attend_hybrid, beyond_neighbours
+from models.attention.linear.hybrid import attend_hybrid
 from models.attention.linear.learned_maps import FUNCTIONS, LearnedMap
 from models.attention.linear.linear import attend_features
 from tests.cases import in_one_test
@@ -39,12 +39,6 @@ def test_is_one_matrix_of_weights(N: int) -> None:
         qkv = heads(N, dtype=dtype)
         for mask in (None, some_keys(N)):
             assert (attend_hybrid(*qkv, phi_q, phi_k, block=C, gain=0.5, key_mask=mask) - by_matrix(*qkv, mask)).abs().max() <= tolerance
-
-
-def test_what_is_beyond_the_neighbours() -> None:
-    x = torch.tensor([1.0, 10.0, 100.0, 1_000.0, 10_000.0])[None, None, :, None, None]
-    assert beyond_neighbours(x).flatten().tolist() == [11_100.0, 11_000.0, 10_001.0, 11.0, 111.0]
-    assert all(not beyond_neighbours(x[:, :, :n]).any() and beyond_neighbours(x[:, :, :n]).shape[2] == n for n in (1, 2))
 
 
 @in_one_test("N", [1, 2, 15, 16, 63, 64, 65, 127, 128])
@@ -92,17 +86,6 @@ def test_the_positive_map_does_not_underflow(sigma: float, block: int) -> None:
     exact = attend_hybrid(*(x.double() for x in qkv), *(phi.double() for phi in maps), block=block, key_mask=mask)
     assert exact.abs().amax() > sigma / 10
     assert (o - exact).abs().max() <= 1e-5 * sigma * exact.abs().max()
-
-
-@in_one_test("kind", MAPS)
-@in_one_test("block", [0, 2])
-def test_a_row_without_keys_has_zero_and_finite_gradients(kind: str, block: int) -> None:
-    q, k, v = (x.float().requires_grad_() for x in heads(9))
-    maps = [LearnedMap(kind, 2, 4) for _ in range(2)]
-    o = attend_hybrid(q, k, v, *maps, block=block, key_mask=torch.arange(9) < torch.tensor([[9], [0]]))
-    o.sum().backward()
-    assert not o[1].any()
-    assert all(x.grad.isfinite().all() for x in (q, k, v, *(p for phi in maps for p in phi.parameters())))
 
 
 # The maps

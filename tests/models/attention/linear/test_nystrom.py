@@ -1,4 +1,4 @@
-"""Nyström attention: landmarks as loops, the formula written out, and where it is softmax attention itself."""
+"""Nyström attention: landmarks beside padding, the iterative inverse, and the formula written out."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from models.attention.linear.landmarks import Landmarks, segment_means
-from models.attention.linear.nystrom import NystromAttention, attend_nystrom, iterative_inverse
+from models.attention.linear.nystrom import attend_nystrom, iterative_inverse
 from tests.cases import in_one_test
 from tests.models.attention.test_causal_layers import EXACT
 
@@ -20,17 +20,6 @@ def draw(N: int, *widths: int, seed: int = 0) -> list[Tensor]:
 
 
 # Landmarks
-
-
-@in_one_test("N", [1, 3, 4, 5, 8, 11, 64])
-def test_landmarks_are_means_of_segments(N: int) -> None:
-    (x,) = draw(N, D_K)
-    means, exist = segment_means(x, L)
-    n = min(N, L)
-    for i in range(n):
-        assert (means[:, :, i] - x[:, :, i * N // n : (i + 1) * N // n].mean(2)).abs().max() <= EXACT
-    assert torch.equal(exist, (torch.arange(L) < n).expand(B, L))
-    assert not means[:, :, n:].any()
 
 
 def test_padding_anywhere_is_as_if_it_were_not_there() -> None:
@@ -101,19 +90,3 @@ def test_queries_may_be_others_than_the_keys_and_landmarks_may_be_given() -> Non
     o = attend_nystrom(q, k, v, landmarks=(of_q, of_k), n_iterations=None)
     left, A, right = (torch.softmax(a @ c.mT * SCALE, dim=-1) for a, c in ((q, of_k.means), (of_q.means, of_k.means), (of_q.means, k)))
     assert (o - left @ torch.linalg.inv(A) @ right @ v).abs().max() <= 1e-8
-
-
-# The layer
-
-
-@torch.no_grad()
-def test_the_convolution_is_added_column_by_column() -> None:
-    layer = NystromAttention(8, 2, n_landmarks=3, conv_kernel=3).double()
-    plain = NystromAttention(8, 2, n_landmarks=3, conv_kernel=None).double()
-    plain.load_state_dict({name: tensor for name, tensor in layer.state_dict().items() if not name.startswith("conv")})
-    x = torch.randn(1, 9, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    v = layer.to_v(x).unflatten(-1, (2, 4))  # (B, N, H, D_v)
-    around = torch.nn.functional.pad(v, (0, 0, 0, 0, 1, 1))
-    weight = layer.conv.weight[:, 0, :, 0]  # (H, 3)
-    summed = sum(weight[:, t, None] * around[:, t : t + 9] for t in range(3)).flatten(2)
-    assert (layer(x) - plain(x) - summed @ layer.to_out.weight.mT).abs().max() <= EXACT

@@ -139,10 +139,3 @@ def test_a_model_draws_at_its_steps_another_for_each_layer() -> None:
     redraw_features(model, 1000)
     assert not torch.equal(model[0].projection, first)
     assert not torch.equal(model[0].projection, model[1].projection)
-
-
-@every_kernel
-def test_a_causal_layer_of_every_kernel_keeps_what_it_says(kernel: str) -> None:
-    layer = LAYERS["causal_performer"](D, H, kernel=kernel, rows="regularised", n_features=5)
-    _, state = layer(torch.randn(2, 7, D, generator=torch.Generator().manual_seed(0)))
-    assert {name: tuple(tensor.shape[1:]) for name, tensor in state.items()} == layer.state_shapes

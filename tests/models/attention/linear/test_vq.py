@@ -21,23 +21,6 @@ def example(N_q: int = 5, N_k: int = 9) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return drawn(2, H, N_q, D_k), drawn(2, H, N_k, D_k, seed=1), drawn(2, H, N_k, D_v, seed=2), drawn(H, Z, D_k, seed=3)
 
 
-def by_loops(q: Tensor, k: Tensor, v: Tensor, codes: Tensor, seen: list[list[int]]) -> Tensor:
-    """One row, head and query at a time; `seen` has the keys of each query."""
-    o = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
-    for b, h, i in ((b, h, i) for b in range(q.shape[0]) for h in range(q.shape[1]) for i in range(q.shape[2])):
-        k_hat = [min(codes[h], key=lambda c, key=k[b, h, j]: float((key - c).square().sum())) for j in seen[i]]
-        weights = torch.stack([q[b, h, i] @ c for c in k_hat]).div(q.shape[-1] ** 0.5).softmax(0)
-        o[b, h, i] = sum(w * v[b, h, j] for w, j in zip(weights, seen[i], strict=True))
-    return o
-
-
-@in_one_test("N_k", [1, 2, 9])
-def test_grouped_sums_are_the_loops(N_k: int) -> None:
-    q, k, v, codes = example(N_k=N_k)
-    o = attend_to_codes(q, book.nearest(k, codes), v, codes)
-    assert (o - by_loops(q, k, v, codes, [list(range(N_k))] * 5)).abs().max() <= EXACT
-
-
 def test_grouped_sums_are_softmax_over_rounded_keys_with_padding() -> None:
     q, k, v, codes = example()
     z = book.nearest(k, codes)

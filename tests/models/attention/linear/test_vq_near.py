@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.scaled_dot_product import attend
-from models.attention.linear.causal_vq import attend_causal_to_codes
 from models.attention.linear.vq_near import attend_causal_to_codes_and_near
 from tests.cases import in_one_test
 from tests.models.attention.sparse.patterns import EXACT, LENGTHS, ROUNDED, heads, some_keys
@@ -41,12 +40,6 @@ def test_is_softmax_over_rounded_keys(N: int) -> None:
             o = attend_causal_to_codes_and_near(*given, scale=0.3, mask=mask)
             assert o.dtype == dtype
             assert (o - by_pairs(*given, scale=0.3, mask=mask)).abs().max() <= tolerance
-
-
-def test_without_a_bias_it_is_causal_attention_to_codes() -> None:
-    q, codes, v, codebook, bias = drawn(17)
-    o = attend_causal_to_codes_and_near(q, codes, v, codebook, 0 * bias)
-    assert (o - attend_causal_to_codes(q, codes, v, codebook)[0]).abs().max() <= EXACT
 
 
 def test_large_scores_stay_finite() -> None:

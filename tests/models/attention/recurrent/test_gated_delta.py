@@ -50,20 +50,3 @@ def test_half_lives_begin_between_10_and_1000_tokens() -> None:
     layer = GatedDeltaNet(D, 3)
     half_lives = math.log(2) / (layer.A_log.exp() * F.softplus(layer.dt_bias))
     assert half_lives.tolist() == pytest.approx([10.0, 100.0, 1000.0], rel=1e-4)
-
-
-@torch.no_grad()
-def test_shared_keys_are_equal_keys() -> None:
-    """A layer with a head of keys for each head of values, in which neighbours are the same, has the same output and state."""
-    shared, full = make(), make(n_key_heads=H)
-    names = dict(shared.state_dict())
-    for name in ("to_q.weight", "to_k.weight"):
-        names[name] = names[name].view(H_K, D_K, D).repeat_interleave(2, dim=0).flatten(0, 1)
-    q, k, v = names["convolution.weight"].split((H_K * D_K, H_K * D_K, H * D_V))
-    q, k = (w.view(H_K, D_K, 1, K).repeat_interleave(2, dim=0).flatten(0, 1) for w in (q, k))
-    names["convolution.weight"] = torch.cat([q, k, v])
-    full.load_state_dict(names)
-    x = tokens(2, 9)
-    (ours, state), (theirs, states) = shared(x), full(x)
-    assert (ours - theirs).abs().max() <= EXACT
-    assert (state["S"] - states["S"]).abs().max() <= EXACT

@@ -39,16 +39,6 @@ def test_in_pieces_it_is_the_same(n_q: int, queries_at_once: int) -> None:
         assert (attend_additive(q, k, v, **given, queries_at_once=queries_at_once) - whole).abs().max() <= EXACT
 
 
-def test_gradients_through_pieces() -> None:
-    tensors = [x.clone().requires_grad_() for x in (*inputs(3), *weights(H).values())]
-    mask, bias = pairs(3)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, W_q: Tensor, W_k: Tensor, w_v: Tensor) -> Tensor:
-        return attend_additive(q, k, v, W_q=W_q, W_k=W_k, w_v=w_v, mask=mask, bias=bias, queries_at_once=2)
-
-    assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
-
-
 def test_a_layer_has_bahdanaus_weights_a_head() -> None:
     """Its rows of to_q are W_q W^Q, for any W_q and W^Q."""
     torch.manual_seed(0)

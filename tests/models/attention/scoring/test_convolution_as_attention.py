@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.attention.layers.softmax import SoftmaxAttention
-from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention, position_weights, quadratic_scores
+from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention, quadratic_scores
 from tests.cases import in_one_test
 from tests.models.attention.scores import drawn
 
@@ -49,14 +49,6 @@ def test_eighteen_is_enough_in_float32(convolution: nn.Conv2d, sizes: tuple[int,
     expected = convolution(x)
     error = (ConvolutionAsAttention(convolution, alpha=18.0)(x) - expected).abs().max()
     assert error <= ROUNDED * expected.abs().max().clamp_min(1)
-
-
-def test_the_encoding_is_a_square_up_to_a_constant_that_softmax_forgets() -> None:
-    offsets, shifts = drawn(4, 6, 2), drawn(3, 2, seed=1)
-    square = -2.5 * (offsets - shifts[:, None, None]).square().sum(-1)  # (3, 4, 6)
-    scores = quadratic_scores(offsets, position_weights(shifts, alpha=2.5))
-    assert (scores - 2.5 * shifts.square().sum(-1)[:, None, None] - square).abs().max() <= EXACT
-    assert (scores.softmax(-1) - square.softmax(-1)).abs().max() <= EXACT
 
 
 @torch.no_grad()

@@ -17,13 +17,6 @@ def test_computes_what_the_loops_compute() -> None:
     assert (attend_cosine(q, k, v, tau=tau, mask=mask, bias=bias) - expected).abs().max() <= EXACT
 
 
-def test_tau_is_a_number_or_one_a_head() -> None:
-    q, k, v = qkv()
-    expected = attend_cosine(q, k, v, tau=5.0)
-    for tau in (torch.tensor(5.0), torch.full((H,), 5.0)):
-        assert torch.equal(attend_cosine(q, k, v, tau=tau.double()), expected)
-
-
 @in_one_test("dtype", [torch.float16, torch.float32, torch.float64])
 def test_vectors_of_length_zero_are_finite_and_so_are_their_gradients(dtype: torch.dtype) -> None:
     """A query of 0 takes the mean of all values. Its gradient, of size tau / eps, is beyond float16."""

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.scoring.disentangled import DisentangledAttention, attend_disentangled, by_distance, distance_rows
-from models.encoder.model import Encoder, EncoderConfig
+from models.attention.scoring.disentangled import DisentangledAttention, attend_disentangled, distance_rows
 from tests.cases import in_one_test
 from tests.models.attention.scores import D_K, EXACT, B, H, by_loops, drawn, pairs, qkv
 
@@ -42,25 +41,11 @@ def test_it_is_the_sum_of_its_terms(terms: tuple[str, ...]) -> None:
         assert (o[each] - wanted).abs().max() <= EXACT
 
 
-@in_one_test("n", [1, 2, 5])
-def test_columns_of_distances_become_columns_of_keys(n: int) -> None:
-    x = torch.arange(2 * n * n).reshape(n, 2 * n)
-    assert by_distance(x).tolist() == [[int(x[i, j - i + n - 1]) for j in range(n)] for i in range(n)]
-
-
 def test_far_distances_share_rows() -> None:
     """Of span 4 with buckets up to 9: -2 .. 2 have a row each, -3 .. -8 share one, and what is further has the last."""
     distances = torch.arange(-12, 13)
     assert distance_rows(distances, 4).tolist() == [max(min(int(d), 3), -4) + 4 for d in distances]
     assert distance_rows(distances, 4, 9).tolist() == [0] * 4 + [1] * 6 + [2, 3, 4, 5, 6] + [7] * 10
-
-
-def test_layers_of_a_model_share_the_vectors_of_distances() -> None:
-    options = {"n_positions": 9, "span": 4, "max_distance": 9}
-    shape = {"vocab_size": 9, "d_model": 8, "n_layers": 3, "n_heads": 2, "d_feedforward": 8, "n_positions": 9}
-    encoder = Encoder(EncoderConfig(**shape, attention="disentangled", attention_options=options, positions="none"))
-    assert len({block.attention.relative for block in encoder.blocks}) == 1
-    assert len({block.attention.to_k for block in encoder.blocks}) == 3
 
 
 def test_more_tokens_than_positions_and_rotations_are_refused() -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.scoring.dot import attend_dot
 from models.attention.scoring.scored import ScoredAttention
 from models.layers import LAYERS
@@ -23,11 +22,6 @@ def make(name: str) -> nn.Module:
         for parameter in layer.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
     return layer
-
-
-def test_every_score_has_its_causal_layer() -> None:
-    assert len(NAMES) >= 5
-    assert all(issubclass(LAYERS[f"causal_{name}"], CausalScoredAttention) for name in NAMES)
 
 
 def test_the_dot_product_is_its_loops() -> None:
@@ -66,14 +60,6 @@ def test_a_pair_mask_and_a_pair_bias_reach_the_scores(name: str) -> None:
     assert (masked - layer(x)).abs().max() > 0.01
     near[4] = False
     assert torch.equal(layer(x, pair_mask=near)[:, 4], layer.to_out.bias.expand(2, D))
-
-
-@every_score
-@torch.no_grad()
-def test_a_token_alone_gets_its_own_value(name: str) -> None:
-    layer, x = make(name), drawn(2, 1, D, seed=1)
-    own = layer.to_out(layer.to_v(x))
-    assert bool((layer(x) - own).abs().max() <= EXACT) is layer.capabilities.averages
 
 
 @every_score

@@ -1,20 +1,14 @@
-"""Synthesizers: every kind by loops, alone in the shared tests, and what only they promise."""
-
-from collections.abc import Callable
+"""Synthesizers: every kind by loops, and what only they promise."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from models.attention.layers.mechanism import Examples
 from models.attention.scoring.causal_synthesizer import CausalSynthesizer
-from models.attention.scoring.synthesizer import Synthesizer, attend_by_scores
-from models.attention.scoring.synthesizer_scores import KINDS, dense_scores
-from models.layers import LAYERS
+from models.attention.scoring.synthesizer import Synthesizer
+from models.attention.scoring.synthesizer_scores import KINDS
 from models.parts.positions import Rotation
 from tests.cases import in_one_test
-from tests.models.attention import test_causal_layers as causal
-from tests.models.attention import test_layers as both_ways
 from tests.models.attention.scores import EXACT, drawn
 
 D, H, N_MAX = 12, 3, 20
@@ -78,28 +72,6 @@ def test_both_layers_compute_their_definition(kinds: tuple[str, ...]) -> None:
     assert state["n"].tolist() == [[7], [4]]
 
 
-PROMISES: list[tuple[str, Callable]] = [
-    ("synthesizer", both_ways.test_a_row_without_keys_gets_zero_and_finite_gradients),
-    ("synthesizer", both_ways.test_padding_changes_nothing_for_the_others),
-    ("synthesizer", both_ways.test_a_constant_value_passes_through),
-    ("synthesizer", both_ways.test_gradients),
-    ("causal_synthesizer", causal.test_rows_of_unequal_lengths_get_what_each_gets_alone),
-    ("causal_synthesizer", causal.test_padding_leaves_the_state_bit_for_bit),
-    ("causal_synthesizer", causal.test_the_future_never_changes_the_past),
-    ("causal_synthesizer", causal.test_gradients),
-]
-
-
-@every_kind
-@in_one_test(("name", "promise"), PROMISES, ids=[f"{name}-{promise.__name__}" for name, promise in PROMISES])
-def test_each_kind_alone_keeps_the_shared_promises(
-    kind: str, name: str, promise: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shared tests see the mixture of all."""
-    monkeypatch.setattr(LAYERS[name], "examples", Examples({"kinds": (kind,), "n_positions": 140}))
-    promise(name)
-
-
 # Identities
 
 
@@ -121,12 +93,6 @@ def test_pairs_that_may_not_meet_and_a_bias_reach_the_scores() -> None:
     bias = torch.where(near, 0.0, -1e4).double()[None, None]
     assert (layer(x, pair_mask=near) - layer(x, pair_bias=bias)).abs().max() <= EXACT
     assert (layer(x, pair_mask=near) - layer(x)).abs().max() > 0.01
-
-
-def test_scores_of_millions_stay_finite() -> None:
-    scores = dense_scores(1e4 * drawn(1, 5, D), drawn(H, 4, D), drawn(H, 4), 1e3 * drawn(H, 5, 4), drawn(H, 5))
-    assert scores.abs().max() > 1e6
-    assert torch.isfinite(attend_by_scores(scores, drawn(1, H, 5, 4), mask=torch.ones(5, 5, dtype=torch.bool).tril())).all()
 
 
 # What is drawn, and what is refused

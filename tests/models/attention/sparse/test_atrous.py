@@ -1,4 +1,4 @@
-"""Atrous attention against a dense mask, its limits, and the cache of its causal form."""
+"""Atrous attention and the cache of its causal form against a dense mask."""
 
 import torch
 
@@ -29,11 +29,3 @@ def test_a_causal_layer_is_the_dense_mask_in_calls_of_any_size() -> None:
         y, state = layer(piece, None, state)
         outputs.append(y)
     assert (torch.cat(outputs, dim=1) - expected).abs().max() <= EXACT
-
-
-def test_a_step_reads_every_rate_th_slot_only() -> None:
-    layer = CausalAtrousAttention(8, 2, rate=3)
-    [(_, (slots, seen))] = layer.slots_of_heads(torch.tensor([[10], [4]]), 11)
-    assert slots.shape == (2, 1, 4)
-    assert slots[0, 0][seen[0, 0]].tolist() == [1, 4, 7, 10]
-    assert slots[1, 0][seen[1, 0]].tolist() == [1, 4]

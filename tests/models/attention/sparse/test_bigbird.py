@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.bigbird import BigBirdAttention, attend_bigbird, random_blocks
 from tests.cases import in_one_test
-from tests.models.attention.sparse.patterns import EXACT, check, dense, mask_of
+from tests.models.attention.sparse.patterns import EXACT, check
 
 BLOCK = 3
 LENGTHS = (1, 3, 6, 7, 9, 10, 23, 24, 25)
@@ -74,26 +73,6 @@ def test_every_legal_block_is_drawn_equally_often() -> None:
 def layer_of(**options: int) -> BigBirdAttention:
     torch.manual_seed(0)
     return BigBirdAttention(8, 2, block=BLOCK, n_random=2, **options).double()
-
-
-def of_layer(layer: BigBirdAttention, x: Tensor, pattern: Tensor) -> Tensor:
-    q, k, v = (split_heads(to(x), 2) for to in (layer.to_q, layer.to_k, layer.to_v))
-    return layer.to_out(merge_heads(dense(q, k, v, pattern)))
-
-
-@in_one_test("N", [1, 9, 26, 27])
-def test_a_layer_with_few_blocks_is_full_attention(N: int) -> None:
-    """Up to 5 + 2 r = 9."""
-    layer, x = layer_of(), torch.randn(2, N, 8, dtype=torch.float64)
-    assert (layer(x) - of_layer(layer, x, mask_of(lambda i, j: True, N))).abs().max() <= EXACT
-
-
-@in_one_test("N", [28, 30, 43])
-def test_a_layer_with_more_is_the_function_with_its_own_table(N: int) -> None:
-    layer, x = layer_of(), torch.randn(2, N, 8, dtype=torch.float64)
-    n = -(-N // BLOCK)
-    table = random_blocks(layer.draws[:, :n], torch.tensor([[[n]]]))[0, :, 1:-1]
-    assert (layer(x) - of_layer(layer, x, pattern(table, N))).abs().max() <= EXACT
 
 
 def test_training_and_use_are_the_same_and_so_are_two_layers_of_a_seed() -> None:

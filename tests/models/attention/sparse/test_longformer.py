@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.sparse.causal_longformer import CausalLongformerAttention, attend_causal_longformer
+from models.attention.sparse.causal_longformer import CausalLongformerAttention
 from models.attention.sparse.longformer import attend_longformer
 from models.encoder.model import Encoder, EncoderConfig
 from tests.cases import in_one_test
@@ -79,21 +79,6 @@ def test_global_projections_begin_as_the_local_ones_in_a_model_too() -> None:
     layer = Encoder(config).blocks[0].attention
     for name in ("to_q", "to_k", "to_v"):
         assert torch.equal(getattr(layer, name).weight, getattr(layer, f"{name}_global").weight)
-
-
-@in_one_test(("window", "n_global"), [(4, 1), (3, 6), (30, 2)])
-@in_one_test("scale", [None, 0.3])
-def test_the_causal_function_is_its_definition_in_three_calls(window: int, n_global: int, scale: float | None) -> None:
-    local, of_globals = heads(13), heads(13, seed=1)
-    is_global, key_mask = (torch.arange(13) < n_global).expand(2, -1), torch.ones(2, 13, dtype=torch.bool)
-    scaled = [[(scale or 0.5) * 2 * q, k, v] for q, k, v in (local, of_globals)]  # the definition's own scale is 1 / 2
-    o = defined(*scaled, is_global, window=2 * (window - 1), key_mask=key_mask, causal=True)
-    past, outputs = None, []
-    for piece in (slice(0, 1), slice(1, 8), slice(8, 13)):
-        given = [[x[:, :, piece] for x in of] for of in (local, of_globals)]
-        y, past = attend_causal_longformer(*given, past, window=window, n_global=n_global, scale=scale)
-        outputs.append(y)
-    assert (torch.cat(outputs, dim=2) - o).abs().max() <= EXACT
 
 
 @in_one_test(("window", "n_global"), [(4, 1), (4, 3), (3, 6), (30, 2)])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.sparse.causal_lsh import attend_lsh_to_cache
-from models.attention.sparse.lsh import LSHAttention, attend_lsh, unit_keys
+from models.attention.sparse.lsh import LSHAttention, attend_lsh
 from models.attention.sparse.lsh_buckets import angular_buckets, draw_rotations, hyperplane_buckets
 from tests.cases import in_one_test
 from tests.models.attention.scores import EXACT, drawn
@@ -121,33 +121,6 @@ def test_the_layer_is_full_attention_up_to_a_chunk() -> None:
 
 
 # Order, padding, numbers
-
-
-@in_one_test("rule", ["paper", "chunk"])
-def test_padding_of_any_length_changes_nothing(rule: str) -> None:
-    """Also the chunk before the first is the last one with tokens, not the last one there is."""
-    (qk, v), buckets = heads(30), torch.zeros(B, H, 2, 30, dtype=torch.int64)
-    alone = attend_lsh(qk[:, :, :14], v[:, :, :14], buckets[..., :14], rule=rule, chunk=4)
-    padded = attend_lsh(qk, v, buckets, rule=rule, chunk=4, key_mask=lengths_mask(14, 14, N=30))
-    assert (padded[:, :, :14] - alone).abs().max() <= EXACT
-    assert not padded[:, :, 14:].any()
-
-
-def test_the_last_resort_is_taken_where_there_is_no_other_and_only_there() -> None:
-    """Two tokens share a bucket in the second round; in the first, and the third token in both, they are alone."""
-    qk, v = heads(3)
-    buckets = torch.tensor([[0, 1, 2], [0, 0, 1]]).expand(B, H, 2, 3)
-    o = attend_lsh(qk, v, buckets, chunk=4)
-    assert (o - v[:, :, [1, 0, 2]]).abs().max() <= EXACT
-
-
-def test_keys_have_length_one_and_0_stays_0() -> None:
-    qk, _ = heads(5)
-    assert (unit_keys(qk) - F.normalize(qk, dim=-1)).abs().max() <= EXACT
-    zeros = torch.zeros(1, 1, 2, D_K, requires_grad=True)
-    unit_keys(zeros).sum().backward()
-    assert not unit_keys(zeros).any()
-    assert torch.isfinite(zeros.grad).all()
 
 
 @in_one_test("dtype", [torch.float16, torch.bfloat16])

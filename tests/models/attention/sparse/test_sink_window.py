@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from models.attention.sparse.sink_window import SinkWindowAttention
-from models.layers import LAYERS
 from models.parts.positions import rotate
 from tests.models.attention.scores import EXACT
-from tests.models.attention.windows import D_K, SIZES, D, G, H, W, at, every_cut, in_pieces, tokens, turned
+from tests.models.attention.windows import D_K, SIZES, D, G, H, W, at, every_cut, in_pieces, tokens
 
 
 def make(**options: object) -> SinkWindowAttention:
@@ -38,16 +37,6 @@ def test_positions_are_those_within_the_cache(pieces: tuple[int, ...]) -> None:
     y, state = in_pieces(layer, x, pieces)
     assert (y - reference(layer, x)).abs().max() <= EXACT
     assert {name: tensor.shape[1:] for name, tensor in state.items()} == layer.state_shapes
-
-
-@torch.no_grad()
-def test_up_to_the_window_it_is_causal_softmax() -> None:
-    layer = make(window=20)
-    softmax = LAYERS["causal_softmax"](D, H, d_head=D_K, n_kv_heads=2).double()
-    softmax.load_state_dict(layer.state_dict())
-    x, t = tokens(2, 20), torch.arange(20).expand(2, 20)
-    assert (layer(x, rotation=turned(t)._replace(near=None))[0] - softmax(x, rotation=turned(t))[0]).abs().max() <= EXACT
-    assert (layer(tokens(2, 21))[0] - softmax(tokens(2, 21))[0])[:, -1].abs().max() > 1e-3  # the 21st token no longer sees the fifth
 
 
 @torch.no_grad()
