@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from models.checkpoints.decoder import ImageFormat, load_decoder, save_decoder
 from models.decoder.model import Decoder, DecoderConfig
@@ -67,16 +67,6 @@ def test_one_end_of_text_may_be_a_number_as_others_write_it(tmp_path: Path) -> N
     assert load_decoder(tmp_path).eos_token_ids == (7,)
 
 
-@torch.no_grad()
-def test_weights_are_cast(tmp_path: Path) -> None:
-    """Written in bfloat16, read in float64: the same numbers."""
-    saved = save(tmp_path).bfloat16()
-    save_decoder(tmp_path, saved, tokenizer=TOKENIZER)
-    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
-    loaded = load_decoder(tmp_path, dtype=torch.float64).model
-    assert torch.equal(loaded.embedding.weight, saved.embedding.weight.double())
-
-
 def test_tied_weights_are_in_the_file_once(tmp_path: Path) -> None:
     save(tmp_path)
     assert "unembedding.weight" not in load_file(tmp_path / "model.safetensors")
@@ -88,12 +78,6 @@ def edit_json(file: Path, edit: Callable) -> None:
     values = json.loads(file.read_text())
     edit(values)
     file.write_text(json.dumps(values))
-
-
-def edit_tensors(folder: Path, edit: Callable) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -119,21 +103,6 @@ def edit_tensors(folder: Path, edit: Callable) -> None:
 def test_a_config_that_does_not_fit_is_refused(edit: Callable, message: str, tmp_path: Path) -> None:
     save(tmp_path)
     edit_json(tmp_path / "config.json", edit)
-    with pytest.raises(CheckpointError, match=message):
-        load_decoder(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda t: t.pop("blocks.1.layer.to_q.weight"), "blocks.1.layer.to_q.weight is missing from the weights"),
-        (lambda t: t.update(extra=torch.ones(1)), "extra is unexpected in the weights"),
-        (lambda t: t.update({"embedding.weight": torch.ones(30, 12)}), r"embedding.weight has shape \(30, 12\)"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused_by_name(edit: Callable, message: str, tmp_path: Path) -> None:
-    save(tmp_path)
-    edit_tensors(tmp_path, edit)
     with pytest.raises(CheckpointError, match=message):
         load_decoder(tmp_path)
 

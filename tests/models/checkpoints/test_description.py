@@ -106,14 +106,6 @@ def test_a_file_that_is_missing_or_no_yaml(tmp_path: Path) -> None:
         build_encoder(tmp_path / "broken.yaml", tmp_path / "built")
 
 
-def test_weights_of_another_encoder_are_refused(tmp_path: Path) -> None:
-    build_encoder(described(tmp_path), tmp_path / "a")
-    with pytest.raises(
-        CheckpointError, match=r"blocks.0.attention.codebook.sums has shape \(3, 5, 4\), but config.json makes it \(3, 6, 4\)"
-    ):
-        build_encoder(described(tmp_path, model={**MODEL, "attention_options": {"n_codes": 6}}, weights=f"a/{WEIGHTS}"), tmp_path / "b")
-
-
 def test_its_attention_is_not_swapped(tmp_path: Path) -> None:
     build_encoder(described(tmp_path), tmp_path / "a")
     with pytest.raises(CheckpointError, match="attention='linear' cannot replace the encoder's vq"):

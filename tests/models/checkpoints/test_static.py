@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import wordllama
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer
@@ -158,10 +158,3 @@ def test_two_tables_of_wordllama_need_a_choice(tmp_path: Path) -> None:
     (tmp_path / "weights" / "other.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="has 2 files of weights and 1 tokenizers; keep one of each"):
         load_checkpoint(tmp_path)
-
-
-def test_a_table_may_be_in_half_precision(tmp_path: Path) -> None:
-    folder = of_model2vec(tmp_path / "static", {"embeddings": drawn(V, D)})
-    loaded = load_checkpoint(folder, dtype=torch.float16)
-    assert loaded.model.encoder.vectors.weight.dtype == torch.float16
-    assert torch.equal(loaded.model.encoder.vectors.weight[:-1], load_file(folder / "model.safetensors")["embeddings"].half())
