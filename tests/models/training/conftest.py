@@ -6,9 +6,9 @@ import pytest
 
 from models.training.config import TrainingConfig
 from models.training.corpus import Tokens, open_tokens
-from tests.models.training.texts import write_data
+from tests.models.training.texts import small_config, write_data
 
-VOCAB = 300
+VOCAB = 300  # of `small_config`
 
 
 @pytest.fixture(scope="session")
@@ -23,16 +23,4 @@ def tokens(data: Path) -> Tokens:
 
 @pytest.fixture
 def config() -> TrainingConfig:
-    return TrainingConfig(
-        name="tiny",
-        model={"layers": "causal_linear", "d_model": 16, "n_layers": 2, "n_heads": 2, "d_feedforward": 32},
-        vocab_size=VOCAB,
-        context=24,
-        batch=4,
-        max_steps=20,
-        learning_rate=0.01,
-        evaluations=2,
-        evaluation_kb=1,
-        checkpoint_steps=5,
-        threads=1,
-    )
+    return small_config(evaluation_kb=1, checkpoint_steps=5)

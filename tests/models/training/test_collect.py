@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from models.training import collect as collecting
-from models.training.collect import CollectionError, collect
+from models.training.collect import collect
 from models.training.corpus import read_texts
 from models.training.licences import Licence
 from models.training.sources import Package, packages, texts
@@ -90,24 +90,3 @@ def test_splits_are_whole_packages_without_copies(tmp_path: Path, monkeypatch: p
     assert summary["refused"] == [{"name": "copyleft", "version": "1.0", "licence": "GPL-3.0-only"}]
     assert entries["beta"]["bytes"] == len(code("beta"))
     assert json.loads((tmp_path / "data" / "sources.json").read_text()) == summary
-
-
-def test_large_packages_are_cut_and_small_ones_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = [
-        package(tmp_path, "large", {f"{c}.py": code(f"large_{c}") for c in "abcdefghijkl"}),
-        package(tmp_path, "larger", {f"{c}.py": code(f"larger_{c}") for c in "abcdefghijklmnopqrst"}),
-        package(tmp_path, "small", {"a.py": code("small")}),
-        package(tmp_path, "held", {"a.py": code("held")}),
-    ]
-    monkeypatch.setattr(collecting, "packages", lambda: installed)
-    summary = collect(tmp_path / "data", held_out=("held",), max_mb=0.02)
-    sizes = {entry["name"]: entry["bytes"] for entry in summary["packages"]}
-    assert sizes["small"] == len(code("small"))
-    assert abs(sizes["large"] - sizes["larger"]) < 2 * len(code("larger_a"))
-    assert 15_000 < sizes["small"] + sizes["large"] + sizes["larger"] <= 20_000
-
-
-def test_nothing_to_hold_out_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "packages", lambda: [package(tmp_path, "alpha", {"a.py": code("alpha")})])
-    with pytest.raises(CollectionError, match="none of held is installed"):
-        collect(tmp_path / "data", held_out=("held",))

@@ -43,28 +43,12 @@ def test_what_cannot_be_is_named(tmp_path: Path, change: tuple[str, str], messag
         read_config(written(tmp_path, VALID.replace(*change)), TrainingConfig)
 
 
-def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the file: "):
-        read_config(written(tmp_path, "- a\n- b\n"), TrainingConfig)
-
-
 @pytest.mark.parametrize(("change", "message"), [(("n_heads: 2", "n_heads: 3"), "n_heads=3"), (("d_model: 8", "width: 8"), "width")])
 def test_a_shape_that_cannot_be_names_the_file(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     file = written(tmp_path, VALID.replace(*change))
     with pytest.raises(ConfigError, match=message) as error:
         build(read_config(file, TrainingConfig), file)
     assert str(file) in str(error.value)
-
-
-def test_layers_may_differ_from_block_to_block(config: TrainingConfig) -> None:
-    mixed = config.model | {"layers": ["causal_linear", "sliding_window"]}
-    model = build(TrainingConfig.model_validate(config.model_dump() | {"model": mixed}), Path("mixed.yaml"))
-    assert model.config.layer_names == ("causal_linear", "sliding_window")
-
-
-def test_the_same_seed_draws_the_same_weights(config: TrainingConfig) -> None:
-    one, other = (build(config, Path("a.yaml")).state_dict() for _ in range(2))
-    assert all(one[name].equal(other[name]) for name in one)
 
 
 def test_examples_are_equal_but_for_their_layers() -> None:

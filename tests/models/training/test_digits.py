@@ -1,6 +1,5 @@
 """Pictures as text: what is written is what scikit-learn has, and training on it ends in a checkpoint."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +10,12 @@ from sklearn.datasets import load_digits
 from tokenizers import Tokenizer
 
 from models.checkpoints.decoder import load_decoder
-from models.training.config import TrainingConfig, read_config
 from models.training.corpus import TextDocument, Tokens, open_tokens, write_texts
 from models.training.pictures import digits
 from models.training.start import train_decoder
-from models.training.text.evaluation import evaluate
-from models.training.text.task import build
-from models.training.trainer import TrainingError
+from tests.models.training.texts import small_config
 
 LETTERS = "abcd"
-CONFIG = Path(digits.__file__).parents[1] / "configs" / "digits.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +39,6 @@ def test_a_tenth_of_the_originals_is_held_out_and_all_are_there(splits: dict[str
     assert {document.package for document in splits["held_out"]} == {f"digit {digit}" for digit in range(10)}
 
 
-def test_a_document_is_its_digit_and_a_letter_for_each_pixel(splits: dict[str, list[TextDocument]]) -> None:
-    _, shown = load_digits(return_X_y=True)
-    for document in splits["held_out"]:
-        assert len(document.text) == 1 + 28 * 28
-        assert document.text[0] == str(shown[int(document.file.partition("-")[0])])
-        assert set(document.text[1:]) <= set(digits.LETTERS)
-
-
 def test_the_straight_picture_is_the_original_enlarged(splits: dict[str, list[TextDocument]]) -> None:
     """Each original pixel, seen through the middle of the 3x3 that it became, and nothing in the margin."""
     pixels, _ = load_digits(return_X_y=True)
@@ -61,18 +48,6 @@ def test_the_straight_picture_is_the_original_enlarged(splits: dict[str, list[Te
         assert np.abs(middles - original * 15 / 16).max() <= 1
         assert not picture[0].any()
         assert not picture[:, -1].any()
-
-
-def test_the_same_pictures_every_time(splits: dict[str, list[TextDocument]]) -> None:
-    assert digits.pictures() == splits
-
-
-def test_the_shipped_config_is_the_papers_shape_on_one_picture() -> None:
-    config = read_config(CONFIG, TrainingConfig)
-    shape = build(config, CONFIG).config
-    assert (config.name, config.vocab_size, config.context) == ("digits", 257, 1 + digits.SIDE**2 + 1)
-    assert (shape.n_layers, shape.n_heads, shape.d_model) == (8, 8, 256)
-    assert shape.layer_names == ("sliding_window", *["causal_linear"] * 7)
 
 
 # Training on pictures, in small
@@ -102,17 +77,8 @@ def tokens(data: Path) -> Tokens:
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = TrainingConfig(
-        name="tiny-pictures",
-        model={"layers": "causal_linear", "d_model": 16, "n_layers": 2, "n_heads": 2, "d_feedforward": 32, "positions": "sinusoidal"},
-        vocab_size=257,
-        context=8,
-        batch=16,
-        max_steps=120,
-        learning_rate=0.01,
-        evaluations=2,
-        threads=1,
-    )
+    model = small_config().model | {"positions": "sinusoidal"}
+    config = small_config(name="tiny-pictures", model=model, vocab_size=257, context=8, batch=16, max_steps=120)
     out = tmp_path_factory.mktemp("trained")
     file = out.with_name("pictures.yaml")
     file.write_text(yaml.safe_dump(config.model_dump()))
@@ -129,14 +95,6 @@ def test_a_data_folder_of_pictures_says_what_they_are(tokens: Tokens) -> None:
     assert Tokenizer.from_file(str(tokens.tokenizer_file)).decode([first]) == "1"
     assert set(pixels) <= set(tokens.image.level_token_ids)
     assert last == tokens.end_of_text
-
-
-def test_bits_per_byte_are_bits_per_pixel(tokens: Tokens, trained: Path) -> None:
-    """A picture of 7 bytes holds 7 bits: which of two prompts, and 6 pixels of one bit each. The end is certain."""
-    model = load_decoder(trained).model
-    stated = json.loads((trained / "run.json").read_text())["held_out"]["carried"]["overall"]
-    assert evaluate(model, tokens.held_out, end_of_text=tokens.end_of_text).overall == stated
-    assert stated == pytest.approx(1, abs=0.2)
 
 
 def test_the_checkpoint_says_what_it_draws(trained: Path, tokens: Tokens) -> None:
@@ -161,11 +119,3 @@ def test_the_card_of_pictures(trained: Path) -> None:
     ):
         assert words in card
     assert "Python" not in card
-
-
-def test_a_context_that_cuts_pictures_is_an_error(data: Path, tmp_path: Path) -> None:
-    config = read_config(CONFIG, TrainingConfig).model_copy(update={"context": 16})
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(config.model_dump()))
-    with pytest.raises(TrainingError, match="context=16 must be 8 tokens"):
-        train_decoder(file, data, tmp_path / "out", Console(quiet=True))

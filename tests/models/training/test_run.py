@@ -6,17 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from rich.console import Console
 from typer.testing import CliRunner
 
 from models.checkpoints.decoder import load_decoder
 from models.training.__main__ import app
-from models.training.checkpoints import ResumeError
 from models.training.config import ConfigError, TrainingConfig
 from models.training.corpus import Tokens
-from models.training.start import train_decoder
 from models.training.text.evaluation import evaluate
 from models.training.text.task import build
+from tests.models.training.texts import small_config
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -33,18 +31,8 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     folder, found = tmp_path_factory.mktemp("runs"), {}
     for layers, weights in (("causal_linear", "fp32"), ("causal_softmax", "bf16")):
         out = folder / layers
-        config = TrainingConfig(
-            name=layers,
-            model={"layers": layers, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 32},
-            vocab_size=300,
-            context=24,
-            batch=4,
-            max_steps=20,
-            learning_rate=0.01,
-            evaluations=2,
-            weights=weights,
-            threads=1,
-        )
+        model = small_config().model | {"layers": layers, "n_layers": 1}
+        config = small_config(name=layers, model=model, weights=weights)
         file = written(config, folder)
         result = CliRunner().invoke(app, ["train", "--config", str(file), "--data", str(data), "--out", str(out)])
         assert result.exit_code == 0, result.output
@@ -94,22 +82,3 @@ def test_the_card_says_what_a_stranger_has_to_know(runs: dict[str, Path]) -> Non
         assert words in card
     assert json.loads((folder / "sources.json").read_text())["packages"][0]["name"] == "p0"
     assert (folder / "loss.png").read_bytes().startswith(PNG)
-
-
-def test_the_same_command_on_a_finished_run_changes_no_figure(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
-    folder = runs["causal_linear"]
-    before = json.loads((folder / "run.json").read_text())
-    weights = (folder / "model.safetensors").read_bytes()
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(before["config"]))
-    assert train_decoder(file, data, folder, Console(quiet=True))
-    assert json.loads((folder / "run.json").read_text()) == before
-    assert (folder / "model.safetensors").read_bytes() == weights
-
-
-def test_another_config_does_not_go_on_with_a_run(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
-    config = json.loads((runs["causal_linear"] / "run.json").read_text())["config"]
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(config | {"learning_rate": 0.5}))
-    with pytest.raises(ResumeError, match="another config: learning_rate"):
-        train_decoder(file, data, runs["causal_linear"], Console(quiet=True))

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from models.attention.linear.random_features import redraw_features
 from models.training import checkpoints, trainer
-from models.training.checkpoints import ResumeError
 from models.training.config import TrainingConfig
 from models.training.corpus import Tokens
 from models.training.optimisation import optimizer_of
@@ -24,10 +23,7 @@ from models.training.task import Progress
 from models.training.text import task
 from models.training.text.task import TextTask, build
 from models.training.trainer import Moment, TrainingError, stop_signals, train
-
-
-def changed(config: TrainingConfig, **values: object) -> TrainingConfig:
-    return TrainingConfig.model_validate(config.model_dump() | values)
+from tests.models.training.texts import changed
 
 
 def trained(config: TrainingConfig, tokens: Tokens, folder: Path, **options) -> tuple[Progress, dict[str, Tensor]]:
@@ -124,17 +120,6 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(
     assert_same_bits(trained(config, tokens, tmp_path / "stopped")[1], expected)
 
 
-def test_a_checkpoint_that_was_being_written_is_not_taken(tokens: Tokens, config: TrainingConfig, tmp_path: Path) -> None:
-    _, expected = trained(config, tokens, tmp_path / "straight")
-    halted = iter([False] * 10 + [True])
-    trained(config, tokens, tmp_path / "other", stopping=lambda: next(halted))
-    unfinished = tmp_path / "other" / "unfinished-000015"
-    unfinished.mkdir()
-    (unfinished / checkpoints.MODEL).write_bytes(b"half")
-    assert_same_bits(trained(config, tokens, tmp_path / "other")[1], expected)
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["step-000020"]
-
-
 def test_a_failed_write_leaves_the_older_checkpoint(config: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(config, Path("config.yaml"))
     optimizer = optimizer_of(model, config)
@@ -143,20 +128,6 @@ def test_a_failed_write_leaves_the_older_checkpoint(config: TrainingConfig, tmp_
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save(tmp_path, 10, model, optimizer, {"step": 10})
     assert checkpoints.load(checkpoints.newest(tmp_path), model, optimizer) == {"step": 5}
-
-
-def test_a_checkpoint_of_another_model_is_refused(tokens: Tokens, config: TrainingConfig, tmp_path: Path) -> None:
-    trained(changed(config, max_steps=2), tokens, tmp_path)
-    with pytest.raises(ResumeError, match="another model"):
-        trained(changed(config, model=config.model | {"d_model": 32}), tokens, tmp_path)
-
-
-def test_a_finished_run_does_nothing_more(tokens: Tokens, config: TrainingConfig, tmp_path: Path) -> None:
-    _, before = trained(config, tokens, tmp_path)
-    moments: list[Moment] = []
-    _, after = trained(config, tokens, tmp_path, show=moments.append)
-    assert moments == []
-    assert_same_bits(after, before)
 
 
 def test_a_budget_of_minutes(tokens: Tokens, config: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
+from models.training.config import TrainingConfig
 from models.training.corpus import TextDocument, write_texts
 
 VERBS = ("read", "write", "merge", "split", "close", "open")
@@ -34,6 +36,17 @@ SOURCES = {
     "refused": [],
     "totals": {"train": {"bytes": 9000, "files": 60}, "held_out": {"bytes": 3000, "files": 12}},
 }
+
+
+def small_config(**changes: Any) -> TrainingConfig:
+    """A run of 20 steps with a model of two narrow layers, unless said otherwise."""
+    model = {"layers": "causal_linear", "d_model": 16, "n_layers": 2, "n_heads": 2, "d_feedforward": 32}
+    values = {"name": "tiny", "model": model, "vocab_size": 300, "context": 24, "batch": 4, "max_steps": 20, "learning_rate": 0.01}
+    return TrainingConfig(**{**values, "evaluations": 2, "threads": 1, **changes})
+
+
+def changed(config: TrainingConfig, **values: object) -> TrainingConfig:
+    return TrainingConfig.model_validate(config.model_dump() | values)
 
 
 def documents(packages: tuple[str, ...], *, files: int, seed: int) -> list[TextDocument]:

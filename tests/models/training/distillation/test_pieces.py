@@ -8,19 +8,6 @@ import pytest
 from models.training.corpus import CorpusError, TextDocument
 from models.training.distillation.pieces import cut, pieces
 
-CODE = '''"""Reads tables. It does so row by row."""
-
-# A table has rows,
-# and rows have cells.
-SIZES = (12, 34, 56, 78, 90)
-
-
-class Table:
-    """Rows and cells."""
-
-    def row(self, i):
-        return self.rows[i]
-'''
 PROSE = """# Tables
 
 A table has rows and rows have cells, as one would expect of a table. There is more to say about them.
@@ -37,15 +24,6 @@ def kinds(file: str, text: str) -> dict[str, list[str]]:
     for piece in pieces(TextDocument(package="p", file=file, text=text)):
         found.setdefault(piece.kind, []).append(piece.text)
     return found
-
-
-def test_python() -> None:
-    found = kinds("a.py", CODE)
-    assert found["docstring"] == ["Reads tables. It does so row by row.", "Rows and cells."]
-    assert found["code"] == [CODE[CODE.index("class") :].strip(), "def row(self, i):\n    return self.rows[i]"]
-    assert found["short"] == ["Reads tables.", "Rows and cells.", "A table has rows, and rows have cells."]
-    assert found["symbols"] == ["SIZES = (12, 34, 56, 78, 90)"]
-    assert "long" not in found
 
 
 def test_documentation() -> None:

@@ -16,7 +16,7 @@ from models.training.__main__ import app
 from models.training.checkpoints import ResumeError
 from models.training.config import ConfigError, read_config
 from models.training.number_words.config import NumberWordsConfig
-from models.training.number_words.evaluation import exact, held_out_numbers
+from models.training.number_words.evaluation import exact
 from models.training.number_words.task import NumberWordsTask, build, exact_matches
 from models.training.number_words.tokens import character_tokenizer
 from models.training.number_words.words import Example
@@ -119,13 +119,6 @@ def test_exact_means_every_digit_and_the_end() -> None:
     ]
 
 
-def test_held_out_numbers_are_all_different_and_always_the_same() -> None:
-    found = held_out_numbers(5, "de", numbers=80)
-    assert len({example.number for example in found}) == 80
-    assert found == held_out_numbers(5, "de", numbers=80)
-    assert len(held_out_numbers(3, "de")) == 36
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"languages": ["en", "tlh"]}, "'tlh' is not one of en, de"), ({"max_digits": 12}, "max_digits"), ({"kind": "cnn"}, "kind")],
@@ -133,9 +126,3 @@ def test_held_out_numbers_are_all_different_and_always_the_same() -> None:
 def test_a_config_that_cannot_be_run_is_named(changes: dict, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         read_config(written(tmp_path, **changes), NumberWordsConfig)
-
-
-def test_a_shape_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:
-    file = written(tmp_path, model={"depth": 3})
-    with pytest.raises(ConfigError, match=r"model: .*depth"):
-        build(read_config(file, NumberWordsConfig), file, character_tokenizer())

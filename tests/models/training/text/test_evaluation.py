@@ -91,13 +91,6 @@ def test_windows_forget_what_lies_before_them() -> None:
     assert evaluate(model, [whole], end_of_text=0).overall != pytest.approx(bits, rel=TOLERANCE)
 
 
-def test_a_model_with_learned_positions_reads_as_far_as_they_go() -> None:
-    model, whole = decoder("causal_linear", positions="learned", n_positions=16), document(40, size_bytes=1)
-    windows = evaluate(model, [whole], end_of_text=0, context=16)
-    assert evaluate(model, [whole], end_of_text=0) == windows == evaluate(model, [whole], end_of_text=0, context=1000)
-    assert evaluate(model, [whole], end_of_text=0, context=8) != windows
-
-
 def test_a_model_in_training_stays_in_training() -> None:
     model = decoder("causal_linear").train()
     evaluate(model, [document(5)], end_of_text=0)
