@@ -102,18 +102,6 @@ def test_logits_are_given_where_they_are_wanted(config: DecoderConfig) -> None:
     assert all(torch.equal(flat(states)[name], tensor) for name, tensor in flat(states_all).items())
 
 
-# States
-
-
-def test_the_twin_is_the_same_decoder_but_for_its_layer() -> None:
-    """Same parameters, and a state that grows by a row a token."""
-    linear, twin = (Decoder(replace(CONFIG, layers=name)) for name in ("causal_linear", "causal_softmax"))
-    assert {n: p.shape for n, p in twin.named_parameters()} == {n: p.shape for n, p in linear.named_parameters()}
-    assert (linear.grows, twin.grows) == (False, True)
-    assert twin.init_states(2)[0]["k"].shape == (2, 3, 0, 4)
-    assert twin(random_tokens(2, 5))[1][0]["k"].shape == (2, 3, 5, 4)
-
-
 # Positions
 
 
@@ -174,18 +162,6 @@ def test_a_token_beyond_the_last_learned_position_is_refused_and_padding_is_not(
 
 
 # How it begins and how it learns
-
-
-def test_weights_begin_as_in_gpt2() -> None:
-    """N(0, 0.02), and a factor of 1/sqrt(2 L) less for what leads back into the residual stream; norms and biases at 1 and 0."""
-    torch.manual_seed(0)
-    shape = {"d_model": 128, "d_feedforward": 256, "n_heads": 4, "n_layers": 8, "layers": "causal_linear", "norm": "layer", "bias": True}
-    decoder = Decoder(replace(CONFIG, vocab_size=500, positions="learned", n_positions=400, **shape))
-    spread = {name: float(parameter.detach().std()) for name, parameter in decoder.named_parameters() if parameter.dim() == 2}
-    for name, std in spread.items():
-        expected = 0.02 / 4 if "to_out" in name or "down" in name else 0.02
-        assert abs(std / expected - 1) < 0.03, name
-    assert all(not parameter.any() for name, parameter in decoder.named_parameters() if name.endswith("bias"))
 
 
 @every_decoder

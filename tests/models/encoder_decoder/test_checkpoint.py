@@ -36,10 +36,3 @@ def test_a_config_that_is_none(change: dict, words: str, tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(CheckpointError, match=words):
         load_encoder_decoder(tmp_path)
-
-
-def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
-    save_encoder_decoder(tmp_path, tiny("dot").float(), tokenizer="{}", examples=("one",))
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
-        load_encoder_decoder(tmp_path)

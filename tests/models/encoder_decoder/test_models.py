@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
-from models.encoder_decoder.recurrent import RecurrentEncoderDecoder, reversal_indices
+from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from tests.models.encoder_decoder.tiny import KINDS, RECURRENT, TRANSFORMER, VOCABULARY, sources, tiny
 
 TOLERANCE = 1e-10  # float64
@@ -84,11 +84,6 @@ def test_dense_loop_of_bahdanaus_model() -> None:
         s = model.cell(model.cell.from_y(model.embedding.weight[token])[None], c[None], s[None])[0]
         want.append(model.to_logits(torch.cat([s, c])))
     torch.testing.assert_close(model(source, mask, torch.tensor([previous]))[0], torch.stack(want), atol=TOLERANCE, rtol=0)
-
-
-def test_a_row_read_backwards() -> None:
-    _, mask = sources(4, 2)
-    assert reversal_indices(mask).tolist() == [[3, 2, 1, 0], [1, 0, 2, 3]]
 
 
 @pytest.mark.parametrize(
