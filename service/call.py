@@ -24,8 +24,18 @@ RUN_HEADER = "x-run-id"
 ITEM_ERRORS_HEADER = "x-item-errors"
 TRUNCATED_HEADER = "x-truncated-inputs"
 IDEMPOTENCY_HEADER = "idempotency-key"
+SPACE_MATCH_HEADER = "x-embedding-space-match"
 _OPTIONAL = frozenset(
-    (TIMEOUT_HEADER, LANE_HEADER, MODEL_HEADER, SESSION_HEADER, IDEMPOTENCY_HEADER, LAST_EVENT_HEADER, ITEM_ERRORS_HEADER)
+    (
+        SPACE_MATCH_HEADER,
+        TIMEOUT_HEADER,
+        LANE_HEADER,
+        MODEL_HEADER,
+        SESSION_HEADER,
+        IDEMPOTENCY_HEADER,
+        LAST_EVENT_HEADER,
+        ITEM_ERRORS_HEADER,
+    )
 )
 NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -68,6 +78,7 @@ class Call:
     idempotency_key: str | None = None  # value of the header Idempotency-Key, on routes that read this header
     last_event_id: str | None = None  # id of the last event that the client received, if it continues a stream
     priming: bool = False  # whether a stream begins with an event that contains nothing but its id
+    space: str | None = None  # the embedding spaces that the answer must have; see `service/encoding/space.py`
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""
@@ -137,6 +148,7 @@ def read_headers(call: Call, headers: Mapping[str, str], timeout_s: float) -> No
     call.deadline = call.started + _timeout(headers.get(TIMEOUT_HEADER), timeout_s)
     call.lane = _lane(headers.get(LANE_HEADER))
     call.wanted = headers.get(MODEL_HEADER) or None
+    call.space = headers.get(SPACE_MATCH_HEADER) or None
     call.session = _session(headers.get(SESSION_HEADER))
     call.idempotency_key = headers.get(IDEMPOTENCY_HEADER)
     call.last_event_id = headers.get(LAST_EVENT_HEADER) or None

@@ -192,6 +192,13 @@ class NameMoved(ServiceError):
     code = "precondition_failed"
 
 
+class SpaceMoved(ServiceError):
+    """The model gives vectors of another embedding space than the one that the request names."""
+
+    status = 412
+    code = "embedding_space_changed"
+
+
 class DocumentMoved(ServiceError):
     """A document in the store does not have the version that its writer expects, because another process has changed the document."""
 

@@ -15,6 +15,7 @@ from service.call import Call, expect
 from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
+from service.encoding.space import SPACE_HEADER, check_space, space_of
 from service.encoding.sparse import MOST_WEIGHTS
 from service.encoding.token_matrix import matrix_of
 from service.errors import BatchTooLarge, EmptyInput, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, ServiceError
@@ -80,6 +81,7 @@ class Model:
         self._shapes = {tensor.name: tensor.shape for tensor in manifest.graph.outputs}
         self._tokenizers = tokenizers
         self._answers = answer_shares
+        self._space_ids: dict[tuple[str, int | None], str] = {}  # by output and dimensions, so bounded by the width
 
     @property
     def output(self) -> str:
@@ -126,6 +128,7 @@ class Model:
         call.model = self.name
         inputs, outputs = request.inputs, request.outputs or (self.output,)
         self.check_size(len(inputs))
+        spaces = self._spaces(outputs, request.row_width, call)
         if call.lane is None:
             call.lane = Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
         self.engine.check(call.lane, call.client, call.content)  # called before tokenising, which would be wasted for a refused request
@@ -133,7 +136,7 @@ class Model:
         _raise_first(encoded, call)
         places = [at for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         good = [item for item in encoded if isinstance(item, Encoded)]
-        answer = EncodeAnswer([], encoded)
+        answer = EncodeAnswer([], encoded, ",".join(spaces))
         call.report(answer.truncated)
         self._expect(call, request, outputs, [len(item.ids) for item in good])
         call.tokens += answer.n_tokens  # tokens are counted before the run, so that a client that disconnects early is charged too
@@ -167,6 +170,21 @@ class Model:
                 if isinstance(item, ServiceError):
                     on_row(at, item)
         return answer
+
+    def _spaces(self, outputs: Sequence[str], dimensions: int | None, call: Call) -> list[str]:
+        """Return the embedding space of each output, and name it in the answer's headers. Raises SpaceMoved if the client wants another."""
+        if self.manifest.kind != "encoder":
+            return []
+        spaces = []
+        for output in outputs:
+            key = output, dimensions if output in (contract.EMBEDDING, contract.POOLED) else None
+            if key not in self._space_ids:
+                self._space_ids[key] = space_of(self.manifest, *key)
+            spaces.append(self._space_ids[key])
+        if call.space is not None:
+            check_space(call.space, spaces, self.name)
+        call.headers[SPACE_HEADER] = ",".join(spaces)
+        return spaces
 
     def _expect(self, call: Call, request: EncodeRequest, outputs: Sequence[str], lengths: Sequence[int]) -> None:
         """Reserve memory for the answer to inputs of these lengths (in tokens)."""

@@ -63,6 +63,7 @@ class EncodeAnswer:
 
     rows: list[RowOrError]
     encoded: list[Encoded | ServiceError]
+    space: str = ""  # ids of the outputs' embedding spaces, separated by commas; "" without vectors
     n_tokens: int = field(init=False)  # tokens of all inputs, cached inputs included
     truncated: list[Cutting] = field(init=False)
 

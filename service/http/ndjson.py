@@ -94,8 +94,12 @@ def _entry(
 
 
 def totals(answer: EncodeAnswer) -> dict[str, Any]:
-    """Return the last line of an answer, with the number of tokens and the truncated inputs."""
-    return {"usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}, "truncated": answer.truncated}
+    """Return the end of an answer: the number of tokens, the truncated inputs, and the embedding space."""
+    return {
+        "system_fingerprint": answer.space,
+        "usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens},
+        "truncated": answer.truncated,
+    }
 
 
 def _line(content: Any) -> bytes:

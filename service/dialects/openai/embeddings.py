@@ -105,6 +105,7 @@ class EmbeddingResponse(BaseModel):
     object: Literal["list"]
     data: list[EmbeddingObject]
     model: str
+    system_fingerprint: str = Field(description="The embedding space of the vectors, one for each of `outputs`, separated by commas.")
     usage: OpenAIUsage
     truncated: list[Cutting] = Field([], description="The inputs that were cut, with their tokens before and after.")
 

@@ -60,7 +60,7 @@ def error(answer: httpx.Response) -> dict[str, Any]:
 
 async def test_the_answer_has_openais_form(service: Service) -> None:
     content = (await service.embed("the cat")).json()
-    assert list(content) == ["object", "data", "model", "usage", "truncated"]
+    assert list(content) == ["object", "data", "model", "system_fingerprint", "usage", "truncated"]
     assert (content["object"], content["model"], content["truncated"]) == ("list", "mini", [])
     assert content["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
     assert content["data"][0]["object"] == "embedding"
