@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from service.call import Call
-from service.errors import ServiceError
+from service.errors import DocumentMoved, ServiceError
 from service.http.answers import PIECE_BYTES, in_slices, pieces, whole
 from service.http.interrupts import ClientGone, Interruptible
 from service.runtime.pacing import Pace
@@ -132,7 +132,7 @@ class EventStream(Response):
     """A response that formats the pieces of `source` as events with `script`, and sends them.
 
     `priming` is sent first. `owner`: the right to send the stream, if another process may take it over. Once the right is lost, nothing
-    more is sent, and the connection is closed.
+    more is sent, and the connection is closed. If it is lost before the response begins, calling the response raises DocumentMoved.
     """
 
     def __init__(
@@ -154,8 +154,6 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with _PACE.stream(), Interruptible(ClientGone) as interrupt:
             timer, owner = ResettableTimer(interrupt), self._owner
-            if owner is not None:
-                owner.on_loss = interrupt
 
             async def write(message: Message) -> None:
                 if owner is not None and not await owner.holds():
@@ -165,6 +163,10 @@ class EventStream(Response):
                 timer.clear()
 
             try:
+                if owner is not None:
+                    if not await owner.holds():
+                        raise DocumentMoved("another connection has begun to read this stream: read it there, or send the request again")
+                    owner.on_loss = interrupt
                 await write({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async with aclosing(self._chunks()) as chunks:
                     async for chunk in chunks:

@@ -4,6 +4,8 @@ The owner of a run renews its lease by writing the run's document, which must st
 by writing itself into the document. Then the first owner's next write fails, and it ends its stream without sending anything more. A
 process that was paused for longer than a lease renews it before it sends anything.
 
+A completed run does not change any more, so any number of streams may send it at once, and none of them writes its document.
+
 The document is needed only to continue a stream. If the store is slow or fails, streams are still sent, and the failures are counted. If
 the document is missing in the store, the next renewal writes it again.
 """
@@ -50,7 +52,7 @@ class Lease:
         self._owner = secrets.token_hex(8)  # each stream has its own owner id, even if two streams of this process send the same run
         self._expires = math.inf  # expiry of the last written document, in Unix time; only the store's thread uses it
         self._runs_s = runs_s
-        self._closed = False
+        self._closed = progress.status == "completed"
         self._valid_until = 0.0  # end of the lease, by the monotonic clock
         self._written = progress.n_tokens
         self._latest: Future[Any] | None = None
@@ -59,34 +61,19 @@ class Lease:
     def id(self) -> str:
         return self.start.id
 
-    def begin(self) -> None:
-        """Submit the first write of a new run. The lease is valid at once, since no other process can find the run before this write."""
-        self.taken(self._leases.clock())
-        self._submit(new=True)
-
     async def begun(self, *, patient: bool) -> bool:
         """Wait for the first write, and return whether the run can be continued later.
 
         If `patient`, wait until the write has ended, and raise the store's error if it failed. Otherwise wait for at most `_WRITE_S`.
         Return False if the write failed, and True if it has not ended, since it will probably succeed.
         """
-        assert self._latest is not None
-        writing = asyncio.wrap_future(self._latest)
         try:
-            async with asyncio.timeout(None if patient else _WRITE_S):
-                await asyncio.shield(writing)
-        except TimeoutError:
-            writing.add_done_callback(self._begun_late)
-        except ServiceError as error:
+            await self._latest_write(None if patient else _WRITE_S)
+        except ServiceError:
             if patient:
                 raise
-            self._leases.count(error.code)
             return False
         return True
-
-    def _begun_late(self, done: "asyncio.Future[Any]") -> None:
-        if not done.cancelled() and (error := done.exception()) is not None:
-            self._leases.count(error.code if isinstance(error, ServiceError) else "error")
 
     def note(self, index: int, token_ids: tuple[int, ...], *, ended: bool) -> None:
         """Add new tokens of a choice to the progress. The progress is written when enough tokens are new."""
@@ -111,12 +98,8 @@ class Lease:
         while leases.clock() >= self._valid_until and not (self.lost or self._closed):
             asked = leases.clock()
             self.renew()
-            assert self._latest is not None
-            writing = asyncio.wrap_future(self._latest)
-            writing.add_done_callback(lambda done: done.exception())  # so that asyncio does not log the error, which `_done` handles
-            with suppress(ServiceError, TimeoutError):
-                async with asyncio.timeout(_PATIENCE_S):
-                    await asyncio.shield(writing)
+            with suppress(ServiceError):
+                await self._latest_write(_PATIENCE_S)
             if (now := leases.clock()) - asked < leases.lease_s:
                 self._valid_until = max(self._valid_until, now + leases.lease_s / _RENEWALS)  # the time at which to ask the store again
         return not self.lost
@@ -137,12 +120,11 @@ class Lease:
         self.ended.set()
         self._closed = True
         self._leases.forget(self)
-        key = self.start.tenant, self.id
 
         def erase(engine: StateEngine) -> None:
             for kind in (RUN_KIND, REQUEST_KIND):
                 with suppress(StateNotFound):
-                    engine.erase(key[0], kind, key[1], None)
+                    engine.erase(self.start.tenant, kind, self.id, None)
 
         with suppress(ServiceError):
             self._leases.store.submit(erase).add_done_callback(Future.exception)
@@ -194,7 +176,16 @@ class Lease:
         engine.write(run, expected, quota)
         self._expires = run.expires or math.inf
 
-    def _submit(self, owner: str | None = None, *, new: bool = False) -> None:
+    async def _latest_write(self, timeout_s: float | None) -> None:
+        """Wait until the latest write has ended, but no longer than `timeout_s`. Raises the store's error."""
+        assert self._latest is not None
+        writing = asyncio.wrap_future(self._latest)
+        writing.add_done_callback(lambda done: done.exception())  # so that asyncio does not log the error, which `_done` handles
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(writing)
+
+    def _submit(self, owner: str | None = None) -> None:
         """Submit a write of the documents, with `owner` as in `documents`. The store carries out writes in the order in which they were
         submitted.
         """
@@ -208,15 +199,15 @@ class Lease:
             self._latest = Future()
             self._latest.set_exception(error)
         loop = asyncio.get_running_loop()
-        self._latest.add_done_callback(lambda done: _on(loop, self._done, done, began, new))
+        self._latest.add_done_callback(lambda done: _on(loop, self._done, done, began))
 
-    def _done(self, done: "Future[None]", began: float, new: bool) -> None:
+    def _done(self, done: "Future[None]", began: float) -> None:
         error = done.exception()
         if error is None:
             self.taken(began)
         elif isinstance(error, DocumentMoved | StateNotFound):
             self.lose()
-        elif not new:  # `begun` counts failures of the first write
+        else:
             self._leases.count(error.code if isinstance(error, ServiceError) else "error")
 
 
@@ -243,27 +234,27 @@ class Leases:
         duration of its stream, in seconds."""
         lease = Lease(self, start, Progress(tokens=[[] for _ in range(choices)], ended=[False] * choices), runs_s=runs_s)
         self._add(lease)
-        lease.begin()
+        lease.taken(self.clock())  # it is valid at once, since no other process can find the run before its first write
+        lease.renew()
         return lease
 
     async def take_over(self, tenant: str, run: str, *, runs_s: float) -> Lease:
-        """Return the lease of a stored run, after writing this process into its document as the owner.
+        """Return the lease of a stored run, after writing this process into its document as the owner. The lease of a completed run is
+        closed already: nothing is written.
 
-        Raises RunNotFound if the tenant has no such run or the run was cancelled, or DocumentMoved if another process takes it over at the
-        same time.
+        Raises RunNotFound if the tenant has no such run, or DocumentMoved if another process takes it over at the same time.
         """
         began = self.clock()
 
         def take(engine: StateEngine) -> Lease:
             found, request = engine.read(tenant, RUN_KIND, run), engine.read(tenant, REQUEST_KIND, run)
             start, progress = unpack(run, tenant, found.body, request.body)
-            if progress.status == "cancelled":
-                raise RunNotFound(f"the run {run} was cancelled: send the request again", param="run")
-            progress.status = "in_progress"
             lease = Lease(self, start, progress, runs_s=runs_s)
-            document, request = lease.documents()
-            engine.write(document, found.version, self.quota)
-            engine.write(request, None, self.quota)
+            if progress.status != "completed":
+                progress.status = "in_progress"
+                document, request = lease.documents()
+                engine.write(document, found.version, self.quota)
+                engine.write(request, None, self.quota)
             return lease
 
         try:
@@ -272,6 +263,8 @@ class Leases:
             raise RunNotFound(
                 f"there is no run {run}: a stream can be continued for {KEPT_S:g} s after its end; send the request again", param="run"
             ) from None
+        if lease.progress.status == "completed":
+            return lease
         lease.taken(began)
         if (here := self.open.get(run)) is not None:
             here.lose()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-Status = Literal["in_progress", "completed", "failed", "cancelled"]
+Status = Literal["in_progress", "completed", "failed"]
 
 RUN_KIND, REQUEST_KIND = "run", "run_request"
 

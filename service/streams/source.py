@@ -40,12 +40,15 @@ class LeasedRuns:
     async def take(self, timeout_s: float, interval_s: float) -> Sequence[tuple[int, Delta]]:
         """Return new deltas as `Runs.take` does, and note their tokens in the lease."""
         try:
-            taken = await self._runs.take(timeout_s, interval_s)
+            return await self._take(timeout_s, interval_s)
         except ServiceError:
             self._failed = True
             raise
+
+    async def _take(self, timeout_s: float, interval_s: float) -> Sequence[tuple[int, Delta]]:
+        taken = await self._runs.take(timeout_s, interval_s)
         for index, delta in taken:
-            self._note(index, delta)
+            self._lease.note(index, delta.token_ids, ended=delta.finish_reason is not None)
         return taken
 
     def close(self) -> None:
@@ -53,9 +56,6 @@ class LeasedRuns:
         completed = self.done and not self._failed
         self._runs.close()
         self._lease.close("completed" if completed else "failed" if self._failed else "in_progress")
-
-    def _note(self, index: int, delta: Delta) -> None:
-        self._lease.note(index, delta.token_ids, ended=delta.finish_reason is not None)
 
 
 class ContinuedRuns(LeasedRuns):
@@ -91,7 +91,7 @@ class ContinuedRuns(LeasedRuns):
     def done(self) -> bool:
         return self._proven and super().done
 
-    async def take(self, timeout_s: float, interval_s: float) -> Sequence[tuple[int, Delta]]:
+    async def _take(self, timeout_s: float, interval_s: float) -> Sequence[tuple[int, Delta]]:
         """Return deltas as `Runs.take` does, but only after the client's position. Raises Diverged if the tokens before it differ."""
         if self._proven:
             return await self._taken(timeout_s, interval_s)
@@ -107,15 +107,8 @@ class ContinuedRuns(LeasedRuns):
         return held or ([] if self.done else await self._taken(max(until - time.monotonic(), 0.0), interval_s))
 
     async def _taken(self, timeout_s: float, interval_s: float) -> list[tuple[int, Delta]]:
-        new = []
-        for index, delta in await super().take(timeout_s, interval_s):
-            try:
-                if (rest := self._choices[index].rest(delta)) is not None:
-                    new.append((index, rest))
-            except Diverged:
-                self._failed = True
-                raise
-        return new
+        taken = [(index, self._choices[index].rest(delta)) for index, delta in await super()._take(timeout_s, interval_s)]
+        return [(index, rest) for index, rest in taken if rest is not None]
 
     def _prove(self) -> None:
         """Raise Diverged if the hash of the computed tokens differs from the client's hash."""
@@ -123,7 +116,6 @@ class ContinuedRuns(LeasedRuns):
         for index, choice in enumerate(self._choices):
             sent.restore(index, choice.received.token_ids, choice.received.place)
         if self._wanted.hash is not None and sent.hash != self._wanted.hash:
-            self._failed = True
             raise diverged(sent.hash, self._wanted.hash)
 
 
