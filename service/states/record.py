@@ -148,6 +148,7 @@ class Keep:
     quota: Quota
     name: NameChange | None = None
     key: IdempotencyKey | None = None
+    gone: bool = False  # whether the state was stored before and does not exist any more: it is not stored again
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,16 +13,18 @@ from starlette.responses import Response
 
 from service.call import LAST_EVENT_HEADER, RUN_HEADER, Call
 from service.catalog import Catalog
+from service.dialects.states.finding import on_store
 from service.dialects.text.answer import derived_id, new_id, unix_time
 from service.dialects.text.request import TextCall, beginning_of, seeds
 from service.dialects.text.schemas import GenerationRequestBody
-from service.errors import InvalidRequest, RunNotFound
+from service.errors import InvalidRequest, RunNotFound, StateGone, StateNotFound
 from service.generation.model import DecoderModel, Generator
 from service.generation.request import Delta, GenerationRequest, Grammar
 from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import json_answer
 from service.settings import Settings
+from service.states.engine import StateEngine
 from service.states.record import IdempotencyKey, Keep, Turn
 from service.streams.lease import Lease
 from service.streams.position import EventId, Place, Sent
@@ -81,20 +83,23 @@ class AnswerStart:
         """Return how much of each choice the client has received; () for a new answer."""
         return () if self.continued is None else self.continued.wanted.places
 
-    def of_stream(self, asked: Sequence[GenerationRequest], model: Generator) -> list[GenerationRequest]:
+    async def of_stream(self, asked: Sequence[GenerationRequest], text: TextCall[DecoderModel]) -> list[GenerationRequest]:
         """Return the requests `asked`, adapted to a stream that can be continued.
 
         In a continued stream, `known` of each request has the tokens that were drawn before. A continued stream may draw the last token
         again, and then stores the state after it again. The id of that state is derived from the answer's id, so there is only one such
-        state. Raises Diverged if the model or the arithmetic has changed since the stream began, and the client sent no hash of the tokens
-        that it has.
+        state. If it was deleted or has expired since, the stream ends without it.
+
+        Raises Diverged if the model or the arithmetic has changed since the stream began, and the client sent no hash of the tokens that it
+        has.
         """
         asked = [
-            request if request.keep is None else replace(request, keep=self._once(request.keep, at)) for at, request in enumerate(asked)
+            request if request.keep is None else replace(request, keep=await self._once(request.keep, at, text))
+            for at, request in enumerate(asked)
         ]
         if self.continued is None:
             return asked
-        lease, wanted = self.continued
+        (lease, wanted), model = self.continued, text.model
         if lease.start.fingerprint != model.manifest.fingerprint or not model.engine.has_numerics(lease.start.numerics):
             if wanted.hash is None and any(place.tokens for place in wanted.places):
                 raise diverged("of another model or machine", "unknown")
@@ -106,9 +111,14 @@ class AnswerStart:
             for request, place, tokens, ended in parts
         ]
 
-    def _once(self, keep: Keep, index: int) -> Keep:
-        key = keep.key or IdempotencyKey(f"{self.id}/{index}", self.id)
-        return replace(keep, record=replace(keep.record, id=derived_id("state_", f"{self.id}/{index}")), key=key)
+    async def _once(self, keep: Keep, index: int, text: TextCall[DecoderModel]) -> Keep:
+        key, gone = IdempotencyKey(f"{self.id}/{index}", self.id), False
+        if self.continued is not None:
+            try:
+                await on_store(text.catalog, text.call, StateEngine.answered, key)
+            except (StateNotFound, StateGone):
+                gone = True
+        return replace(keep, record=replace(keep.record, id=derived_id("state_", f"{self.id}/{index}")), key=key, gone=gone)
 
 
 def _known(request: GenerationRequest, place: Place, tokens: tuple[int, ...], ended: bool) -> tuple[int, ...]:
@@ -175,7 +185,7 @@ class TextRoute(Generic[Body]):
         )
         plan.check_size(requests[0])
         if body.stream:
-            requests = start.of_stream(requests, text.model)
+            requests = await start.of_stream(requests, text)
         runs = await text.submit(requests, n=body.n, prompt_field=self.prompt_field, stream=body.stream)
         answer = plan.answer(runs, start)
         if not body.stream:

@@ -326,8 +326,8 @@ def tell_exactness(call: Call, begin: Beginning | None, runs: Runs) -> None:
 
 
 def kept(request: GenerationRequest) -> dict[str, Any] | None:
-    """Return the JSON of the state that was stored after the request's last token, or None if the request stores no state."""
-    if (keep := request.keep) is None:
+    """Return the JSON of the state that was stored after the request's last token, or None if there is no such state."""
+    if (keep := request.keep) is None or keep.gone:
         return None
     record = keep.record
     return {

@@ -62,11 +62,14 @@ class StateKeeper:
         return state
 
     def keep(self, keep: Keep, state: State, origin: State | None, fed: Sequence[int], stored: Stored) -> None:
-        """Store `state`, which results from feeding the tokens `fed` to `origin` (None: the empty state). Then `stored` is called on any
-        thread, with None if the state was stored, else with the error. A state with numbers that are not finite is not stored.
+        """Store `state`, which results from feeding the tokens `fed` to `origin` (None: the empty state), unless `keep.gone`. Then `stored`
+        is called on any thread, with None if this succeeded, else with the error. A state with numbers that are not finite is not stored.
 
         Never waits, so the engine's thread may call it.
         """
+        if keep.gone:
+            stored(None)
+            return
 
         def put(engine: StateEngine) -> StateRecord:
             packing = self.packing

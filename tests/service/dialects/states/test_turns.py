@@ -69,6 +69,15 @@ async def test_the_last_event_of_a_stream_has_the_state(states: States, path: st
     assert (await states.done("GET"))["first_id"] == last["state"]["id"]
 
 
+@pytest.mark.pool
+async def test_a_stream_whose_state_was_deleted_is_read_again_to_its_end(states: States) -> None:
+    answer = await states.http.post("/v1/completions", json={**BODIES["/v1/completions"], "stream": True, "store_state": True})
+    await states.ask("DELETE", f"/{(await states.done('GET'))['first_id']}")
+    *again, done = events((await states.http.get(f"/v1/stream/{answer.headers['x-run-id']}")).text)
+    assert ("".join(event["choices"][0]["text"] for event in again), done) == (SAID, "[DONE]")
+    assert '"state"' not in json.dumps(again)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_every_choice_has_a_state_of_its_own(states: States, path: str) -> None:
     answer = await post(states, path, n=3, store_state=True)
