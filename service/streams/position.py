@@ -41,18 +41,19 @@ class Place(NamedTuple):
 
 
 class EventId(NamedTuple):
-    """The last event id that a client received. If `hash` is None, the client sent no hash, and its tokens are not compared."""
+    """The last event id that a client received, by the header or parameter `param`. If `hash` is None, its tokens are not compared."""
 
     run: str
     places: tuple[Place, ...]
     hash: str | None = None
+    param: str = "run"
 
     @classmethod
     def parse(cls, text: str, param: str) -> Self:
-        """Parse an id. Raises InvalidRequest that names `param`, the header or parameter with the id."""
+        """Parse an id. Raises InvalidRequest that names `param`."""
         if (found := _ID.fullmatch(text)) is None:
             raise InvalidRequest(f"{param}={text[:_SHOWN]!r} is not the id of an event of a stream, run_ID:POSITION:HASH", param=param)
-        return cls(found[1], tuple(map(Place.parse, found[2].split(","))), found[3])
+        return cls(found[1], tuple(map(Place.parse, found[2].split(","))), found[3], param)
 
     def __str__(self) -> str:
         return ":".join([self.run, ",".join(map(str, self.places)), *([] if self.hash is None else [self.hash])])

@@ -41,6 +41,7 @@ async def stream(
         if wanted.run != run:
             raise InvalidRequest(f"{LAST_EVENT_HEADER} is of the run {wanted.run}, and the path is of {run}", param=LAST_EVENT_HEADER)
     else:
-        wanted = EventId(run, (Place(from_ if from_ is not None else starting_after or 0),))
+        param, tokens = ("starting_after", starting_after or 0) if from_ is None else ("from", from_)
+        wanted = EventId(run, (Place(tokens),), param=param)
     call.priming = True
     return await resume(wanted, (completions.ROUTE, chat.ROUTE), call, catalog)

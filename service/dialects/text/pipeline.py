@@ -90,8 +90,8 @@ class AnswerStart:
         again, and then stores the state after it again. The id of that state is derived from the answer's id, so there is only one such
         state. If it was deleted or has expired since, the stream ends without it.
 
-        Raises Diverged if the model or the arithmetic has changed since the stream began, and the client sent no hash of the tokens that it
-        has.
+        Raises InvalidRequest if the client's position is after the end of a choice, or Diverged if the model or the arithmetic has changed
+        since the stream began, and the client sent no hash of the tokens that it has.
         """
         asked = [
             request if request.keep is None else replace(request, keep=await self._once(request.keep, at, text))
@@ -100,16 +100,23 @@ class AnswerStart:
         if self.continued is None:
             return asked
         (lease, wanted), model = self.continued, text.model
-        if lease.start.fingerprint != model.manifest.fingerprint or not model.engine.has_numerics(lease.start.numerics):
-            if wanted.hash is None and any(place.tokens for place in wanted.places):
-                raise diverged("of another model or machine", "unknown")
-            return asked
-        progress = lease.progress
-        parts = zip(asked, wanted.places, progress.tokens, progress.ended, strict=True)
-        return [
-            replace(request, known=_known(request, place, tuple(tokens), ended), numerics=lease.start.numerics)
-            for request, place, tokens, ended in parts
-        ]
+        same = lease.start.fingerprint == model.manifest.fingerprint and model.engine.has_numerics(lease.start.numerics)
+        adapted = []
+        parts = zip(asked, wanted.places, lease.progress.tokens, lease.progress.ended, strict=True)
+        for index, (request, place, tokens, ended) in enumerate(parts):
+            most = len(tokens) if same and ended else request.max_tokens
+            if place.tokens > most:
+                raise InvalidRequest(
+                    f"{wanted.param} names {place.tokens} tokens of choice {index}, which has {most} at most: name {most} or fewer",
+                    param=wanted.param,
+                )
+            if same:
+                known = _known(request, place, tuple(tokens), ended)
+                request = replace(request, known=known, numerics=lease.start.numerics)
+            adapted.append(request)
+        if not same and wanted.hash is None and any(place.tokens for place in wanted.places):
+            raise diverged("of another model or machine", "unknown")
+        return adapted
 
     async def _once(self, keep: Keep, index: int, text: TextCall[DecoderModel]) -> Keep:
         key, gone = IdempotencyKey(f"{self.id}/{index}", self.id), False

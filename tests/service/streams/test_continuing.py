@@ -180,6 +180,17 @@ async def test_what_cannot_be_continued_is_refused_with_the_reason(http: httpx.A
     assert (await http.post(path, json=body, headers={"last-event-id": "17"})).status_code == 200, "a whole answer has no events"
 
 
+async def test_a_position_beyond_the_stream_is_refused_with_its_length(http: httpx.AsyncClient, store: Store) -> None:
+    path, body = BODIES["grammar"]
+    run, events = await begin(http, path, body)
+    for most in (events[-1].tokens[0], body["max_tokens"]):  # of a stream that has ended, and of one that has not
+        for param, query, headers in (("from", "?from=99999", {}), ("last-event-id", "", {"last-event-id": f"{run}:{most + 1},0"})):
+            answer = await http.get(f"/v1/stream/{run}{query}", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+            assert f"tokens of choice 0, which has {most} at most" in answer.json()["error"]["message"]
+        await forget_progress(store, run, 3)
+
+
 async def test_a_client_that_comes_back_while_the_models_are_loaded_is_told_to_wait(tokenizer: Path, store: Store) -> None:
     """Not that there is no such run, after which it would give up."""
     path, body = BODIES["two"]
