@@ -112,7 +112,7 @@ class AnswerStart:
                 )
             if same:
                 known = _known(request, place, tuple(tokens), ended)
-                request = replace(request, known=known, numerics=lease.start.numerics)
+                request = replace(request, max_tokens=most, known=known, numerics=lease.start.numerics)
             adapted.append(request)
         if not same and wanted.hash is None and any(place.tokens for place in wanted.places):
             raise diverged("of another model or machine", "unknown")

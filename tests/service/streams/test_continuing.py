@@ -52,13 +52,13 @@ async def begin(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> tup
     return answer.headers["x-run-id"], parsed(answer.text)
 
 
-async def forget_progress(store: Store, run: str, tokens: int) -> None:
-    """Leave so many stored tokens of each choice, as if the owner had died."""
+async def forget_progress(store: Store, run: str, tokens: int, *, ended: bool = False) -> None:
+    """Leave so many stored tokens of each choice, as if the owner had died, or as if the text had `ended` at its deadline."""
 
     def forget(engine: StateEngine) -> None:
         found, request = engine.read("", RUN_KIND, run), engine.read("", REQUEST_KIND, run)
         start, progress = unpack(run, "", found.body, request.body)
-        left = Progress(tokens=[ids[:tokens] for ids in progress.tokens], ended=[False] * len(progress.tokens))
+        left = Progress(tokens=[ids[:tokens] for ids in progress.tokens], ended=[ended] * len(progress.tokens))
         engine.write(replace(found, body=pack(start, left, "")), None, ROOM)
 
     await store.call(forget)
@@ -178,6 +178,14 @@ async def test_what_cannot_be_continued_is_refused_with_the_reason(http: httpx.A
     assert "and the path is of" in answer.json()["error"]["message"]
     path, body = BODIES["plain"]
     assert (await http.post(path, json=body, headers={"last-event-id": "17"})).status_code == 200, "a whole answer has no events"
+
+
+async def test_a_stream_that_ended_at_its_deadline_is_read_again_to_the_same_token(http: httpx.AsyncClient, store: Store) -> None:
+    run, _ = await begin(http, *BODIES["two"])
+    await forget_progress(store, run, 3, ended=True)
+    again = parsed((await http.get(f"/v1/stream/{run}")).text)
+    assert (again[-1].tokens, again[-1].data) == ([3, 3], "[DONE]")
+    assert [choice["finish_reason"] for choice in Answer.of(again).choices.values()] == ["length", "length"]
 
 
 async def test_a_position_beyond_the_stream_is_refused_with_its_length(http: httpx.AsyncClient, store: Store) -> None:
