@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from service.dialects.openai.responses.answer import Answer, joined
+from service.dialects.openai.responses.answer import ENDED, Answer, joined
 from service.dialects.openai.written_calls import WrittenCalls, content_of
-from service.errors import ServiceError
+from service.errors import InvalidRequest, ServiceError
 from service.http import sse
 
 _FIRST, _STEP = 10, 5
@@ -39,13 +39,15 @@ def number_after(n: int, kind: int = 0) -> int:
 class Events(sse.Script[Answer]):
     """Builds those events of one response whose numbers are greater than `after`. Each piece that it gets is the whole response so far.
 
-    `padded`: whether the sizes of events with new text are rounded up. `ids`: whether each event has its number as id, which browsers send
-    as `Last-Event-ID` when they connect again.
+    `param`: the header or parameter that `after` comes from. `padded`: whether the sizes of events with new text are rounded up. `ids`:
+    whether each event has its number as id, which browsers send as `Last-Event-ID` when they connect again.
     """
 
-    def __init__(self, answer: Answer, after: int = NEVER, *, padded: bool = False, ids: bool = False) -> None:
+    def __init__(
+        self, answer: Answer, after: int = NEVER, *, param: str = "starting_after", padded: bool = False, ids: bool = False
+    ) -> None:
         self._answer, self._padded = answer, padded
-        self._after, self._ids = after, ids
+        self._after, self._param, self._ids = after, param, ids
         self._sent = min(tokens_before(after), answer.said.count)  # number of tokens that the client has
         self._call, self._reader = answer.building() if answer.required else None, answer.reader()
         if self._call is not None:
@@ -138,11 +140,13 @@ class Events(sse.Script[Answer]):
         return self._event(number, "output_item.added", output_index=0, item=item)
 
     def closing(self) -> Iterator[bytes]:
-        """Yield the events after the last token: the text that was held back until the end, and the whole response."""
+        """Yield the events after the last token: the text that was held back until the end, and the whole response. Raises InvalidRequest
+        if `after` is beyond the last event."""
         answer, said = self._answer, self._answer.said
         number = number_after(said.count + 1)
         status = answer.status
         response = answer.response()
+        last = self._last(response)
         if status in ("completed", "incomplete"):
             rest = said.text[said.end(said.count) :]
             item, *calls = response["output"]
@@ -165,12 +169,22 @@ class Events(sse.Script[Answer]):
             yield from self._event_pieces(number + 4, "output_item.done", output_index=0, item=item)
             for at, called in enumerate(calls):
                 yield from self._written_call(number + 4 * at + 5, at, called)
-            number += 4 * len(calls)
-        yield from self._event_pieces(number + 5, status, response=response)
+        yield from self._event_pieces(last, status, response=response)
 
     def over(self) -> bool:
-        """Return whether the response has ended, and no event comes after `after`. Needs a new object, which has returned no events."""
-        return self._answer.status not in ("queued", "in_progress") and not any(self.closing())
+        """Return whether the response has ended with the event `after`. Raises InvalidRequest if it has ended before it."""
+        return self._answer.status in ENDED and self._last(self._answer.response()) == self._after
+
+    def _last(self, response: dict[str, Any]) -> int:
+        """Return the number of the last event of the response, which has ended. Raises InvalidRequest if `after` is beyond it."""
+        calls = len(response["output"]) - 1 if response["status"] in ("completed", "incomplete") else 0
+        last = number_after(self._answer.said.count + 1) + 4 * calls + 5
+        if self._after > last:
+            raise InvalidRequest(
+                f"{self._param}={self._after} is beyond the last event of this response, which has the number {last}: name {last} or less",
+                param=self._param,
+            )
+        return last
 
     def _written_call(self, number: int, at: int, item: dict[str, Any]) -> Iterator[bytes]:
         """Yield the rest of the events of a call that the model has written by itself; `at` counts these calls from 0."""

@@ -213,14 +213,14 @@ async def response(
     if starting_after is not None and not stream:
         raise InvalidRequest("starting_after needs stream=true", param="starting_after")
     if stream:
-        after = NEVER if starting_after is None else starting_after
+        param, after = "starting_after", NEVER if starting_after is None else starting_after
         if call.last_event_id is not None:
-            after = _number(call.last_event_id)
+            param, after = LAST_EVENT_HEADER, _number(call.last_event_id)
         follower = await _follower(response_id, call, catalog, after)
-        if call.last_event_id is not None and Events(follower.answer, after).over():
+        script = Events(follower.answer, after, param=param, padded=include_obfuscation, ids=True)
+        if script.over() and call.last_event_id is not None:
             return Response(status_code=204)  # a browser's EventSource would connect again and again after an empty stream
         await call.begin_stream()
-        script = Events(follower.answer, after, padded=include_obfuscation, ids=True)
         return await sse.stream(follower, script, call, catalog.settings)
     row = await on_store(catalog, call, stored.find, response_id)
     live = running_of(catalog).live(call.tenant_name, response_id)

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from service.dialects.openai.responses import stored
-from service.dialects.openai.responses.events import number_after
+from service.dialects.openai.responses.events import Events, number_after
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.running import running_of
-from service.errors import Overloaded, RuntimeFailed, StoreFailed
+from service.errors import InvalidRequest, Overloaded, RuntimeFailed, StoreFailed
 from service.streams.lease import LEASE_S
 from tests.service.dialects.responses.conftest import Responses, service, so
 from tests.service.fakes import PATIENCE_S, first
@@ -158,17 +158,22 @@ async def test_a_stream_goes_on_after_any_of_its_events(responses: Responses, fo
             assert kinds.count("response.output_item.added") == 1
             logprobs = [each for event in before + rest if "delta" in event for each in event.get("logprobs", [])]
             assert logprobs == (made["output"][0]["content"][0]["logprobs"] if made["output"][0]["type"] == "message" else [])
-    assert await responses.streamed(made["id"], starting_after=2**52) == []
+    for number in (numbers[-1] + 1, 2**52):
+        refused = await responses.refused(400, "GET", f"/{made['id']}?stream=true&starting_after={number}")
+        assert (refused["param"], f"which has the number {numbers[-1]}:" in refused["message"]) == ("starting_after", True)
 
 
 async def test_a_stream_of_a_live_response_goes_on_where_it_was_left(responses: Responses) -> None:
     made = await begun(responses, after=5)
-    following = asyncio.create_task(responses.streamed(made["id"], starting_after=number_after(3)))
+    beyond = Events(live_of(responses, made["id"]).answer, number_after(1_000))
+    following = [asyncio.create_task(responses.streamed(made["id"], starting_after=number_after(3))) for _ in range(2)]
     await asyncio.sleep(0.05)
     responses.engine.release()
-    told = await following
-    assert texts(told) == SAID[3:]
-    assert told[0]["type"] == "response.output_text.delta"
+    for told in await asyncio.gather(*following):
+        assert texts(told) == SAID[3:]
+        assert (told[0]["type"], told[-1]["type"]) == ("response.output_text.delta", "response.completed")
+    with pytest.raises(InvalidRequest, match="beyond the last event of this response"):
+        list(beyond.closing())
 
 
 async def test_a_reader_that_leaves_does_not_end_a_background_response(responses: Responses) -> None:

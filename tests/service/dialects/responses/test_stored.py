@@ -106,6 +106,7 @@ async def test_a_state_that_is_gone_is_never_computed_again(responses: Responses
     assert (error["code"], error["param"]) == ("state_gone", "previous_response_id")
     assert why in error["message"]
     assert len(responses.engine.requests) == 1
+    assert (await responses.streamed(first["id"]))[-1]["type"] == "response.completed", "its text can still be read"
 
 
 async def test_a_response_expires_with_its_state() -> None:
@@ -195,8 +196,9 @@ async def test_what_is_wrong_in_a_query_is_named(responses: Responses) -> None:
 
 async def test_an_id_of_another_stream_is_refused(responses: Responses) -> None:
     made = await responses.make()
-    refused = await responses.refused(400, "GET", f"/{made['id']}?stream=true", headers={"last-event-id": "run_a:1"})
-    assert (refused["param"], "run_a:1" in refused["message"]) == ("last-event-id", True)
+    for other in ("run_a:1", "99999"):
+        refused = await responses.refused(400, "GET", f"/{made['id']}?stream=true", headers={"last-event-id": other})
+        assert (refused["param"], other in refused["message"]) == ("last-event-id", True)
 
 
 # Idempotency -----------------------------------------------------------------------------------------------------------------------------
