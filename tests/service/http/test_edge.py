@@ -42,11 +42,13 @@ def embeddings(http: httpx.AsyncClient, **options: Any) -> Any:
 
 
 class Caller:
-    """A client that speaks ASGI itself, to do what no HTTP library does: trickle, hang up, lie about lengths."""
+    """A client that speaks ASGI itself, to do what no HTTP library does: trickle, hang up, take nothing, lie about lengths."""
 
     def __init__(self, app: FastAPI, *, headers: dict[str, str] | None = None, path: str = "/v1/embeddings") -> None:
         self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sent: list[dict[str, Any]] = []
+        self.taking = asyncio.Event()
+        self.taking.set()
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
         self.scope = {
             "type": "http",
@@ -66,6 +68,7 @@ class Caller:
 
     async def _send(self, message: Any) -> None:
         self.sent.append(message)
+        await self.taking.wait()
 
     def body(self, content: bytes, *, more: bool = False) -> None:
         self.incoming.put_nowait({"type": "http.request", "body": content, "more_body": more})

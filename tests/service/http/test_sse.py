@@ -12,8 +12,9 @@ from service.errors import DeadlineExceeded, ServiceError
 from service.http.edge import ClientGone
 from service.http.sse import DONE, PING, event, stream
 from service.settings import Settings
-from tests.service.fakes import PATIENCE_S, app_of, client, put_forward, until
+from tests.service.fakes import app_of, client, put_forward, until
 from tests.service.generation_fakes import SAID, FakeGenerator, events, generator_app
+from tests.service.http.test_edge import Caller
 
 SOON_S = 0.01  # a heartbeat or a stall that a test waits for
 
@@ -171,42 +172,18 @@ async def test_a_slow_client_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_a_slow_reader_gets_joined_pieces_and_the_same_text() -> None:
     """While a client takes nothing its deltas are joined: what waits for it is one piece a choice, however much was said."""
-    model, reader = FakeGenerator("wordy"), Client()
-    body = json.dumps({"prompt": "x", "max_tokens": 100, "stream": True}).encode()
-    incoming: asyncio.Queue[Any] = asyncio.Queue()
-    incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
-
-    async def send(message: Any) -> None:
-        if len(reader.messages) == 1:  # the first chunk is the one that nobody takes for a while
-            reader.taking.clear()
-        await reader.send(message)
-
+    model = FakeGenerator("wordy")
     async with client(generator_app(model)) as http:
-        task = asyncio.create_task(app_of(http)(_SCOPE, incoming.get, send))
-        await until(lambda: model.engine.runs and model.engine.runs[0]._ended)
-        assert len(reader.messages) == 2, "the status and one chunk: the rest waits"
+        reader = Caller(app_of(http), path="/v1/completions")
+        reader.taking.clear()
+        reader.body(json.dumps({"prompt": "x", "max_tokens": 100, "stream": True}).encode())
+        await until(lambda: reader.sent and model.engine.runs[0]._ended)
+        assert len(reader.sent) == 1, "the status: the rest waits"
         reader.taking.set()
-        async with asyncio.timeout(PATIENCE_S):
-            await task
-    *chunks, done = events(b"".join(reader.chunks).decode())
+        await reader.done()
+    *chunks, done = events(b"".join(message["body"] for message in reader.sent[1:]).decode())
     assert (done, len(chunks)) == ("[DONE]", 2)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == SAID
-
-
-_SCOPE = {
-    "type": "http",
-    "asgi": {"version": "3.0", "spec_version": "2.3"},
-    "http_version": "1.1",
-    "method": "POST",
-    "scheme": "http",
-    "path": "/v1/completions",
-    "raw_path": b"/v1/completions",
-    "query_string": b"",
-    "root_path": "",
-    "headers": [],
-    "client": ("127.0.0.1", 1),
-    "server": ("127.0.0.1", 80),
-}
 
 
 async def test_what_comes_between_the_first_token_and_the_end_leaves_together() -> None:

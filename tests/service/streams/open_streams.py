@@ -12,8 +12,8 @@ from service.states.record import Document
 from service.states.store import Store
 from service.streams.lease import Leases
 from service.streams.record import RUN_KIND
-from tests.service.fakes import PATIENCE_S, until
-from tests.service.http.test_sse import _SCOPE
+from tests.service.fakes import app_of, until
+from tests.service.http.test_edge import Caller
 from tests.service.stream_fakes import Answer, Event, RealGenerator, parsed
 
 PATH = "/v1/completions"
@@ -32,48 +32,33 @@ RUN: dict[str, Any] = {
 }
 
 
-class OpenStream:
+class OpenStream(Caller):
     """A stream that is read while it is sent, by a client that can go away."""
 
     def __init__(self, http: httpx.AsyncClient, key: str = "", **fields: Any) -> None:
-        self.messages: list[Any] = []
-        self.error: BaseException | None = None
-        app: Any = http.app  # type: ignore[attr-defined]
-        self.incoming: asyncio.Queue[Any] = asyncio.Queue()
-        self.incoming.put_nowait({"type": "http.request", "body": json.dumps({**BODY, **fields}).encode(), "more_body": False})
-        scope = {**_SCOPE, "headers": [*_SCOPE["headers"], *([(b"authorization", b"Bearer " + key.encode())] if key else [])]}
-        self.task = asyncio.create_task(app({**scope, "path": PATH, "raw_path": PATH.encode()}, self.incoming.get, self._send))
-
-    async def _send(self, message: Any) -> None:
-        self.messages.append(message)
+        super().__init__(app_of(http), path=PATH, headers={"authorization": f"Bearer {key}"} if key else None)
+        self.body(json.dumps({**BODY, **fields}).encode())
 
     @property
     def run(self) -> str:
-        return str(dict(self.messages[0]["headers"])[b"x-run-id"].decode())
+        return str(dict(self.sent[0]["headers"])[b"x-run-id"].decode())
 
     @property
     def events(self) -> list[Event]:
-        return parsed(b"".join(message["body"] for message in self.messages[1:]).decode())
+        return parsed(b"".join(message["body"] for message in self.sent[1:]).decode())
 
     @property
     def complete(self) -> bool:
-        return not self.messages[-1].get("more_body", False)
-
-    async def until(self, events: int) -> None:
-        await until(lambda: len(self.events) >= events)
+        return not self.sent[-1].get("more_body", False)
 
     async def leave(self) -> None:
         """The client goes away."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
-    async def ended(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.task
-
 
 def leases_of(http: httpx.AsyncClient) -> Leases:
-    found = http.app.state.catalog.leases  # type: ignore[attr-defined]
+    found = app_of(http).state.catalog.leases
     assert isinstance(found, Leases)
     return found
 
@@ -94,18 +79,24 @@ async def written(store: Store) -> None:
     await asyncio.sleep(0)
 
 
-@asynccontextmanager
-async def held(http: httpx.AsyncClient, tokens: int = 3, **fields: Any) -> AsyncIterator[OpenStream]:
+async def begun(http: httpx.AsyncClient, tokens: int = 3, **fields: Any) -> OpenStream:
     """A stream whose engine stands still after so many tokens of each choice, all of which were sent."""
     steps = model_of(http).steps
     steps.hold()
     steps.release(tokens)  # the prompt, and all tokens but the last, which is sent before it is fed
     stream = OpenStream(http, **fields)
-    await until(lambda: len(stream.messages) > 1 and stream.events and set(stream.events[-1].tokens) == {tokens})
+    await until(lambda: len(stream.sent) > 1 and stream.events and set(stream.events[-1].tokens) == {tokens})
+    return stream
+
+
+@asynccontextmanager
+async def held(http: httpx.AsyncClient, tokens: int = 3, **fields: Any) -> AsyncIterator[OpenStream]:
+    """The same, until the end of the block."""
+    stream = await begun(http, tokens, **fields)
     try:
         yield stream
     finally:
-        steps.open()
+        model_of(http).steps.open()
         await stream.leave()
 
 

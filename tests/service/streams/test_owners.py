@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -40,7 +39,7 @@ async def test_the_first_connection_ends_when_its_client_comes_back_on_another(h
         n_sent, steps = len(stream.events), model_of(http).steps
         events = stream.events
         going_on = asyncio.create_task(rest_of(http, events))
-        await stream.ended()
+        await stream.done()
         steps.open()
         rest = await going_on
         assert len(stream.events) == n_sent
@@ -53,14 +52,7 @@ async def test_a_reader_that_loses_its_stream_before_the_answer_begins_gets_409(
 ) -> None:
     async with held(http) as stream:
         await stream.leave()
-    take_over = leases_of(http).take_over
-
-    async def overtaken(*arguments: Any, **options: Any) -> Lease:
-        lease = await take_over(*arguments, **options)
-        lease.lose()
-        return lease
-
-    monkeypatch.setattr(leases_of(http), "take_over", overtaken)
+    monkeypatch.setattr(Lease, "taken", lambda lease, began: lease.lose())
     answer = await http.get(f"/v1/stream/{stream.run}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "document_moved")
 
@@ -84,7 +76,7 @@ async def test_a_client_that_comes_back_has_a_place_among_its_tenants_streams(to
         whole = await whole_of(http)
         async with held(http, key="secret") as stream:
             going_on = asyncio.create_task(rest_of(http, stream.events))
-            await stream.ended()
+            await stream.done()
             model_of(http).steps.open()
             assert texts(await going_on) == texts(whole)
 
@@ -94,7 +86,7 @@ async def test_of_two_gateways_on_one_store_the_last_one_sends(http: httpx.Async
         assert texts(await rest_of(other, stream.events)) == texts(await whole_of(other))
         n_sent, lease = len(stream.events), leases_of(http).open[stream.run]
         lease.renew()  # as the task does that renews all
-        await stream.ended()
+        await stream.done()
         assert lease.lost
         assert (len(stream.events), stream.complete) == (n_sent, False)
         await written(store)
@@ -112,7 +104,7 @@ async def test_a_gateway_that_was_paused_for_longer_than_its_lease_sends_nothing
         assert (await rest_of(other, stream.events)).done
         late_s = LEASE_S + 1
         model_of(http).steps.open()  # it goes on as if nothing had happened
-        await stream.ended()
+        await stream.done()
         assert (len(stream.events), stream.complete) == (n_sent, False)
 
 
@@ -124,7 +116,7 @@ async def test_a_gateway_that_was_paused_goes_on_if_nobody_took_its_stream(http:
         version = (await document(store, stream.run)).version
         late_s = LEASE_S + 1
         model_of(http).steps.open()
-        await stream.ended()
+        await stream.done()
         assert Answer.of(stream.events).done
         assert (await document(store, stream.run)).version > version, "it has renewed its lease"
 

@@ -24,7 +24,7 @@ from tests.service.streams.open_streams import (
     BODY,
     PATH,
     RUN,
-    OpenStream,
+    begun,
     document,
     held,
     leases_of,
@@ -62,7 +62,7 @@ async def test_a_stream_whose_store_fails_meanwhile_goes_on(http: httpx.AsyncCli
         store.close()
         late_s = LEASE_S + 1
         model_of(http).steps.open()
-        await stream.ended()
+        await stream.done()
         assert Answer.of(stream.events).done
 
 
@@ -185,7 +185,7 @@ async def test_a_store_that_has_lost_the_run_gets_it_again(http: httpx.AsyncClie
         async with gateway(tokenizer, store) as other:
             assert texts(await rest_of(other, stream.events)) == texts(whole)
         lease.renew()
-        await stream.ended()
+        await stream.done()
         assert lease.lost
 
 
@@ -196,7 +196,7 @@ async def test_a_process_that_wakes_after_its_run_has_expired_does_not_bring_it_
         lease._expires = 0.0
         n_sent = len(stream.events)
         lease.renew()
-        await stream.ended()
+        await stream.done()
         assert (lease.lost, len(stream.events)) == (True, n_sent)
         with pytest.raises(StateNotFound):
             await document(store, stream.run)
@@ -216,34 +216,20 @@ async def test_a_write_whose_result_was_lost_is_no_loss(http: httpx.AsyncClient,
         assert (await document(store, stream.run)).version == before.version + 2
 
 
-async def test_a_lease_is_renewed_while_its_stream_says_nothing() -> None:
-    store, start = Store(SqliteEngine(None)), RunStart(**{**RUN, "id": new_run_id()})
+async def test_a_lease_is_renewed_while_its_stream_says_nothing(store: Store) -> None:
+    start = RunStart(**{**RUN, "id": new_run_id()})
     leases = Leases(store, Quota(states=10, size=2**20), Metrics(), lease_s=0.01)
-    try:
-        lease, version = leases.begin(start, 1, runs_s=60), 0
-        async with asyncio.timeout(PATIENCE_S):
-            assert await lease.begun(patient=True)
-            while version < 4:
-                version = (await document(store, start.id)).version
-        lease.close("completed")
-        await written(store)
-        ended = await document(store, start.id)
-        assert (owner_of(ended.body), ended.due) == ("", None)
-        await until(lambda: leases._renewing is None or leases._renewing.done())
-        assert (await document(store, start.id)).version == ended.version
-    finally:
-        await leases.stop()
-        store.close()
-
-
-async def begun(http: httpx.AsyncClient) -> OpenStream:
-    """A stream with some tokens sent, which goes on when its steps are released."""
-    steps = model_of(http).steps
-    steps.hold()
-    steps.release(3)
-    stream = OpenStream(http)
-    await until(lambda: len(stream.messages) > 1 and stream.events and stream.events[-1].tokens == [3])
-    return stream
+    lease, version = leases.begin(start, 1, runs_s=60), 0
+    async with asyncio.timeout(PATIENCE_S):
+        assert await lease.begun(patient=True)
+        while version < 4:
+            version = (await document(store, start.id)).version
+    lease.close("completed")
+    await written(store)
+    ended = await document(store, start.id)
+    assert (owner_of(ended.body), ended.due) == ("", None)
+    await until(lambda: leases._renewing is None or leases._renewing.done())
+    assert (await document(store, start.id)).version == ended.version
 
 
 async def lose(store: Store, run: str) -> None:
@@ -254,26 +240,19 @@ async def lose(store: Store, run: str) -> None:
     await store.call(erase)
 
 
-async def test_a_write_that_was_undone_gives_no_right_over_the_next_owner() -> None:
+async def test_a_write_that_was_undone_gives_no_right_over_the_next_owner(store: Store, failing: Failing) -> None:
     """Found by the simulation: the undone write had left the version one too high, which is that of the next owner's first write."""
-    engine = Failing(None)
-    store, start = Store(engine), RunStart(**{**RUN, "id": new_run_id()})
+    start = RunStart(**{**RUN, "id": new_run_id()})
     first, second = (Leases(store, Quota(states=10, size=2**20), Metrics()) for _ in range(2))
-    try:
-        lease = first.begin(start, 1, runs_s=60)
-        assert await lease.begun(patient=True)
-        engine.undo = True
-        lease.renew()
-        assert lease._latest is not None
-        with pytest.raises(StoreFailed):
-            await asyncio.wrap_future(lease._latest)
-        engine.undo = False
-        other = await second.take_over("", start.id, runs_s=60)
-        lease.renew()
-        await until(lambda: lease.lost)
-        document = await store.call(lambda engine: engine.read("", RUN_KIND, start.id))
-        assert owner_of(document.body) == other._owner
-    finally:
-        await first.stop()
-        await second.stop()
-        store.close()
+    lease = first.begin(start, 1, runs_s=60)
+    assert await lease.begun(patient=True)
+    failing.undo = True
+    lease.renew()
+    with pytest.raises(StoreFailed):
+        await written(store)
+    failing.undo = False
+    other = await second.take_over("", start.id, runs_s=60)
+    lease.renew()
+    await until(lambda: lease.lost)
+    assert owner_of((await document(store, start.id)).body) == other._owner
+    await second.stop()
