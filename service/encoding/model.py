@@ -27,8 +27,6 @@ from service.telemetry.metrics import Metrics, ModelMetrics
 from service.tokenization.texts import Cut, Encoded, Input, TextEncoder, size_of
 from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 
-# Requests of up to this many characters are tokenised on the event loop, since a switch to another thread would take longer.
-_INLINE_CHARACTERS = 4_000
 _UNCOMPUTED = (Overloaded, NeverFits, NotReady)  # errors of an engine that has computed nothing, so no tokens are charged
 _CUT, _NO_CUT = Cut(side="right"), Cut(side="none")
 _PIECE_CHARACTERS = 100_000  # the inputs of a longer request are tokenised in pieces of about this many characters
@@ -228,15 +226,11 @@ class Model:
         prefix = self.texts.default_prompt if prompt is None else prompt
         if prompt is None and prefix and any(isinstance(item, list) for item in inputs):
             prefix = ""  # token ids get no default prompt; to ask for a prompt before token ids is an error
-        characters = sum(map(size_of, inputs))
-        call.characters += characters
-        if characters <= _INLINE_CHARACTERS:
-            encoded = self.texts.encode(inputs, cut=cut, prompt=prefix)
-        else:
-            encoded = []
-            for first, piece in self._pieces(inputs):
-                encode = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first)
-                encoded += await self._tokenizers.run(encode, size=sum(map(size_of, piece)), client=call.client)
+        encoded: list[Encoded | ServiceError] = []
+        for first, piece in self._pieces(inputs):
+            encode, size = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first), sum(map(size_of, piece))
+            call.characters += size
+            encoded += await self._tokenizers.run(encode, size=size, client=call.client)
         elapsed = time.monotonic() - started
         call.tokenization_s += elapsed
         self.metrics.tokenization.observe(elapsed)

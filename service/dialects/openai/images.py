@@ -5,6 +5,7 @@ completion of `width * height` tokens, which are limited to grey levels, and is 
 OpenAI's fields: the sampling fields of `DrawingFields`. With the same `seed`, a request returns the same picture.
 """
 
+import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
     drawn = [delta.token_ids for delta in await runs.all()]
     for token_ids in drawn:
         sheet.check(token_ids)
-    pictures = await catalog.tokenizers.run(lambda: [sheet.base64(token_ids) for token_ids in drawn], size=0, client=call.client)
+    pictures = await asyncio.to_thread(lambda: [sheet.base64(token_ids) for token_ids in drawn])
     return {
         "created": unix_time(),
         "background": "opaque",

@@ -115,4 +115,4 @@ async def detokenize(body: DetokenizeRequest, call: CallDep, catalog: CatalogDep
     """Return the text of token ids, including the text of special tokens."""
     text = TextCall.of(body.model, None, call, catalog)
     text.check_ids(body.tokens, "tokens")
-    return {"prompt": await text.inline_or_aside(len(body.tokens), lambda: text.model.decode(body.tokens))}
+    return {"prompt": await catalog.tokenizers.run(lambda: text.model.decode(body.tokens), size=len(body.tokens), client=call.client)}

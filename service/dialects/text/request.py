@@ -2,7 +2,7 @@
 states to store after them."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -24,13 +24,12 @@ from service.generation.request import GenerationRequest, Grammar, Sampling
 from service.generation.runs import Runs
 from service.states.engine import StateEngine
 from service.states.record import Ancestor, Keep, NameChange, StateRecord, StateReference, Turn
+from service.tokenization.threads import INLINE_CHARACTERS
 
-Result = TypeVar("Result")
 Model = TypeVar("Model", bound=Generator)
 
 EXACT_HEADER = "x-state-exact"  # "false": a machine that rounds differently made the state, and might draw other tokens
 _NEAREST = 8  # ancestors that are searched first for the last token of a state, since a fork has no tokens of its own
-_INLINE_CHARACTERS = 4_000  # tokenising a shorter text takes less time than switching to another thread
 _TOKEN_CHARACTERS = 4  # characters of a token, estimated before a text is tokenised; of a word in English
 _TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # estimated memory in bytes of a token that is not yet sent, and of each of its log-probabilities
 _SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -149,9 +148,9 @@ class TextCall(Generic[Model]):
             except TypeError:  # raised by `tokenizers` for text that is not valid Unicode
                 raise TokenizationFailed(f"{param} is not valid Unicode: it has half of a surrogate pair", param=param) from None
 
-        aside = generates and len(text) > _INLINE_CHARACTERS
+        aside = generates and len(text) > INLINE_CHARACTERS
         with model.engine.expecting(call.client, len(text) / _TOKEN_CHARACTERS, call.deadline) if aside else nullcontext():
-            if encoded := await self.inline_or_aside(len(text), ids):
+            if encoded := await self.catalog.tokenizers.run(ids, size=len(text), client=call.client):
                 return encoded
         decoder = model.manifest.decoder
         if decoder is None or decoder.bos_token_id is None:
@@ -159,13 +158,6 @@ class TextCall(Generic[Model]):
                 f"`{param}` has no tokens, and this model has no token that begins a text: send at least one token", param=param
             )
         return [decoder.bos_token_id]
-
-    async def inline_or_aside(self, n_characters: int, work: Callable[[], Result]) -> Result:
-        """Run `work`, whose time is proportional to `n_characters`, and return its result. For a long text, a tokenizer thread runs
-        `work`, so that it does not block the event loop."""
-        if n_characters <= _INLINE_CHARACTERS:
-            return work()
-        return await self.catalog.tokenizers.run(work, size=n_characters, client=self.call.client)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raise TokenizationFailed if an id is outside the model's vocabulary."""

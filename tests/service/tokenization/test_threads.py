@@ -38,19 +38,23 @@ async def test_short_texts_do_not_wait_for_long_ones() -> None:
 async def all_busy(threads: Tokenizers, gate: threading.Event) -> "list[asyncio.Task[bool]]":
     """Work that occupies both threads until the gate opens."""
     begun: list[int] = []
-    held = [asyncio.create_task(threads.run(lambda: begun.append(1) or gate.wait(PATIENCE_S), size=1, client="")) for _ in range(2)]  # type: ignore[func-returns-value]
+    held = [asyncio.create_task(threads.run(lambda: begun.append(1) or gate.wait(PATIENCE_S), size=10_000, client="")) for _ in range(2)]  # type: ignore[func-returns-value]
     await until(lambda: len(begun) == 2)
     return held
+
+
+async def test_small_work_waits_for_no_thread() -> None:
+    assert await Tokenizers(1).run(threading.current_thread, size=4_000, client="") is threading.current_thread()
 
 
 async def test_an_error_is_its_callers_and_what_was_cancelled_does_not_run() -> None:
     threads, gate, ran = Tokenizers(1), threading.Event(), []
     with pytest.raises(ZeroDivisionError):
-        await threads.run(lambda: 1 / 0, size=1, client="")
+        await threads.run(lambda: 1 / 0, size=10_000, client="")
     held = await all_busy(threads, gate)
     text = Text()
     released = weakref.ref(text)
-    left = asyncio.create_task(threads.run(partial(ran.append, text), size=1, client=""))
+    left = asyncio.create_task(threads.run(partial(ran.append, text), size=10_000, client=""))
     del text
     await asyncio.sleep(0)
     left.cancel()
@@ -59,6 +63,6 @@ async def test_an_error_is_its_callers_and_what_was_cancelled_does_not_run() -> 
     await until(lambda: released() is None)  # it is not kept until its turn
     gate.set()
     await asyncio.gather(*held)
-    await threads.run(lambda: None, size=1, client="")
+    await threads.run(lambda: None, size=10_000, client="")
     assert not ran
     threads.close()
