@@ -71,5 +71,5 @@ def unpack(id: str, tenant: str, run: bytes, request: bytes) -> tuple[RunStart, 
 
 
 def owner_of(run: bytes) -> str:
-    """Return the owner in a document of kind `run`."""
-    return str(orjson.loads(run)["owner"])
+    """Return the owner in the document of a run; "" if it has none."""
+    return str(orjson.loads(run).get("owner", ""))

@@ -12,7 +12,7 @@ from service.errors import Diverged, ServiceError
 from service.generation.request import Delta, GenerationRequest
 from service.generation.runs import Runs
 from service.generation.text import TextStream, Vocabulary
-from service.streams.lease import Lease
+from service.streams.lease import StreamLease
 from service.streams.position import EventId, Place, Sent
 
 
@@ -29,7 +29,7 @@ class LeasedRuns:
     `service/http/sse.py`.
     """
 
-    def __init__(self, runs: Runs, lease: Lease) -> None:
+    def __init__(self, runs: Runs, lease: StreamLease) -> None:
         self._runs, self._lease = runs, lease
         self._failed = False
 
@@ -66,7 +66,7 @@ class ContinuedRuns(LeasedRuns):
     def __init__(
         self,
         runs: Runs,
-        lease: Lease,
+        lease: StreamLease,
         wanted: EventId,
         known: Sequence[tuple[int, ...]],
         vocabulary: Vocabulary,

@@ -12,7 +12,7 @@ from typing import Any
 
 from service.errors import RunNotFound, ServiceError
 from service.states.record import Document, Quota
-from service.streams.lease import LEASE_S, Lease, Leases
+from service.streams.lease import LEASE_S, Leases, StreamLease
 from service.streams.record import RUN_KIND, RunStart, owner_of
 from service.telemetry.metrics import Metrics
 from tests.simulation.engines import Chances, FailingSqlite, SimulatedStore
@@ -115,7 +115,7 @@ class Gateway:
         lease.close("completed")
         arrived.put_nowait(None)
 
-    async def _lease(self, start: RunStart) -> Lease:
+    async def _lease(self, start: RunStart) -> StreamLease:
         if start.id in self._world.begun:
             return await self._leases.take_over(start.tenant, start.id, runs_s=_MOST_S)
         self._world.begun.add(start.id)  # also if the write fails, because the client then sends a new run
@@ -137,15 +137,15 @@ class Gateways:
         self.wrong: list[str] = []
         self.stats: Counter[str] = Counter()
 
-    def sent(self, id: str, lease: Lease) -> None:
+    def sent(self, id: str, lease: StreamLease) -> None:
         """Check a token that a gateway sends: after another one has taken the run over, its lease must still be valid."""
         owners = [owner for owner, _ in self.states.owners[id]]
-        if lease._owner not in owners[:-1]:
+        if lease.owner not in owners[:-1]:
             return
-        _, taken = self.states.owners[id][owners.index(lease._owner) + 1]
+        _, taken = self.states.owners[id][owners.index(lease.owner) + 1]
         self.stats["sent within a lease that another took over"] += 1
         if "commit" not in self.faults and self.loop.now > taken + LEASE_S:
-            self.wrong.append(f"{id}: {lease._owner} sends {self.loop.now - taken:.1f} s after another has taken the run over")
+            self.wrong.append(f"{id}: {lease.owner} sends {self.loop.now - taken:.1f} s after another has taken the run over")
 
     async def live(self) -> None:
         disturbing = asyncio.create_task(self._disturb())

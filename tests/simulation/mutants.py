@@ -19,9 +19,8 @@ from service.generation.session import HostStates
 from service.generation.slots import Row, Slots
 from service.states import blob
 from service.states.engine import StateEngine
-from service.states.record import Document
 from service.states.store import Store
-from service.streams.lease import Lease
+from service.streams.lease import Lease, Put
 from tests.simulation.gateways import simulate_gateways
 from tests.simulation.plain import embedded
 from tests.simulation.world import Result, simulate
@@ -169,9 +168,8 @@ def acknowledged_before_commit() -> Planted:
 def zombie_accepted() -> Planted:
     """A gateway that wakes after its lease has expired overwrites the run's document, also if another one owns the run."""
 
-    def mutant(self: Lease, engine: StateEngine, run: Document, request: Document) -> None:
-        engine.write(request, None, self._leases.quota)
-        engine.write(run, None, self._leases.quota)
+    def mutant(self: Lease, engine: StateEngine, put: Put) -> None:
+        put(engine, None)
 
     return mock.patch.object(Lease, "write", mutant)
 
@@ -181,14 +179,14 @@ def zombie_by_version() -> Planted:
 
     versions: dict[str, int] = {}
 
-    def mutant(self: Lease, engine: StateEngine, run: Document, request: Document) -> None:
-        if (version := versions.get(self._owner)) is None:
+    def mutant(self: Lease, engine: StateEngine, put: Put) -> None:
+        if (version := versions.get(self.owner)) is None:
             try:
-                version = engine.read(run.tenant, run.kind, run.id).version
+                version = engine.read(self.tenant, self.kind, self.id).version
             except StateNotFound:
                 version = 0
-        engine.write(request, None, self._leases.quota)
-        versions[self._owner] = engine.write(run, version, self._leases.quota)
+        put(engine, version)
+        versions[self.owner] = version + 1
 
     return mock.patch.object(Lease, "write", mutant)
 

@@ -19,12 +19,9 @@ from service.dialects.states.options import Metadata
 from service.dialects.states.records import list_json, quota_of
 from service.dialects.states.schemas import ERRORS, json_body
 from service.dialects.text.answer import new_id
-from service.errors import DocumentMoved
 from service.http.fields import Fields
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
 from service.states.engine import StateEngine
-
-_TRIES = 5  # attempts to write a change, if other processes write the conversation at the same time
 
 ConversationPath = Annotated[str, Path(description="Id of a conversation.")]
 ItemPath = Annotated[str, Path(description="Id of an item.")]
@@ -134,9 +131,4 @@ async def _changed(conversation: str, change: Callable[[Conversation], Conversat
     def changed(engine: StateEngine, tenant: str) -> Conversation:
         return stored.write(engine, change(stored.find(engine, tenant, conversation)), quota, ttl_s)
 
-    for _ in range(_TRIES - 1):
-        try:
-            return await on_store(catalog, call, changed)
-        except DocumentMoved:
-            continue
     return await on_store(catalog, call, changed)

@@ -4,6 +4,7 @@ Idempotency-Key, and metadata in a query."""
 import hashlib
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import orjson
@@ -12,7 +13,7 @@ from fastapi import Depends, Header, Path, Request
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects.states.options import MOST_PAIRS, NAME_PATTERN
-from service.errors import InvalidRequest, NameMoved, RouteNotFound, StateNotFound
+from service.errors import DocumentMoved, InvalidRequest, NameMoved, RouteNotFound, StateNotFound
 from service.states.engine import StateEngine
 from service.states.record import ID, IdempotencyKey, Name, NameChange, StateRecord
 from service.states.refusals import name_moved
@@ -22,6 +23,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 _NAME = re.compile(NAME_PATTERN.removesuffix("$"))
+_TRIES = 5
 _NO_NAME = ""  # looked up in place of an invalid reference, so that every refusal takes the same time
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
@@ -64,9 +66,15 @@ def store_of(catalog: Catalog) -> Store:
 async def on_store(
     catalog: Catalog, call: Call, work: Callable[Concatenate[StateEngine, str, P], Result], *args: P.args, **options: P.kwargs
 ) -> Result:
-    """Return `work(engine, tenant, ..)`, run on the thread of the store, for the tenant of `call`. Raises what `store_of` does."""
-    tenant = call.tenant_name
-    return await store_of(catalog).call(lambda engine: work(engine, tenant, *args, **options))
+    """Return `work(engine, tenant, ..)`, run on the thread of the store, for the tenant of `call`. Raises what `store_of` does.
+
+    If `work` raises DocumentMoved, because another process writes the same document, it is run again, `_TRIES` times in all.
+    """
+    tenant, store = call.tenant_name, store_of(catalog)
+    for _ in range(_TRIES - 1):
+        with suppress(DocumentMoved):
+            return await store.call(lambda engine: work(engine, tenant, *args, **options))
+    return await store.call(lambda engine: work(engine, tenant, *args, **options))
 
 
 def find(engine: StateEngine, tenant: str, reference: str, param: str = "state") -> Found:

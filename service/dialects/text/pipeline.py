@@ -26,7 +26,7 @@ from service.http.answers import json_answer
 from service.settings import Settings
 from service.states.engine import StateEngine
 from service.states.record import IdempotencyKey, Keep, Turn
-from service.streams.lease import Lease
+from service.streams.lease import StreamLease
 from service.streams.position import EventId, Place, Sent
 from service.streams.record import RunStart, new_run_id
 from service.streams.source import ContinuedRuns, LeasedRuns, Received, diverged
@@ -55,7 +55,7 @@ class ResumableAnswer(Answer, Protocol):
 class Continued(NamedTuple):
     """A stored run that is continued. `wanted`: the id of the last event that its client has received."""
 
-    lease: Lease
+    lease: StreamLease
     wanted: EventId
 
 
@@ -227,7 +227,7 @@ class TextRoute(Generic[Body]):
         call.headers[RUN_HEADER] = lease.id
         return sse.EventStream(source, answer, first, call, settings, priming=answer.sent.line + sse.RETRY, owner=lease)
 
-    def _begun(self, runs: Runs, body: Body, start: AnswerStart, text: TextCall[DecoderModel]) -> Lease | None:
+    def _begun(self, runs: Runs, body: Body, start: AnswerStart, text: TextCall[DecoderModel]) -> StreamLease | None:
         """Return the lease of a new run, without waiting for the write of the run. Return None if there is no store."""
         if (leases := text.catalog.leases) is None:
             return None
@@ -289,5 +289,5 @@ async def resume(wanted: EventId, routes: Sequence[TextRoute[Any]], call: Call, 
         body = route.body.model_validate_json(lease.start.body)
         return await route.answer(body, call, catalog, AnswerStart.again(Continued(lease, wanted)))
     except BaseException:
-        lease.close("in_progress")
+        lease.close()
         raise

@@ -10,7 +10,7 @@ import pytest
 
 from service.states.sqlite import SqliteEngine
 from service.states.store import Store
-from service.streams.lease import LEASE_S, Lease
+from service.streams.lease import LEASE_S, StreamLease
 from service.streams.record import REQUEST_KIND, owner_of, unpack
 from tests.service.stream_fakes import Answer, gateway, parsed
 from tests.service.streams.open_streams import BODY, PATH, document, held, leases_of, model_of, rest_of, texts, whole_of, written
@@ -52,7 +52,7 @@ async def test_a_reader_that_loses_its_stream_before_the_answer_begins_gets_409(
 ) -> None:
     async with held(http) as stream:
         await stream.leave()
-    monkeypatch.setattr(Lease, "taken", lambda lease, began: lease.lose())
+    monkeypatch.setattr(StreamLease, "begin", lambda lease: lease.lose())
     answer = await http.get(f"/v1/stream/{stream.run}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "document_moved")
 
@@ -128,7 +128,7 @@ async def test_a_stream_goes_on_after_the_whole_service_was_started_again(tokeni
         async with held(http) as stream:
             leases_of(http).open[stream.run].renew()
             await written(store)
-            leases_of(http).open[stream.run]._closed = True  # killed: nobody closes the lease
+            leases_of(http).open[stream.run].closed = True  # killed: nobody closes the lease
     store.close()
     store = Store(SqliteEngine(tmp_path))
     async with gateway(tokenizer, store) as http:

@@ -15,7 +15,7 @@ from service.states.record import Quota
 from service.states.sqlite import SqliteEngine
 from service.states.store import Store
 from service.streams import lease
-from service.streams.lease import LEASE_S, Leases
+from service.streams.lease import LEASE_S, Leases, StreamLease
 from service.streams.record import REQUEST_KIND, RUN_KIND, RunStart, new_run_id, owner_of
 from service.telemetry.metrics import Metrics
 from tests.service.fakes import PATIENCE_S, until
@@ -193,6 +193,7 @@ async def test_a_process_that_wakes_after_its_run_has_expired_does_not_bring_it_
     async with held(http) as stream:
         await lose(store, stream.run)
         lease = leases_of(http).open[stream.run]
+        assert isinstance(lease, StreamLease)
         lease._expires = 0.0
         n_sent = len(stream.events)
         lease.renew()
@@ -254,5 +255,5 @@ async def test_a_write_that_was_undone_gives_no_right_over_the_next_owner(store:
     other = await second.take_over("", start.id, runs_s=60)
     lease.renew()
     await until(lambda: lease.lost)
-    assert owner_of((await document(store, start.id)).body) == other._owner
+    assert owner_of((await document(store, start.id)).body) == other.owner
     await second.stop()

@@ -6,13 +6,14 @@ only on the tokens, and not on which tokens arrive together in a delta.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self, cast
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import orjson
 
 from service.dialects.openai.responses.schemas import ResponseRequest
 from service.dialects.openai.tool_calls import CallBuilder
-from service.dialects.openai.written_calls import WrittenCalls, WrittenForm, content_of
+from service.dialects.openai.written_calls import CallReader, RequiredCall, WrittenCalls, WrittenForm, content_of
 from service.dialects.text.answer import unix_time
 from service.dialects.text.logprobs import TokenJson, token_json
 from service.errors import ServiceError
@@ -26,14 +27,14 @@ ENDED = ("completed", "incomplete", "failed", "cancelled")
 Json = dict[str, Any]
 
 
+@dataclass
 class Said:
     """A generated text with its tokens and their log-probabilities."""
 
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.ends: list[int] = []  # for each token, the length in characters of the text that is complete after this token
-        self.text = ""  # at the end, includes text that was held back, such as a possible beginning of a stop string
-        self.logprobs: list[bytes] = []  # JSON for each token; empty if no log-probabilities were requested
+    ids: list[int] = field(default_factory=list)  # empty if the response has ended and is read from the store
+    ends: list[int] = field(default_factory=list)  # for each token, the length of the text that is complete after it, in characters
+    text: str = ""  # at the end, includes text that was held back, such as a possible beginning of a stop string
+    logprobs: list[bytes] = field(default_factory=list)  # JSON for each token; empty if no log-probabilities were requested
 
     @property
     def count(self) -> int:
@@ -54,14 +55,6 @@ class Said:
         for element in self.logprobs:
             logprobs.add(element)
         return {"text": text, "logprobs": logprobs}
-
-    @classmethod
-    def stored(cls, row: dict[str, Any]) -> Self:
-        """Create the object from the fields of a stored response; see `Row.said` in `stored.py`."""
-        said = cls()
-        said.ids, said.ends, said.text = row["ids"], row["ends"], row["text"]
-        said.logprobs = [orjson.dumps(each) for each in row["logprobs"]]
-        return said
 
 
 class Saying(Said):
@@ -121,39 +114,34 @@ class Answer:
         self.item_id = f"{'fc' if self.required else 'msg'}_{self.hex}"  # depends only on the response's id: the same in every process
 
     def begun(self, status: str) -> Json:
-        """Return the response with this status and without output, for the first events of a stream."""
-        return {**self.head, "status": status}
+        """Return the response as it was before its first token, with this status, for the first events of a stream."""
+        unknown = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+        head = {name: value for name, value in self.head.items() if name not in ("state", "warnings")}
+        return {**head, **unknown, "status": status}
 
-    def building(self) -> CallBuilder:
-        """Return an empty builder for the required tool call."""
-        assert self.call is not None
-        return CallBuilder(self.call["name"], f"call_{self.hex}")
-
-    def reader(self) -> WrittenCalls | None:
-        """Return a reader of the calls that the model writes by itself, or None if the text has no such calls."""
-        if self.call is None or self.required:
+    def reader(self) -> CallReader | None:
+        """Return a reader of the text's calls, or None if the text has none."""
+        if self.call is None:
             return None
+        if self.required:
+            return RequiredCall(self.call["name"], f"call_{self.hex}")
         return WrittenCalls(cast(WrittenForm, self.call), lambda at: f"call_{self.hex}_{at}")
 
     def items(self, status: str) -> list[Json]:
         """Return the output: a message, a required call, or a message and the calls that the model has written."""
-        if self.required:
-            call = self.building()
-            call.push(self.said.text)
-            return [self.call_item(call, status)]
         if (reader := self.reader()) is None:
             return [self._message(status)]
         parts = [*reader.push(self.said.text), *([] if status == "in_progress" else reader.end())]
-        calls = (self.call_item(call, status, self.written_id(at)) for at, call in enumerate(reader.calls))
-        return [self._message(status, content_of(parts)), *calls]
+        calls = [self.call_item(call, status, at) for at, call in enumerate(reader.calls)]
+        return calls if self.required else [self._message(status, content_of(parts)), *calls]
 
-    def written_id(self, at: int) -> str:
-        """Return the id of the item of a call that the model writes by itself; `at` counts these calls from 0."""
-        return f"fc_{self.hex}_{at}"
+    def call_id(self, at: int) -> str:
+        """Return the id of the item of a call; `at` counts the calls from 0."""
+        return self.item_id if self.required else f"fc_{self.hex}_{at}"
 
-    def call_item(self, call: CallBuilder, status: str, id: str | None = None) -> Json:
+    def call_item(self, call: CallBuilder, status: str, at: int) -> Json:
         called = {"call_id": call.id, "name": call.name or "", "arguments": call.arguments}
-        return {"id": id or self.item_id, "type": "function_call", "status": status, **called}
+        return {"id": self.call_id(at), "type": "function_call", "status": status, **called}
 
     def _message(self, status: str, text: str | None = None) -> Json:
         """`text` None: all."""

@@ -8,7 +8,6 @@ has no state, since an item was deleted, or since the conversation was changed w
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -20,14 +19,13 @@ from service.dialects.openai.responses.items import Item, listed_item
 from service.dialects.openai.responses.schemas import ITEMS, InputItem, ResponseRequest
 from service.dialects.states.finding import on_store
 from service.dialects.text.request import Beginning, TextCall, beginning_of
-from service.errors import DocumentMoved, InvalidRequest, ServiceError, StateGone, StateNotFound, StoreFailed
+from service.errors import InvalidRequest, ServiceError, StateGone, StateNotFound
 from service.states.engine import StateEngine
 from service.states.record import Document, Quota
 
 MOST_ITEMS = 4096
 MOST_BYTES = 2**25  # limit on a conversation's size, since each change reads and writes the whole conversation
 _KIND = "conversation"
-_TRIES = 5  # attempts to append items, if other processes write the conversation at the same time
 
 
 class ConversationNotFound(ServiceError):
@@ -105,13 +103,14 @@ def find(engine: StateEngine, tenant: str, conversation: str, param: str = "conv
 
 def write(engine: StateEngine, conversation: Conversation, quota: Quota, ttl_s: float) -> Conversation:
     """Write a conversation, and return it with its new version. Raises DocumentMoved if the stored one has another version."""
-    return replace(conversation, version=engine.write(_document(conversation, ttl_s), conversation.version, quota))
+    document = _document(conversation, time.time() + ttl_s)
+    return replace(conversation, version=engine.write(document, conversation.version, quota))
 
 
-def _document(conversation: Conversation, ttl_s: float) -> Document:
+def _document(conversation: Conversation, expires: float | None) -> Document:
     names = ("created_at", "metadata", "items", "state", "seen")
     body = orjson.dumps({name: getattr(conversation, name) for name in names})
-    return Document(kind=_KIND, id=conversation.id, tenant=conversation.tenant, body=body, expires=time.time() + ttl_s)
+    return Document(kind=_KIND, id=conversation.id, tenant=conversation.tenant, body=body, expires=expires)
 
 
 def erase(engine: StateEngine, tenant: str, conversation: str) -> None:
@@ -128,30 +127,23 @@ def append(
     items: Sequence[dict[str, Any]],
     state: str | None,
     quota: Quota,
-    ttl_s: float,
-) -> int:
+) -> None:
     """Write a response, which has the version `response.version` now, and append `items`, its input and output, to its conversation: both
-    or nothing. Return the response's new version. If the conversation was deleted, only the response is written.
+    or nothing. If the conversation was deleted, only the response is written. The conversation then expires with the response.
 
     `state` is the state after the response. It becomes the conversation's state if the conversation still has the version `before`, with
     which the response began. Otherwise the conversation was changed meanwhile, for example by added items, and it gets no state. Raises
-    DocumentMoved if the stored response has another version.
+    DocumentMoved if the stored response has another version, or if the conversation is changed at the same time.
     """
-    for _ in range(_TRIES):
-        try:
-            found = find(engine, response.tenant, conversation)
-        except ConversationNotFound:
-            return engine.write(response, response.version, quota)
-        grown = found.after(items)
-        alone = found.version == before
-        grown = replace(grown, state=state if alone else None, seen=len(grown.items) if alone else 0)
-        try:
-            return engine.write_all([(response, response.version), (_document(grown, ttl_s), found.version)], quota)[0]
-        except DocumentMoved:
-            with suppress(ConversationNotFound):
-                if find(engine, response.tenant, conversation).version == found.version:  # it is the response that has moved
-                    raise
-    raise StoreFailed("the conversation changes all the time: send the request again")
+    try:
+        found = find(engine, response.tenant, conversation)
+    except ConversationNotFound:
+        engine.write(response, response.version, quota)
+        return
+    grown = found.after(items)
+    alone = found.version == before
+    grown = replace(grown, state=state if alone else None, seen=len(grown.items) if alone else 0)
+    engine.write_all([(response, response.version), (_document(grown, response.expires), found.version)], quota)
 
 
 # The beginning of a response --------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from service.dialects.openai.responses.answer import ENDED, Answer, joined
-from service.dialects.openai.written_calls import WrittenCalls, content_of
+from service.dialects.openai.written_calls import CallReader, content_of
 from service.errors import InvalidRequest, ServiceError
 from service.http import sse
 
@@ -49,11 +49,9 @@ class Events(sse.Script[Answer]):
         self._answer, self._padded = answer, padded
         self._after, self._param, self._ids = after, param, ids
         self._sent = min(tokens_before(after), answer.said.count)  # number of tokens that the client has
-        self._call, self._reader = answer.building() if answer.required else None, answer.reader()
-        if self._call is not None:
-            self._call.push(answer.said.text[: answer.said.end(self._sent)])
-        self._added = self._call is not None and bool(self._call.arguments)  # whether the event that begins the call was sent
-        # If the model may write calls by itself:
+        self._reader = answer.reader()
+        # If the text may have calls:
+        self._first = 0 if answer.required else 1  # output index of the first call
         self._called: list[int] = []  # for each call, the number of characters of its arguments that were sent
         self._told = 0  # number of tokens whose log-probabilities were sent: those before the first call, until the text ends
         if self._reader is not None:
@@ -82,12 +80,7 @@ class Events(sse.Script[Answer]):
         if self._reader is not None:
             return b"".join(self._written(self._reader, before))
         text = said.text[said.end(before) : said.end(self._sent)]
-        if self._call is None:
-            return self._text(number_after(self._sent, _TEXT), text, said.logprobs[before : self._sent])
-        if not (new := self._call.push(text)):
-            return b""
-        begun = self._add_call(number_after(before, _CALL))
-        return begun + self._event(number_after(self._sent, _ARGUMENTS), "function_call_arguments.delta", **self._place, delta=new)
+        return self._text(number_after(self._sent, _TEXT), text, said.logprobs[before : self._sent])
 
     def _text(self, number: int, text: str, logprobs: Sequence[bytes]) -> bytes:
         """Return the event with new text, or no bytes if there is neither text nor a log-probability."""
@@ -95,9 +88,9 @@ class Events(sse.Script[Answer]):
             return b""
         return self._event(number, "output_text.delta", **self._place, delta=text, logprobs=joined(logprobs))
 
-    def _written(self, reader: WrittenCalls, before: int) -> Iterator[bytes]:
-        """Yield the events of the tokens after the first `before`, in which the model may write calls by itself. An event ends where text
-        becomes a call, or a call the next one, so that its number says which tokens the client has.
+    def _written(self, reader: CallReader, before: int) -> Iterator[bytes]:
+        """Yield the events of the tokens after the first `before`, in which there may be calls. An event ends where text becomes a call, or
+        a call the next one, so that its number says which tokens the client has.
         """
         said, text, arguments, logprobs = self._answer.said, "", "", list[bytes]()
         for n in range(before + 1, self._sent + 1):
@@ -115,29 +108,25 @@ class Events(sse.Script[Answer]):
                     yield self._arguments(number_after(n - 1, _ARGUMENTS), arguments)
                     text, arguments, logprobs = "", "", []
                     self._called.append(0)
-                    begun = self._answer.call_item(part.call, "in_progress", self._answer.written_id(part.index))
-                    item = {**begun, "arguments": ""}
-                    yield self._event(number_after(n - 1, _CALL), "output_item.added", output_index=part.index + 1, item=item)
+                    item = self._answer.call_item(part.call, "in_progress", part.index)
+                    yield self._begun(number_after(n - 1, _CALL), part.index, item)
                 arguments += part.arguments
         yield self._text(number_after(self._sent, _TEXT), text, logprobs)
         yield self._arguments(number_after(self._sent, _ARGUMENTS), arguments)
 
     def _arguments(self, number: int, new: str) -> bytes:
-        """Return the event with new arguments of the newest call that the model writes by itself, or no bytes if there are none."""
+        """Return the event with new arguments of the newest call, or no bytes if there are none."""
         if not new:
             return b""
         at = len(self._called) - 1
         self._called[at] += len(new)
-        item_id = self._answer.written_id(at)
-        return self._event(number, "function_call_arguments.delta", item_id=item_id, output_index=at + 1, delta=new)
+        place = {"item_id": self._answer.call_id(at), "output_index": self._first + at}
+        return self._event(number, "function_call_arguments.delta", **place, delta=new)
 
-    def _add_call(self, number: int) -> bytes:
-        """Return the event that begins the tool call, or no bytes if it was sent before."""
-        if self._added or self._call is None:
-            return b""
-        self._added = True
-        item = {**self._answer.call_item(self._call, "in_progress"), "arguments": ""}
-        return self._event(number, "output_item.added", output_index=0, item=item)
+    def _begun(self, number: int, at: int, item: dict[str, Any]) -> bytes:
+        """Return the event that begins a call; `at` counts the calls from 0."""
+        item = {**item, "status": "in_progress", "arguments": ""}
+        return self._event(number, "output_item.added", output_index=self._first + at, item=item)
 
     def closing(self) -> Iterator[bytes]:
         """Yield the events after the last token: the text that was held back until the end, and the whole response. Raises InvalidRequest
@@ -149,16 +138,9 @@ class Events(sse.Script[Answer]):
         last = self._last(response)
         if status in ("completed", "incomplete"):
             rest = said.text[said.end(said.count) :]
-            item, *calls = response["output"]
-            if self._call is not None:
-                new = self._call.push(rest)
-                yield self._add_call(number)
-                if new:
-                    yield self._event(number + 1, "function_call_arguments.delta", **self._place, delta=new)
-                told = {"name": item["name"], "arguments": item["arguments"]}
-                yield self._event(number + 2, "function_call_arguments.done", **self._place, **told)
-            else:
-                logprobs: list[bytes] = []
+            calls = response["output"][self._first :]
+            if not answer.required:
+                item, logprobs = response["output"][0], list[bytes]()
                 if self._reader is not None:
                     rest, logprobs = content_of([*self._reader.push(rest), *self._reader.end()]), said.logprobs[self._told :]
                 yield self._text(number + 1, rest, logprobs)
@@ -166,7 +148,7 @@ class Events(sse.Script[Answer]):
                 done = {"text": part["text"], "logprobs": part["logprobs"]}
                 yield from self._event_pieces(number + 2, "output_text.done", **self._place, **done)
                 yield from self._event_pieces(number + 3, "content_part.done", **self._place, part=part)
-            yield from self._event_pieces(number + 4, "output_item.done", output_index=0, item=item)
+                yield from self._event_pieces(number + 4, "output_item.done", output_index=0, item=item)
             for at, called in enumerate(calls):
                 yield from self._written_call(number + 4 * at + 5, at, called)
         yield from self._event_pieces(last, status, response=response)
@@ -177,7 +159,7 @@ class Events(sse.Script[Answer]):
 
     def _last(self, response: dict[str, Any]) -> int:
         """Return the number of the last event of the response, which has ended. Raises InvalidRequest if `after` is beyond it."""
-        calls = len(response["output"]) - 1 if response["status"] in ("completed", "incomplete") else 0
+        calls = len(response["output"][self._first :]) if response["status"] in ("completed", "incomplete") else 0
         last = number_after(self._answer.said.count + 1) + 4 * calls + 5
         if self._after > last:
             raise InvalidRequest(
@@ -187,11 +169,11 @@ class Events(sse.Script[Answer]):
         return last
 
     def _written_call(self, number: int, at: int, item: dict[str, Any]) -> Iterator[bytes]:
-        """Yield the rest of the events of a call that the model has written by itself; `at` counts these calls from 0."""
-        index, arguments = at + 1, item["arguments"]
+        """Yield the rest of the events of a call; `at` counts the calls from 0."""
+        index, arguments = self._first + at, item["arguments"]
         if at >= len(self._called):
             self._called.append(0)
-            yield self._event(number, "output_item.added", output_index=index, item={**item, "status": "in_progress", "arguments": ""})
+            yield self._begun(number, at, item)
         yield self._arguments(number + 1, arguments[self._called[at] :])
         told = {"name": item["name"], "arguments": arguments}
         yield self._event(number + 2, "function_call_arguments.done", item_id=item["id"], output_index=index, **told)
@@ -208,8 +190,7 @@ class Events(sse.Script[Answer]):
 
     @property
     def _place(self) -> dict[str, Any]:
-        place = {"item_id": self._answer.item_id, "output_index": 0}
-        return place if self._answer.required else {**place, "content_index": 0}
+        return {"item_id": self._answer.item_id, "output_index": 0, "content_index": 0}
 
     def _event(self, number: int, kind: str, **content: Any) -> bytes:
         return b"".join(self._event_pieces(number, kind, **content))

@@ -36,11 +36,6 @@ class Prepared(NamedTuple):
     call: Mapping[str, Any] | None  # the tool calls that the text has; see `Answer`
     begin: Beginning | None  # the state that the request's prompt continues
 
-    @property
-    def state(self) -> str | None:
-        """Return the id of the state that will be stored after the last token, or None."""
-        return None if self.request.keep is None else self.request.keep.record.id
-
 
 def check(body: ResponseRequest) -> None:
     """Raise InvalidRequest or EmptyInput if the body violates a constraint that a schema cannot express."""
@@ -85,8 +80,13 @@ async def beginning(body: ResponseRequest, previous: str | None, catalog: Catalo
     ) from None
 
 
-async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catalog, call: Call, *, again: bool = False) -> Prepared:
+async def prepare(
+    body: ResponseRequest, begin: Beginning | None, catalog: Catalog, call: Call, *, response: str, again: bool = False
+) -> Prepared:
     """Return the request to the engine. Also sets the body's model and seed: with them, another process generates the same tokens.
+
+    `response`: the response's id. The id and the idempotency key of the state after the last token are derived from it. So the state is
+    stored only once, even if several processes generate the response.
 
     `again`: another process may have generated the response before. It may then have moved the name in `store_state` already, so the
     name's version is not checked.
@@ -116,19 +116,13 @@ async def prepare(body: ResponseRequest, begin: Beginning | None, catalog: Catal
     )
     # Streams are checked too, since their last event contains the whole answer.
     check_chat_size(text.model, request, catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
+    if (keep := request.keep) is not None:
+        record = replace(keep.record, id=state_of(response), origin="response")
+        # The key cannot equal a client's key, since a client's key has no spaces.
+        keep = replace(keep, record=record, key=IdempotencyKey(f"response {response}", ""))
+        request = replace(request, keep=keep)
     form = await written_form(text.model, tools, skip_special_tokens=body.skip_special_tokens, several=body.parallel_tool_calls)
     return Prepared(text.model, request, form if calling is None else {"name": calling.only}, begin)
-
-
-def keeping(prepared: Prepared, response: str, state: str | None = None) -> Prepared:
-    """Return `prepared` with the id and an idempotency key for the state after the last token. So the state is stored only once, even if
-    several processes generate the response. `state`: the id of this state if another process has chosen it before."""
-    if (keep := prepared.request.keep) is None:
-        return prepared
-    record = replace(keep.record, id=state or state_of(response), origin="response")
-    # The key cannot equal a client's key, since a client's key has no spaces.
-    keep = replace(keep, record=record, key=IdempotencyKey(f"response {response}", ""))
-    return prepared._replace(request=replace(prepared.request, keep=keep))
 
 
 def work_of(body: ResponseRequest, begin: Beginning | None, prepared: Prepared, call: Call) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Additions: the sampling fields of `SamplingFields`, and `state` and `store_state
 """
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,8 +19,8 @@ from service.dialects.openai.responses.answer import Answer, Said, head_of
 from service.dialects.openai.responses.events import NEVER, Events, tokens_before
 from service.dialects.openai.responses.items import PageDep, listed
 from service.dialects.openai.responses.live import Live
-from service.dialects.openai.responses.preparing import Prepared, beginning, check, keeping, prepare, work_of
-from service.dialects.openai.responses.running import Running, call_of, running_of
+from service.dialects.openai.responses.preparing import beginning, check, prepare, work_of
+from service.dialects.openai.responses.running import call_of, running_of
 from service.dialects.openai.responses.schemas import (
     Include,
     InputTokenCount,
@@ -30,23 +29,21 @@ from service.dialects.openai.responses.schemas import (
     ResponseObject,
     ResponseRequest,
 )
-from service.dialects.openai.responses.stored import Row
-from service.dialects.openai.responses.stream_source import Follower, StoredView, settled
-from service.dialects.states.finding import key_of, on_store, store_of
-from service.dialects.states.records import quota_of
+from service.dialects.openai.responses.stored import ResponseLease, Row
+from service.dialects.openai.responses.stream_source import Follower, StoredView
+from service.dialects.states.finding import key_of, on_store
+from service.dialects.states.records import quota_of, state_of
 from service.dialects.states.schemas import ERRORS
 from service.dialects.text.answer import new_id, sequence_tokens
 from service.dialects.text.request import Beginning
 from service.dialects.text.schemas import PADDED, STREAM
-from service.errors import DeadlineExceeded, DocumentMoved, InvalidRequest, MalformedBody
+from service.errors import DeadlineExceeded, InvalidRequest, MalformedBody
 from service.http import sse
 from service.http.answers import json_answer
 from service.http.interrupts import EndedAt
 from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute
-from service.streams.lease import LEASE_S
 
 _MOST_DIGITS = 16  # of the id of an event
-_TRIES = 5  # attempts to write a cancellation, if other processes write the row at the same time
 
 ResponsePath = Annotated[str, Path(description="Id of a response.")]
 _KEY_HEADER = {
@@ -70,35 +67,51 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
 
     With `store` the response is stored before its first token, and can be read, continued with `previous_response_id`, and deleted.
     With `background` the generation continues if the client disconnects. The client reads the response again until it has ended, or follows
-    its stream.
+    its stream. Without `stream`, the answer is then a response without output.
     """
     check(body)
     if call.idempotency_key is not None and not body.store:
         raise InvalidRequest("Idempotency-Key needs store=true: the response is found again in the store", param="Idempotency-Key")
-    tenant, running = call.tenant_name, running_of(catalog)
-    key = None
+    running, key = running_of(catalog), None
     if call.idempotency_key is not None:
         _check_json(content)
         key = key_of(call.idempotency_key, "/v1/responses", orjson.loads(body.model_dump_json(by_alias=True)))
     asked_for, begin, before = await _continued(body, call, catalog)
-    prepared = await prepare(asked_for, begin, catalog, call)
-    if body.background:
-        running.check_room(tenant)
     response_id = new_id("resp_")
-    prepared = keeping(prepared, response_id) if body.store else prepared
+    prepared = await prepare(asked_for, begin, catalog, call, response=response_id)
+    if body.background:
+        running.check_room(call.tenant_name)
     head = head_of(body, response_id, prepared.model.name, previous=body.previous_response_id or None)
-    row = None
+    answer, lease, its_call = Answer(head, Said(), prepared.call), None, call
     if body.store:
-        work = work_of(asked_for, begin, prepared, call) if body.background or key is not None else None
-        new, quota = _new_row(body, head, prepared, work, before, call, catalog), quota_of(catalog.settings)
+        leases = catalog.leases
+        assert leases is not None  # there is a decoder
+        new = Row(
+            tenant=call.tenant_name,
+            response=head,
+            input=listed(body, response_id),
+            call=prepared.call,
+            state=state_of(response_id),
+            work=work_of(asked_for, begin, prepared, call) if body.background or key is not None else None,
+            conversation=body.conversation_id,
+            before=before,
+            expires=time.time() + catalog.settings.state_ttl_s,
+        )
+        lease = ResponseLease(leases, new)
+        row, quota = lease.row, leases.quota
         call.pass_on_deadline()  # from here on there may be a response, so what there is of it at the deadline is the answer
-        made = await store_of(catalog).call(lambda engine: stored.create(engine, new, quota, key))
-        if isinstance(made, str):
-            return await _again(made, body, call, catalog)
-        row = replace(new, version=made)
+        if (earlier := await leases.store.call(lambda engine: stored.create(engine, row, quota, key))) is not None:
+            return await _again(earlier, body, call, catalog)
+        its_call = call_of(row, call.tenant) if body.background else call
     if body.stream:
         await call.begin_stream()
-    return await _begun(running, prepared, head, row, body, call, catalog)
+    begun = answer.response()
+    live = Live(catalog, prepared, answer, its_call, lease=lease, streamed=body.stream)
+    running.begin(call.tenant_name, live)
+    follower = Follower(catalog, live, owner=not body.background, streamed=body.stream)
+    if body.stream:
+        return await sse.stream(follower, Events(answer, padded=body.padded), call, catalog.settings)
+    return json_answer(begun if body.background else (await follower.whole()).response(), call.headers)
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokenCount)
@@ -106,7 +119,7 @@ async def input_tokens(body: ResponseRequest, call: CallDep, catalog: CatalogDep
     """Return the `usage.input_tokens` that a response to this body would have. Nothing is generated or stored."""
     check(body)
     asked_for, begin, _ = await _continued(body, call, catalog)
-    prepared = await prepare(asked_for, begin, catalog, call)
+    prepared = await prepare(asked_for, begin, catalog, call, response="")
     return {"object": "response.input_tokens", "input_tokens": sequence_tokens(prepared.request, 0)}
 
 
@@ -129,43 +142,6 @@ def _check_json(content: bytes) -> None:
         orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise MalformedBody(f"the body is not JSON, which an Idempotency-Key needs: {error}") from None
-
-
-async def _begun(
-    running: Running, prepared: Prepared, head: dict[str, Any], row: Row | None, body: ResponseRequest, call: Call, catalog: Catalog
-) -> Response:
-    """Start a new response. Return the ended response, or its stream. A background response that is not streamed is
-    returned at once, without output."""
-    its_call = call if row is None or not body.background else call_of(row, call.tenant)
-    answer = Answer(head, Said(), prepared.call)
-    live = Live(catalog, prepared, answer, its_call, row=row, streamed=body.stream)
-    begun = answer.response()
-    running.begin(live)
-    if body.background and not body.stream:
-        return json_answer(begun, call.headers)
-    follower = Follower(catalog, live, owner=not body.background, streamed=body.stream)
-    if not body.stream:
-        return json_answer((await settled(follower)).response(), call.headers)
-    return await sse.stream(follower, Events(answer, padded=body.padded), call, catalog.settings)
-
-
-def _new_row(
-    body: ResponseRequest, head: dict[str, Any], prepared: Prepared, work: dict[str, Any] | None, before: int, call: Call, catalog: Catalog
-) -> Row:
-    now = time.time()
-    return Row(
-        tenant=call.tenant_name,
-        response=head,
-        input=listed(body, head["id"]),
-        call=prepared.call,
-        state=prepared.state,
-        work=work,
-        conversation=body.conversation_id,
-        before=before,
-        owners=1,
-        due=now + LEASE_S,
-        expires=now + catalog.settings.state_ttl_s,
-    )
 
 
 async def _again(response: str, body: ResponseRequest, call: Call, catalog: Catalog) -> Response:
@@ -251,14 +227,7 @@ async def cancel(response_id: ResponsePath, call: CallDep, catalog: CatalogDep) 
     if live is not None and live.background:
         live.stop()
         await live.over()
-    quota = quota_of(catalog.settings)
-    for attempt in range(_TRIES):
-        try:
-            row = await on_store(catalog, call, stored.cancel, response_id, quota)
-            break
-        except DocumentMoved:
-            if attempt == _TRIES - 1:
-                raise
+    row = await on_store(catalog, call, stored.cancel, response_id, quota_of(catalog.settings))
     return json_answer(row.response, call.headers)
 
 

@@ -6,19 +6,18 @@ import math
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from service.call import Call, CallTenant
 from service.catalog import Catalog
-from service.dialects.openai.responses.answer import Answer
-from service.dialects.openai.responses.live import Live, failed
-from service.dialects.openai.responses.preparing import beginning, keeping, prepare
+from service.dialects.openai.responses.live import Live
+from service.dialects.openai.responses.preparing import beginning, prepare
 from service.dialects.openai.responses.schemas import ResponseRequest
-from service.dialects.openai.responses.stored import KIND, Row
+from service.dialects.openai.responses.stored import KIND, ResponseLease, Row, failed
 from service.dialects.states.finding import store_of
-from service.dialects.states.records import quota_of
 from service.dialects.text.answer import new_id
-from service.errors import DocumentMoved, NotReady, Overloaded, RateLimited, RuntimeFailed, ServiceError
+from service.errors import DocumentMoved, NotReady, Overloaded, RateLimited, RuntimeFailed, ServiceError, StateNotFound
 from service.runtime.lanes import Lane
 from service.streams.lease import LEASE_S
 
@@ -38,8 +37,6 @@ class Running:
         self.tenant_named: Callable[[str], CallTenant | None] = lambda name: None
         self._catalog = catalog
         self._lives: dict[tuple[str, str], Live] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     def check_room(self, tenant: str) -> None:
         """Raise RateLimited if the tenant or this process has reached its limit on responses in the background."""
@@ -53,28 +50,25 @@ class Running:
                 retry_after_s=_RETRY_S,
             )
 
-    def begin(self, live: Live) -> None:
-        """Start to generate a response."""
-        task = live.start()
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        if live.row is not None:
-            key = live.row.tenant, live.row.id
-            self._lives[key] = live
-            task.add_done_callback(lambda _: self._lives.pop(key, None))
+    def begin(self, tenant: str, live: Live) -> None:
+        """Start to generate a response of this tenant."""
+        key = tenant, live.answer.head["id"]
+        self._lives[key] = live
+        live.start().add_done_callback(lambda _: self._lives.pop(key, None))
 
     def live(self, tenant: str, response: str) -> Live | None:
-        """Return the stored response with this id if this process generates it, else None."""
+        """Return the response with this id if this process generates it, else None."""
         return self._lives.get((tenant, response))
 
     async def close(self) -> None:
         """Release the responses that other processes can continue. Call this before the engines stop."""
-        self._closed = True
-        for live in list(self._lives.values()):
+        lives = list(self._lives.values())
+        for live in lives:
             if live.continuable:
                 live.stop("released")
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=LEASE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEASE_S):
+                await asyncio.gather(*(live.over() for live in lives))
 
     # Taking over -------------------------------------------------------------------------------------------------------------------------
 
@@ -96,40 +90,35 @@ class Running:
         store, now = store_of(self._catalog), time.time()
         for document in await store.call(lambda engine: engine.due(KIND, now, _AT_ONCE)):
             row = Row.of(document)
-            if self._closed or (row.tenant, row.id) in self._lives:  # this process generates it, and renews the lease late
-                continue
-            try:
-                await self._take_over(row)
-            except DocumentMoved:  # another process was faster
-                continue
+            if (row.tenant, row.id) not in self._lives:  # else this process generates it, and renews the lease late
+                with suppress(DocumentMoved, StateNotFound):  # another process was faster
+                    await self._take_over(row)
 
     async def _take_over(self, row: Row) -> None:
+        """Continue a response after its stored tokens. Raises DocumentMoved if another process takes it over at the same time."""
+        leases = self._catalog.leases
+        assert leases is not None
         if row.work is None or row.owners >= _MOST_OWNERS:
             why = "the process that generated this response was lost" if row.work is None else f"{row.owners} processes were lost with it"
-            await self._write(failed(row, RuntimeFailed(f"{why}: send the request again")))
+            ended = failed(row, RuntimeFailed(f"{why}: send the request again"))
+            await leases.store.call(lambda engine: engine.write(ended.document(), row.version, leases.quota))
             return
         try:
             self.check_room(row.tenant)
         except RateLimited:
             return
-        row = await self._write(replace(row, owners=row.owners + 1, due=time.time() + LEASE_S))
+        lease = await leases.take(lambda engine: (ResponseLease(leases, row), row.version))
         call = call_of(row, self.tenant_named(row.tenant))
-        body = ResponseRequest.model_validate(row.work["body"] if row.work else {})
+        body = ResponseRequest.model_validate(row.work["body"])
         try:
-            prepared = await prepare(body, await beginning(body, None, self._catalog, call), self._catalog, call, again=True)
-        except (NotReady, Overloaded):  # the response can be taken over again when the lease has ended
-            return
+            begin = await beginning(body, None, self._catalog, call)
+            prepared = await prepare(body, begin, self._catalog, call, response=row.id, again=True)
+        except (NotReady, Overloaded):  # the response waits for another owner
+            await lease.finish(replace(row, due=time.time() + LEASE_S))
         except ServiceError as error:
-            await self._write(failed(row, error))
-            return
-        answer = Answer({**row.response, "output": []}, row.said(), row.call)
-        if not self._closed:
-            prepared = keeping(prepared, row.id, row.state)
-            self.begin(Live(self._catalog, prepared, answer, call, row=row, streamed=False, said=row.said()))
-
-    async def _write(self, row: Row) -> Row:
-        document, quota = row.document(), quota_of(self._catalog.settings)
-        return replace(row, version=await store_of(self._catalog).call(lambda engine: engine.write(document, row.version, quota)))
+            await lease.finish(failed(row, error))
+        else:
+            self.begin(row.tenant, Live(self._catalog, prepared, row.answer(), call, lease=lease, streamed=False, said=row.said()))
 
 
 def call_of(row: Row, tenant: CallTenant | None) -> Call:

@@ -1,26 +1,31 @@
 """Stores responses. Each response is one document of the store, and so is each idempotency key.
 
-Every write names the version of the document that the process knows. So if two processes write, the first succeeds, and the second fails
-and learns that it does not own the response.
+While a response is generated, its document names the owner of its lease (`service/streams/lease.py`). So if two processes write, the one
+that has lost the lease fails, and learns that it does not own the response.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import orjson
 
 from service.dialects.openai.responses import conversations
-from service.dialects.openai.responses.answer import ENDED, Answer, Said
-from service.errors import InvalidRequest, KeyReused, ServiceError, StateNotFound
+from service.dialects.openai.responses.answer import ENDED, Answer, Said, error_of
+from service.errors import DocumentMoved, InvalidRequest, KeyReused, ServiceError, StateNotFound
 from service.http.answers import whole
 from service.states.engine import StateEngine
 from service.states.record import Document, IdempotencyKey, Quota
+from service.states.refusals import document_moved, no_document
+from service.streams.lease import Lease, Leases, Put
 
 KIND, KEY_KIND = "response", "response_key"
 CONTINUABLE = ("completed", "incomplete")
 _KEY_S = 86_400.0  # seconds for which an idempotency key is stored
+_PROGRESS_S = 1.0  # shortest time between two writes of new tokens of a response that no client waits for, in seconds
+_BYTES_PER_S = 100_000.0  # limit on the bytes per second that are written for the progress of one response
 
 
 class ResponseNotFound(ServiceError):
@@ -52,6 +57,7 @@ class Row:
     state: str | None = None  # id of the state after the last token; the state exists only after the response has ended
     work: dict[str, Any] | None = None  # result of `work_of`; None if no other process can generate the response
     numerics: str = ""  # fingerprint of the arithmetic with which `ids` were sampled
+    owner: str = ""  # owner of the lease; "" if no process generates the response
     owners: int = 0  # number of processes that have begun to generate the response
     conversation: str | None = None  # id of the conversation to which the response is added at its end
     before: int = 0  # the conversation's version at the beginning of the response
@@ -60,65 +66,98 @@ class Row:
 
     @property
     def id(self) -> str:
-        response_id: str = self.response["id"]
-        return response_id
+        return str(self.response["id"])
 
     @property
     def status(self) -> str:
-        status: str = self.response["status"]
-        return status
+        return str(self.response["status"])
 
     @property
     def ended(self) -> bool:
         return self.status in ENDED
 
     def document(self) -> Document:
-        names = ("response", "input", "call", "ids", "ends", "raw", "state", "work", "numerics", "owners", "conversation", "before")
-        body = whole({name: getattr(self, name) for name in names})
+        names = "response input call ids ends raw state work numerics owner owners conversation before"
+        body = whole({name: getattr(self, name) for name in names.split()})
         return Document(kind=KIND, id=self.id, tenant=self.tenant, body=body, due=self.due, expires=self.expires)
 
     @classmethod
     def of(cls, document: Document) -> Self:
-        rest: dict[str, Any] = {
-            "tenant": document.tenant,
-            "version": document.version,
-            "due": document.due,
-            "expires": document.expires or 0.0,
-        }
+        rest: Any = {"tenant": document.tenant, "version": document.version, "due": document.due, "expires": document.expires or 0.0}
         return cls(**orjson.loads(document.body), **rest)
 
     def said(self) -> Said:
         item = next(iter(self.response["output"]), None)
         part: dict[str, Any] = {} if item is None or item["type"] != "message" else next(iter(item["content"]), {})
         text = part.get("text", "") if self.raw is None else self.raw
-        return Said.stored({"ids": self.ids, "ends": self.ends, "text": text, "logprobs": part.get("logprobs", [])})
+        return Said(self.ids, self.ends, text, [orjson.dumps(each) for each in part.get("logprobs", [])])
 
-    def answer(self) -> "StoredAnswer":
-        return StoredAnswer(self)
+    def answer(self) -> Answer:
+        return Answer({**self.response, "output": []}, self.said(), self.call)
 
 
-class StoredAnswer(Answer):
-    """A response whose JSON comes from the store."""
+class ResponseLease(Lease):
+    """The right of this process to generate a stored response.
 
-    def __init__(self, row: Row) -> None:
-        super().__init__({**row.response, "output": []}, row.said(), row.call)
-        self._row = row
+    `row` is the response as it began here. The lease writes the result of `now`: the response with the tokens generated so far.
+    """
 
-    def begun(self, status: str) -> dict[str, Any]:
-        unknown: dict[str, Any] = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
-        begun = {**self.head, **unknown, "status": status}
-        begun.pop("state", None)
-        return begun
+    kind = KIND
 
-    def response(self) -> dict[str, Any]:
-        return self._row.response
+    def __init__(self, leases: Leases, row: Row) -> None:
+        super().__init__(leases, row.tenant, row.id)
+        self.row = replace(row, owner=self.owner, owners=row.owners + 1, due=time.time() + leases.lease_s)
+        self.now: Callable[[], Row] = lambda: self.row
+        self._count = 0  # tokens of the last write
+        self._size = 0  # bytes of the last write
+        self._next = 0.0  # time from which new tokens are written, by the monotonic clock
+
+    def note(self, count: int) -> None:
+        """Write the response if it has new tokens, in all `count`, and the last write is long enough ago."""
+        if count > self._count and self._leases.clock() >= self._next:
+            self.renew()
+
+    async def finish(self, row: Row) -> None:
+        """End the lease, and write the response for the last time. May be called again if the write has failed.
+
+        Raises DocumentMoved or StateNotFound if another process has taken over, ended or deleted the response.
+        """
+        if self.lost:
+            raise document_moved(KIND, row.id, row.version, 0)
+        self.leave()
+        self.now = lambda: row
+        self._submit(self.snapshot(""))
+        await self.written()
+
+    def erase(self, engine: StateEngine) -> None:
+        """See `Lease`. Another process may have taken the response over, and then nothing is deleted."""
+        with suppress(StateNotFound, DocumentMoved):
+            self.write(engine, lambda engine, version: engine.erase(self.tenant, KIND, self.id, version))
+            drop_state(engine, self.row)
+
+    def snapshot(self, owner: str) -> Put:
+        """See `Lease`. The function raises StateNotFound if the response was deleted."""
+        row, quota = replace(self.now(), owner=owner), self._leases.quota
+        if owner:
+            row = replace(row, due=time.time() + self._leases.lease_s)
+        self._count = len(row.ends)
+        self._next = self._leases.clock() + _PROGRESS_S + self._size / _BYTES_PER_S
+
+        def put(engine: StateEngine, version: int | None) -> None:
+            if not version:
+                raise no_document(KIND, row.id)
+            document = row.document()
+            self._size = len(document.body)
+            _write(engine, replace(row, version=version), document, quota)
+
+        return put
 
 
 # Functions that run on the store's thread ------------------------------------------------------------------------------------------------
 
 
-def create(engine: StateEngine, row: Row, quota: Quota, key: IdempotencyKey | None) -> str | int:
-    """Write a new response, and return its version. If an earlier request had the same key, write nothing and return its response's id.
+def create(engine: StateEngine, row: Row, quota: Quota, key: IdempotencyKey | None) -> str | None:
+    """Write a new response. If an earlier request had the same key, write nothing and return its response's id.
 
     Raises KeyReused if the earlier request had other content.
     """
@@ -129,7 +168,8 @@ def create(engine: StateEngine, row: Row, quota: Quota, key: IdempotencyKey | No
             content = orjson.dumps({"digest": key.digest, "response": row.id})
             expires = min(time.time() + _KEY_S, row.expires)
             engine.write(Document(kind=KEY_KIND, id=key.key, tenant=row.tenant, body=content, expires=expires), None, quota)
-        return engine.write(row.document(), 0, quota)
+        engine.write(row.document(), 0, quota)
+        return None
 
 
 def _answered(engine: StateEngine, tenant: str, key: IdempotencyKey) -> str | None:
@@ -146,14 +186,15 @@ def _answered(engine: StateEngine, tenant: str, key: IdempotencyKey) -> str | No
         return None
 
 
-def write(engine: StateEngine, row: Row, document: Document, quota: Quota, ttl_s: float) -> int:
-    """Write `document`, which is the serialised `row`, and return its new version. If the response is completed or incomplete, also add its
-    input and output to its conversation. Raises DocumentMoved if the stored row has another version than `row`."""
+def _write(engine: StateEngine, row: Row, document: Document, quota: Quota) -> None:
+    """Write `document`, which is the serialised `row`. If the response is completed or incomplete, also add its input and output to its
+    conversation. Raises DocumentMoved if the stored row has another version than `row`."""
     if row.conversation is None or row.status not in CONTINUABLE:
-        return engine.write(document, row.version, quota)
+        engine.write(document, row.version, quota)
+        return
     items = [*row.input, *(_without_logprobs(item) for item in orjson.loads(document.body)["response"]["output"])]
     read = replace(document, version=row.version)
-    return conversations.append(engine, read, row.conversation, row.before, items, row.state, quota, ttl_s)
+    conversations.append(engine, read, row.conversation, row.before, items, row.state, quota)
 
 
 def _without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
@@ -223,4 +264,9 @@ def ended(row: Row, status: str, **fields: Any) -> Row:
     """Return the row with this status, and without the data that another process would need to continue the response."""
     output = [{**item, "status": "incomplete"} for item in row.response["output"]]
     response = {**row.response, "status": status, "output": output, **fields}
-    return replace(row, response=response, ids=[], work=None, due=None)
+    return replace(row, response=response, ids=[], work=None, owner="", due=None)
+
+
+def failed(row: Row, error: ServiceError) -> Row:
+    """Return the row with status `failed` and this error."""
+    return ended(row, "failed", error=error_of(error))

@@ -5,7 +5,6 @@ It is read from a `Live` object if the reader has one in this process, otherwise
 
 import asyncio
 import time
-from contextlib import suppress
 
 from service.catalog import Catalog
 from service.dialects.openai.responses.answer import Answer
@@ -21,7 +20,6 @@ _PATIENCE_S = 60.0
 class StoredView:
     """A response that is read from the store, such as one of another process or one that has ended. It can be used in place of a `Live`."""
 
-    lost = False
     error: ServiceError | None = None
 
     def __init__(self, catalog: Catalog, row: Row) -> None:
@@ -31,14 +29,19 @@ class StoredView:
     def _show(self, row: Row) -> None:
         self._row, self.answer, self.ended = row, row.answer(), row.ended
 
+    async def read(self) -> bool:
+        """Read the stored row, and return whether it has changed. Raises ResponseNotFound if the response was deleted."""
+        before = self._row
+        row = await store_of(self._catalog).call(lambda engine: find(engine, before.tenant, before.id))
+        self._show(row)
+        return row.version != before.version
+
     async def wait(self, timeout_s: float) -> None:
         """Wait until the stored row has changed, at most `timeout_s` seconds. Raises ResponseNotFound if the response was deleted."""
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0:
             await asyncio.sleep(min(_POLL_S, left_s))
-            row = await store_of(self._catalog).call(lambda engine: find(engine, self._row.tenant, self._row.id))
-            if row.version != self._row.version:
-                self._show(row)
+            if await self.read():
                 return
 
 
@@ -71,8 +74,10 @@ class Follower:
         until = time.monotonic() + timeout_s
         while True:
             view, now = self._view, time.monotonic()
-            if view.lost and view.ended:
-                self._view = await self._stored()
+            if isinstance(view, Live) and view.lost and view.ended:
+                assert view.lease is not None
+                self._view = stored = StoredView(self._catalog, view.lease.row)
+                await stored.read()
             elif view.ended or (view.answer.said.count > self._seen and now >= self._not_before):
                 return self._taken(view, now + interval_s)
             elif now >= until:
@@ -83,9 +88,14 @@ class Follower:
                 await view.wait(min(until, self._not_before if gathering else until) - now)
 
     async def whole(self) -> Answer:
-        """Wait for the end of the response, and return it. The owner raises the error of a response that failed."""
-        while not self.done:
-            await self.take()
+        """Wait for the end of the response, and return it. The owner raises the error of a response that failed. If this fails or is
+        cancelled (the client disconnects), stop reading."""
+        try:
+            while not self.done:
+                await self.take()
+        except BaseException:
+            self.close()
+            raise
         if self._owner and self._view.error is not None:
             raise self._view.error
         return self.answer
@@ -107,20 +117,3 @@ class Follower:
         self._begun = True
         if isinstance(self._view, Live) and self._streamed:
             self._view.heard = True
-
-    async def _stored(self) -> StoredView:
-        id_: str = self._view.answer.head["id"]
-        assert isinstance(self._view, Live)
-        assert self._view.row is not None
-        tenant = self._view.row.tenant
-        return StoredView(self._catalog, await store_of(self._catalog).call(lambda engine: find(engine, tenant, id_)))
-
-
-async def settled(follower: Follower) -> Answer:
-    """Wait for the end of the response, and return it. If this fails or is cancelled (the client disconnects), close the follower."""
-    try:
-        return await follower.whole()
-    except BaseException:
-        with suppress(Exception):
-            follower.close()
-        raise

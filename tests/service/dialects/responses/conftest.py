@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from service.app import Application
 from service.dialects.openai.responses.running import Running, running_of
+from service.streams.lease import Leases
 from tests.service.dialects.asking import Stored
 from tests.service.fakes import PATIENCE_S, client
 from tests.service.generation_fakes import FakeGenerator, events, generator_app
@@ -40,6 +41,11 @@ class Responses(Stored):
     @property
     def running(self) -> Running:
         return running_of(self.app.state.catalog)
+
+    @property
+    def leases(self) -> Leases:
+        found: Leases = self.app.state.catalog.leases
+        return found
 
     async def make(self, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
         """A response, whole."""
@@ -96,4 +102,4 @@ async def keyed() -> AsyncIterator[tuple[Responses, Responses]]:
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that another process writes are looked at often."""
     monkeypatch.setattr("service.dialects.openai.responses.stream_source._POLL_S", 0.01)
-    monkeypatch.setattr("service.dialects.openai.responses.live._PROGRESS_S", 0.0)
+    monkeypatch.setattr("service.dialects.openai.responses.stored._PROGRESS_S", 0.0)

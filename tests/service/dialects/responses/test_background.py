@@ -2,10 +2,12 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from service.dialects.openai.responses import stored
@@ -196,9 +198,14 @@ async def row_of(responses: Responses, response: str) -> stored.Row:
     return row
 
 
+def lease_of(live: Live) -> stored.ResponseLease:
+    assert live.lease is not None
+    return live.lease
+
+
 async def paused(responses: Responses, live: Live) -> None:
     """Have another process's sweep find the response: the lease of its owner is over, and the owner does not know."""
-    del responses.running._lives["", live.answer.head["id"]]
+    del responses.running._lives["", live.answer.head["id"]], responses.leases.open[live.answer.head["id"]]
     store: Any = responses.engine.states
     await store.call(lambda engine: engine._db.execute("UPDATE documents SET due = 1 WHERE kind = 'response'"))
 
@@ -239,7 +246,7 @@ async def test_a_paused_owner_writes_and_sends_nothing(responses: Responses, qui
     made = await begun(responses)
     zombie = live_of(responses, made["id"])
     following = asyncio.create_task(responses.streamed(made["id"]))
-    await responses.until(lambda _: zombie._written_count == 4, made["id"])
+    await responses.until(lambda _: lease_of(zombie)._count == 4, made["id"])
     await paused(responses, zombie)
     await responses.running.sweep()
     assert live_of(responses, made["id"]) is not zombie
@@ -267,7 +274,7 @@ async def test_a_response_deleted_elsewhere_leaves_no_state(responses: Responses
     made = await begun(responses)
     live = live_of(responses, made["id"])
     del responses.running._lives["", made["id"]]
-    monkeypatch.setattr(live, "_next_write", float("inf"))  # its next write is its last
+    monkeypatch.setattr(lease_of(live), "_next", float("inf"))  # its next write is its last
     await responses.ask("DELETE", f"/{made['id']}")
     responses.engine.release()
     await so(lambda: live.ended)
@@ -276,12 +283,16 @@ async def test_a_response_deleted_elsewhere_leaves_no_state(responses: Responses
 
 
 async def test_a_response_whose_stream_died_with_its_process_has_failed(tmp_path: Path) -> None:
+    """Also if its document was written before documents named their owner."""
     async with service(states=str(tmp_path)) as responses:
         made = await responses.make()
         row = await row_of(responses, made["id"])
-        lost = stored.replace(row, response={**row.response, "status": "in_progress", "output": []}, due=1.0)
+        lost = replace(row, response={**row.response, "status": "in_progress", "output": []}, due=1.0)
         store: Any = responses.engine.states
-        await store.call(lambda engine: engine.write(lost.document(), row.version, stored.Quota(100, 2**20)))
+        fields = orjson.loads(lost.document().body)
+        del fields["owner"]
+        old = replace(lost.document(), body=orjson.dumps(fields))
+        await store.call(lambda engine: engine.write(old, row.version, stored.Quota(100, 2**20)))
         await responses.running.sweep()
         failed = await responses.read(made["id"])
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
@@ -289,18 +300,24 @@ async def test_a_response_whose_stream_died_with_its_process_has_failed(tmp_path
         assert await responses.read(made["id"]) == failed
 
 
-async def test_a_response_that_a_client_waits_for_has_a_lease(responses: Responses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.dialects.openai.responses.live.LEASE_S", 3.0)  # the lease is renewed after a second
+async def test_a_response_that_a_client_waits_for_has_a_lease(responses: Responses) -> None:
     asking, live = await asked(responses)
-    row = await row_of(responses, live.answer.head["id"])
+    row, lease = await row_of(responses, live.answer.head["id"]), lease_of(live)
+    assert (row.owner, responses.leases.open) == (lease.owner, {row.id: lease})
     assert row.due is not None
     assert row.due <= time.time() + LEASE_S
-    async with asyncio.timeout(PATIENCE_S):
-        while (renewed := await row_of(responses, row.id)).version == row.version:  # noqa: ASYNC110  other processes see the row
-            await asyncio.sleep(0.01)
-    assert renewed.status == "in_progress"
     responses.engine.release()
     assert text_of((await asking).json()) == SAID
+    assert not responses.leases.open
+
+
+async def test_a_write_whose_result_was_lost_costs_no_response(responses: Responses) -> None:
+    made = await begun(responses)
+    store: Any = responses.engine.states
+    await store.call(lambda engine: engine._db.execute("UPDATE documents SET version = version + 1 WHERE kind = 'response'"))
+    responses.engine.release()
+    assert text_of(await responses.ended(made["id"])) == SAID
+    assert len(responses.engine.requests) == 1, "it is not generated again by another owner"
 
 
 async def test_a_client_that_leaves_while_news_arrive_is_noticed(responses: Responses) -> None:
@@ -325,7 +342,7 @@ async def test_a_request_with_a_key_is_carried_out_whatever_happens_to_the_first
         made = live.answer.head["id"]
         if fault == "the process is killed":
             await paused(responses, live)
-            live.row = None  # as if its process were killed: it writes nothing
+            lease_of(live).lost = True  # as if its process were killed: it writes nothing
         asking.cancel()
         await so(lambda: live.ended)
     async with service(states=str(tmp_path)) as responses:
@@ -346,7 +363,7 @@ async def test_a_response_that_ends_its_processes_is_given_up(responses: Respons
         await paused(responses, live)
         if live._task is not None:
             live._task.cancel()
-            live.row = None  # as if its process were killed: it writes nothing
+            lease_of(live).lost = True  # as if its process were killed: it writes nothing
         await responses.running.sweep()
     ended = await responses.ended(made["id"])
     assert (ended["status"], "5 processes were lost with it" in ended["error"]["message"]) == ("failed", True)
