@@ -1,30 +1,45 @@
 """Orders documents by their relevance to a query, for every rerank route.
 
-A reranker reads query and document together, and the score is σ(l) for its logit l. With an encoder, the score is (1 + c) / 2
-for the cosine c of the two vectors. Scores are float64. Documents are ordered by logit or cosine, then by index. So the better
-document is first even if both scores round to the same number, as σ does for logits above 36.
+A reranker reads query and document together, and the score is σ(l) for its logit l. An encoder compares their vectors in its best way: by
+MaxSim of token matrices, else by cosine, else by the dot product of sparse vectors; or in a mix that the request weights, as BGE-M3 does
+(arXiv 2402.03216, section 3.2). Documents are ordered by the raw score, then by index. So the better document is first even if both scores
+in [0, 1] round to the same number, as σ does for logits above 36.
 """
 
+import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects.tei.schemas import TeiRerankRequest
+from service.encoding import sparse
 from service.encoding.model import Model
-from service.encoding.request import EncodeAnswer, EncodeRequest
-from service.errors import EmptyInput, ServiceError
+from service.encoding.request import EncodeAnswer, EncodeRequest, Row
+from service.encoding.token_matrix import maxsim
+from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.routing import Many
 from service.runtime.onnx import Array
 from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
 
+Way = Literal["dense", "sparse", "multivector"]
+
 _TOGETHER = 100_000  # if the documents have fewer characters in total, one call tokenises all of them
+
+_MEANINGS: dict[Way | Literal["mix"], str] = {
+    "dense": "(1 + cosine) / 2 of the query's and the document's vector",
+    "sparse": "s / (1 + s) for the dot product s of the query's and the document's sparse vector",
+    "multivector": "(1 + m) / 2 for m = MaxSim divided by the number of the query's vectors",
+    "mix": "(1 + s / (1 + |s|)) / 2 for the weighted sum s",
+}
 
 # The names that checkpoints give to the prompt of a role, the most common first. For any other role, the name is the role itself.
 _PROMPT_NAMES = {
@@ -56,6 +71,20 @@ class DocumentText(Body):
     text: str
 
 
+class Weights(Body, strict=True):
+    """The weights of a mixed score: of cosines, of dot products of sparse vectors, and of MaxSim divided by the query's vectors."""
+
+    dense: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False)
+    sparse: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False)
+    multivector: float = Field(0.0, ge=0, le=1e6, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _weighs_something(self) -> Self:
+        if not (self.dense or self.sparse or self.multivector):
+            raise PydanticCustomError("all_zero", "at least one of dense, sparse and multivector must be above 0")
+        return self
+
+
 class RerankRequest(Body, strict=True):
     """The fields that Cohere's and Jina's bodies share. Unknown fields are ignored. Types are strict: "7" and true are not numbers."""
 
@@ -67,7 +96,8 @@ class RerankRequest(Body, strict=True):
     query: str = Field(min_length=1, description="The text that the documents are compared with.")
     documents: Many[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
     top_n: int | None = Field(None, ge=0, lt=2**31, description="Send only this many of the best. Default, and with 0: all.")
-    raw_scores: bool = Field(False, description="Send logits (for an encoder: cosines) instead of scores in [0, 1].")
+    raw_scores: bool = Field(False, description="Send logits (for an encoder: cosines, MaxSim, dot products) instead of scores in [0, 1].")
+    weights: Weights | None = Field(None, description="How an encoder compares: by which vectors, mixed. Default: the best that it has.")
 
     @property
     def texts(self) -> list[str]:
@@ -93,15 +123,26 @@ async def rank(
     by_pair = model.manifest.traits.ranks
     if not by_pair and "" in documents:
         raise EmptyInput(f"`{field}` cannot be empty, not one of them", param=field)
-    raw, answer, warnings = await (_logits if by_pair else _cosines)(model, call, body.query, texts, cut(model))
+    weights = getattr(body, "weights", None)
+    if by_pair and weights is not None:
+        raise InvalidRequest(
+            f"model {model.name} is a reranker, which has no `weights`: leave them out, or name an encoder", param="weights"
+        )
+    if by_pair:
+        scored = await _by_pairs(model, call, body.query, texts, cut(model))
+    else:
+        chosen = _best_way(model) if weights is None else weights.model_dump()
+        scored = await _by_vectors(model, call, body.query, texts, cut(model), chosen)
+    answer = scored.answer
     encoded = [item for item in answer.encoded if isinstance(item, Encoded)][-len(documents) :]
     before = [item.n_tokens + cut for item, cut in zip(encoded, lost, strict=True)]
     truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
     query_cut = None if by_pair else next((one for one in answer.truncated if one.index == 0), None)  # the query is input 0
     call.report(truncated, query_cut)
-    best = sorted(range(len(raw)), key=lambda index: -raw[index])[: body.top_n or None]  # documents with equal scores keep their order
-    scores = raw if body.raw_scores else [sigmoid(number) if by_pair else (1 + number) / 2 for number in raw]
-    return Ranking(model, [Ranked(index, scores[index]) for index in best], answer.n_tokens, truncated, warnings)
+    order = sorted(range(len(documents)), key=lambda index: -scored.raw[index])  # documents with equal scores keep their order
+    scores = scored.raw if body.raw_scores else scored.scores
+    best = [Ranked(index, scores[index]) for index in order[: body.top_n or None]]
+    return Ranking(model, best, answer.n_tokens, truncated, scored.warnings)
 
 
 def sigmoid(logit: float) -> float:
@@ -117,29 +158,65 @@ def role_prompt(model: Model, role: str) -> str:
     return next((model.texts.prompts[name] for name in names if name in model.texts.prompts), model.texts.default_prompt)
 
 
-async def _logits(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], EncodeAnswer, list[str]]:
+@dataclass(frozen=True)
+class Scored:
+    """The scores of all documents: raw ones, which order them, and the same in [0, 1]."""
+
+    raw: list[float]
+    scores: list[float]
+    answer: EncodeAnswer
+    warnings: list[str]
+
+
+async def _by_pairs(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> Scored:
     answer = await model.answer(EncodeRequest(inputs=[(query, document) for document in documents], cut=cut), call)
-    return [float(row[0]) for row in _arrays(answer)], answer, []
+    logits = [float(row[0][0]) for row in _rows(answer)]
+    return Scored(logits, list(map(sigmoid, logits)), answer, [])
 
 
-async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], EncodeAnswer, list[str]]:
-    """Return each document's cosine with the query, the model's answer and warnings. The query is the answer's first row."""
+async def _by_vectors(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut, weights: Mapping[Way, float]) -> Scored:
+    """Score documents by their vectors and the query's, which is the answer's first row."""
+    ways = [way for way, weight in weights.items() if weight]
     query_prompt, document_prompt = role_prompt(model, "search_query"), role_prompt(model, "search_document")
     # One request contains both roles, so each text already includes its role's prompt.
     inputs = [query_prompt + query, *(document_prompt + document for document in documents)]
-    answer = await model.answer(EncodeRequest(inputs=inputs, cut=cut, prompt="", number_bytes=0), call)
-    warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is (1 + cosine) / 2 of the query's and the document's vector"]
+    outputs = model.tensors(ways, param="weights")
+    answer = await model.answer(EncodeRequest(inputs=inputs, outputs=outputs, cut=cut, prompt="", queries=1, number_bytes=0), call)
+    way: Way | Literal["mix"] = ways[0] if len(ways) == 1 else "mix"
+    warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is {_MEANINGS[way]}"]
     if answer.truncated and (first := answer.truncated[0]).index == 0:
         warnings.append(f"the query was cut: it has {first.tokens} tokens and {first.kept} were kept")
-    vectors = np.array(_arrays(answer), np.float64)
-    cosines = np.clip(np.einsum("nd,d->n", vectors[1:], vectors[0]), -1, 1)
-    return [float(cosine) for cosine in cosines], answer, warnings
+    rows = _rows(answer)
+    found = await asyncio.to_thread(lambda: [_similarities(way, *[row[at] for row in rows]) for at, way in enumerate(ways)])
+    n_vectors = len(rows[0][ways.index("multivector")]) if "multivector" in ways else 1
+    if way == "mix":
+        by_way = [np.array(each) / (n_vectors if way == "multivector" else 1) * weights[way] for way, each in zip(ways, found, strict=True)]
+        raw = np.sum(by_way, axis=0)
+        return Scored(raw.tolist(), ((1 + raw / (1 + np.abs(raw))) / 2).tolist(), answer, warnings)
+    raw = np.array(found[0])
+    about = model.manifest.multivector
+    if way == "sparse":
+        scores = raw / (1 + raw)
+    else:
+        scores = (1 + raw / n_vectors) / 2
+        raw = raw / n_vectors if about is not None and about.mean else raw
+    return Scored(raw.tolist(), scores.tolist(), answer, warnings)
 
 
-def _arrays(answer: EncodeAnswer) -> list[Array]:
-    return [
-        row[0] for row in answer.rows if not isinstance(row, ServiceError)
-    ]  # `rank` has turned errors by item off, so no row is an error
+def _best_way(model: Model) -> Mapping[Way, float]:
+    """Return the way in which an encoder compares texts if a request names none: by token matrices, else by vectors, else sparsely."""
+    ways: tuple[Way, ...] = ("multivector", "dense", "sparse")
+    return {next(way for way in ways if way in model.manifest.outputs): 1.0}
+
+
+def _similarities(way: Way, query: Array, *documents: Array) -> list[float]:
+    if way == "dense":
+        return [float(np.clip(query.astype(np.float64) @ document, -1, 1)) for document in documents]
+    return [(sparse.dot if way == "sparse" else maxsim)(query, document) for document in documents]
+
+
+def _rows(answer: EncodeAnswer) -> list[Row]:
+    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # `rank` has turned errors by item off, so no row is an error
 
 
 async def _shorten(

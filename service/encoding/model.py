@@ -1,5 +1,6 @@
 """A served encoder, reranker or classifier. The routes of all dialects get their vectors and scores from `Model.answer`."""
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -139,13 +140,14 @@ class Model:
         self._expect(call, request, outputs, [len(item.ids) for item in good])
         call.tokens += answer.n_tokens  # tokens are counted before the run, so that a client that disconnects early is charged too
 
-        def compared(row: RowOrError, item: Encoded) -> RowOrError:
-            """Return the row with the token matrix of those tokens that are compared."""
+        def compared(at: int, row: RowOrError) -> RowOrError:
+            """Return the row of a good input with the token matrix of those tokens that are compared."""
             about = self.manifest.multivector
             if about is None or isinstance(row, ServiceError) or contract.MULTIVECTOR not in outputs:
                 return row
-            at = outputs.index(contract.MULTIVECTOR)
-            return *row[:at], matrix_of(row[at], item.ids, about, request.role), *row[at + 1 :]
+            role: contract.RoleName = "query" if places[at] < request.queries else "document"
+            k = outputs.index(contract.MULTIVECTOR)
+            return *row[:k], matrix_of(row[k], good[at].ids, about, role), *row[k + 1 :]
 
         task = EncodeTask(
             inputs=good,
@@ -153,7 +155,7 @@ class Model:
             content=call.content,
             spent=call.spent,
             **call.origin,
-            on_row=on_row and (lambda index, row: on_row(places[index], compared(row, good[index]))),
+            on_row=on_row and (lambda index, row: on_row(places[index], compared(index, row))),
         )
         try:
             computed = await self.engine.run(task)
@@ -161,7 +163,7 @@ class Model:
             call.tokens -= answer.n_tokens
             raise
         _raise_first(computed, call)
-        rows = map(compared, computed, good)
+        rows = map(compared, itertools.count(), computed)
         answer.rows = [item if isinstance(item, ServiceError) else next(rows) for item in encoded]
         if on_row:  # only after the run, because a refused request must get an error status before the first line of a stream is sent
             for at, item in enumerate(encoded):

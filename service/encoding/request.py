@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from export import contract
 from service.call import NUMBER_BYTES
 from service.errors import ServiceError
 from service.runtime.lanes import Origin, Spent
@@ -30,7 +29,7 @@ class EncodeRequest:
     outputs: tuple[str, ...] = ()  # names of the graph's outputs; (): the model's default output
     cut: Cut | None = None  # how to shorten long inputs; None: as the setting `auto_truncate` says
     prompt: str | None = None  # prompt that is put before each text; None: the model's default prompt
-    role: contract.RoleName = "document"  # of the inputs, for token matrices
+    queries: int = 0  # so many of the first inputs are queries; the others are documents
     row_width: int | None = None  # how many numbers of each vector are sent; None: all numbers
     number_bytes: float = NUMBER_BYTES  # bytes of a number in the answer
     bytes_by_output: Mapping[str, float] = field(default_factory=dict)  # the same for outputs whose numbers have another form

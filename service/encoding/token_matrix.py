@@ -9,7 +9,7 @@ from export import contract
 from service.runtime.onnx import Array
 
 
-def compared(ids: Sequence[int], multivector: contract.MultiVector, role: contract.RoleName = "document") -> NDArray[np.bool_]:
+def compared(ids: Sequence[int], multivector: contract.MultiVector, role: contract.RoleName) -> NDArray[np.bool_]:
     """Return which tokens of a text are compared, (N,) bool. Tokens that are skipped, such as punctuation, are skipped in documents only.
 
     If no token of a document would be left, none is skipped.
@@ -21,6 +21,12 @@ def compared(ids: Sequence[int], multivector: contract.MultiVector, role: contra
     return kept if kept.any() else np.ones(len(ids), bool)
 
 
-def matrix_of(array: Array, ids: Sequence[int], multivector: contract.MultiVector, role: contract.RoleName = "document") -> Array:
+def matrix_of(array: Array, ids: Sequence[int], multivector: contract.MultiVector, role: contract.RoleName) -> Array:
     """Return the token matrix of a text from the vectors of all its tokens (N, D)."""
     return array[compared(ids, multivector, role)]
+
+
+def maxsim(query: Array, document: Array) -> float:
+    """Return the sum, over the vectors of a query (n, D), of the largest dot product with a vector of a document (m, D), in float32."""
+    products: Array = document.astype(np.float32) @ query.astype(np.float32).T
+    return float(products.max(axis=0).sum(dtype=np.float32))

@@ -108,3 +108,77 @@ async def test_models_say_what_they_give(http: Any) -> None:
     assert about["three"]["outputs"] == ["dense", "sparse", "multivector", "tokens"]
     assert (about["three"]["sparse_width"], about["three"]["multivector_width"]) == (SPARSE_WIDTH, HIDDEN)
     assert (await http.get("/info", params={"model": "three"})).json()["outputs"] == about["three"]["outputs"]
+
+
+# Ranking ---------------------------------------------------------------------------------------------------------------------------------
+
+QUERY, DOCUMENTS = "the capital.", ["paris is a capital", "a dog. a cat.", "the river"]
+
+
+async def ranked(http: Any, **fields: Any) -> tuple[list[int], list[float], list[str]]:
+    answer = await http.post("/v1/rerank", json={"model": "three", "query": QUERY, "documents": DOCUMENTS, **fields})
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    return [each["index"] for each in results], [each["relevance_score"] for each in results], answer.json()["warnings"]
+
+
+def maxsims(http: Any) -> list[float]:
+    """The definition, in float64: sum over the query's vectors of the largest dot product; a document's full stops have no vectors."""
+
+    def matrix(text: str, skipped: int) -> Any:
+        ids = fake_ids(text)
+        whole = row(http, contract.MULTIVECTOR, text).astype(np.float16).astype(np.float64)
+        return np.array([vector for at, vector in enumerate(whole) if at > 0 and ids[at] != skipped])
+
+    query = matrix(f"query: {QUERY}", -1)
+    return [max_over(query, matrix(f"passage: {text}", POINT)) for text in DOCUMENTS]
+
+
+def max_over(query: Any, document: Any) -> float:
+    return float(sum(max(float(q @ d) for d in document) for q in query))
+
+
+async def test_an_encoder_with_token_matrices_ranks_by_maxsim(http: Any) -> None:
+    wanted = maxsims(http)
+    best = sorted(range(3), key=lambda at: -wanted[at])
+    order, raw, warnings = await ranked(http, raw_scores=True)
+    assert (order, raw) == (best, pytest.approx([wanted[at] for at in best], rel=1e-4))
+    n_vectors = len(fake_ids(f"query: {QUERY}")) - 1
+    assert (await ranked(http))[1] == pytest.approx([(1 + wanted[at] / n_vectors) / 2 for at in best], rel=1e-4)
+    assert "MaxSim" in warnings[0]
+
+
+async def test_another_query_computes_the_query_alone(http: Any) -> None:
+    await ranked(http)
+    http.catalog.session("three").forget()
+    await ranked(http, query="a dog")
+    assert http.catalog.session("three").batches == [[fake_ids("query: a dog")]]
+
+
+async def test_scores_are_mixed_by_the_requests_weights(http: Any) -> None:
+    n_vectors = len(fake_ids(f"query: {QUERY}")) - 1
+    mixed = []
+    for text, maxsim in zip(DOCUMENTS, maxsims(http), strict=True):
+        dense, weights = (
+            float(row(http, output, f"query: {QUERY}").astype(np.float64) @ row(http, output, f"passage: {text}").astype(np.float64))
+            for output in (contract.EMBEDDING, contract.SPARSE)
+        )
+        mixed.append(dense + 0.3 * weights + 0.5 * maxsim / n_vectors)
+    order, raw, _ = await ranked(http, weights={"dense": 1, "sparse": 0.3, "multivector": 0.5}, raw_scores=True)
+    assert order == sorted(range(3), key=lambda at: -mixed[at])
+    assert raw == pytest.approx(sorted(mixed, reverse=True), rel=1e-4)
+    scores = (await ranked(http, weights={"sparse": 2}))[1]
+    assert scores == sorted(scores, reverse=True)
+    assert 0 <= min(scores) <= max(scores) < 1
+
+
+async def test_weights_that_weigh_nothing_are_refused(http: Any) -> None:
+    for weights, model, words in (
+        ({"dense": 0, "sparse": 0}, "three", "at least one of dense, sparse and multivector must be above 0"),
+        ({"sparse": 1}, "mini", "model mini gives no 'sparse'; it gives: dense, tokens"),
+        ({"dense": -1}, "three", "greater than or equal to 0"),
+    ):
+        with case(weights):
+            answer = await http.post("/v1/rerank", json={"model": model, "query": "a", "documents": ["b"], "weights": weights})
+            assert answer.status_code in (400, 422)
+            assert words in answer.json()["detail"]

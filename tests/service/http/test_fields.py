@@ -34,6 +34,7 @@ TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 LEAST: dict[type[Body], dict[str, Any]] = {
     openai.EmbeddingRequest: {"input": "a"},
     search_outputs.SparseOptions: {},
+    ranking.Weights: {"dense": 1},
     search_outputs.MultiVectorOptions: {},
     AttentionRequest: {"input": "a"},
     text.CompletionRequest: {"prompt": "Say:"},
