@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from service.catalog import Catalog
 from service.dialects import development
-from service.dialects.openai.embeddings import PLAIN_READERS
 from service.dialects.openai.responses.running import running_of
 from service.dialects.routers import DIALECTS, ROUTERS
 from service.errors import CANNOT_START, InvalidRequest, MethodNotAllowed, RouteNotFound, ServiceError
@@ -107,8 +106,9 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     for kind in (ServiceError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _refuse)
     gate = Gate(catalog, keys, DIALECTS)
-    app.edge = Edge(app.inner, exact(ROUTERS), gate)
-    app.direct = Direct(gate, PLAIN_READERS)
+    routes = exact(ROUTERS)
+    app.edge = Edge(app.inner, routes, gate)
+    app.direct = Direct(gate, {path: routes["POST", path] for path in ("/v1/embeddings", "/embeddings")})
     if catalog.settings.cors_origins:  # CORS runs before the edge, since preflight requests of browsers carry no API key
         app.edge = Cors(app.edge, catalog.settings.cors_origins, DIALECTS)
     return app

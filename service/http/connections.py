@@ -98,7 +98,7 @@ class Connection(HttpToolsProtocol):
             raise ValueError  # ends the parsing, so `send_400_response` is called
         if (
             (direct := getattr(self.app, "direct", None)) is not None
-            and self.url in direct.readers
+            and self.url in direct.routes
             and self.parser.get_method() == b"POST"
             and (self.cycle is None or self.cycle.response_complete)
             and self.parser.get_http_version() == "1.1"

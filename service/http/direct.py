@@ -1,31 +1,29 @@
 """Answers plain requests without ASGI: no scope, one write. Around a small model, these cost more than the model.
 
-A request is plain if its body arrives at once, is short and has only the fields that most clients send, if its head has only usual
-headers, and if its answer is not compressed. `Edge` handles all other requests, and those that are invalid, so errors in a request have
-one origin. Nothing is counted or reserved for a request that is passed on to it.
+A request is plain if its body arrives at once, is short and has few inputs, and if its head has only usual headers. `Edge` handles all
+other requests. Both call the same function of the route. Nothing is counted or reserved for a request that is passed on to `Edge`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from codecs import BOM_UTF8
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from service.call import CONNECTION_HEADER, LARGE_BYTES, NDJSON, NUMBER_BYTES, RECEIVED_HEADER, Call, waited_s
-from service.encoding.model import Model
-from service.encoding.request import EncodeAnswer, EncodeRequest
+from service.call import CONNECTION_HEADER, NDJSON, RECEIVED_HEADER, Call, waited_s
 from service.errors import ServiceError
-from service.http.answers import whole
-from service.http.content_encoding import LEAST_BYTES, coding_for
+from service.http.content_encoding import CompressingSend
 from service.http.gate import CLIENT_GONE, Gate
 from service.http.keys import key_in
-from service.http.tenants import Tenant
-from service.tokenization.texts import Input
+from service.http.routing import JsonRoute
 
 if TYPE_CHECKING:
     from service.http.connections import Connection
 
-MOST_BYTES = 16_384  # longer bodies are read by pydantic, within its limits on time
+MOST_BYTES = 16_384
+_MOST_COMMAS = 64  # in a body, so that it has few inputs and its whole answer can be written at once
+_OUTPUTS = b'"outputs"'  # may ask for a vector of each token, which is sent in pieces
 _CONNECTION, _RECEIVED = CONNECTION_HEADER.encode(), RECEIVED_HEADER.encode()
 # The headers of a plain request. Those that are not read below change nothing.
 _HEADERS = frozenset(
@@ -40,54 +38,37 @@ _HEADERS = frozenset(
 _NDJSON = NDJSON.encode()
 
 
-class Plain(NamedTuple):
-    """What a plain body asks for. `content` returns the content of the JSON answer."""
-
-    model: str | None
-    inputs: list[Input]
-    content: Callable[[Model, EncodeAnswer], Any]
-
-
 class Direct:
     """The plain requests of one application."""
 
     most_bytes = MOST_BYTES
 
-    def __init__(self, gate: Gate, readers: Mapping[str, Callable[[bytes], Plain | None]]) -> None:
-        """`readers` has, for each path with plain requests, the function that reads a body, or returns None if it is not plain."""
+    def __init__(self, gate: Gate, routes: Mapping[str, JsonRoute]) -> None:
+        """`routes`: the routes that take plain requests, by path."""
         self._gate = gate
-        self.readers = {path.encode(): reader for path, reader in readers.items()}
+        self.routes = {path.encode(): route for path, route in routes.items()}
 
     def begin(self, connection: "Connection", path: bytes, headers: list[tuple[bytes, bytes]], body: bytes) -> "DirectAnswer | None":
         """Begin to answer a request, or return None if `Edge` must handle it."""
-        gate, catalog = self._gate, self._gate.catalog
-        given = dict(headers)
+        catalog, given = self._gate.catalog, dict(headers)
         if (
             catalog.draining
             or catalog.tracer is not None
             or len(body) > min(MOST_BYTES, catalog.settings.max_body_bytes)
+            or body.count(b",") > _MOST_COMMAS
+            or body.startswith(BOM_UTF8)
+            or _OUTPUTS in body
             or not given.keys() <= _HEADERS
             or _NDJSON in given.get(b"accept", b"")
-            or (plain := self.readers[path](body)) is None
         ):
             return None
-        call = gate.call(_text(given, b"x-request-id"))
+        call = self._gate.call(_text(given, b"x-request-id"))
         call.content = hash(body)
         call.deadline = call.started + catalog.settings.request_timeout_s
-        try:
-            model = catalog.get(plain.model, "encoder")
-            size_bytes = len(plain.inputs) * model.manifest.width * NUMBER_BYTES
-            if size_bytes > LARGE_BYTES or (size_bytes >= LEAST_BYTES and coding_for(_text(given, b"accept-encoding"))):
-                return None
-            key = key_in({"authorization": _text(given, b"authorization")})
-            tenant = gate.identify(call, connection.client, _text(given, _CONNECTION), key)
-        except ServiceError:
-            return None
-        answer = DirectAnswer(gate, connection, path, call)
+        answer = DirectAnswer(self._gate, connection, path, call)
         connection.cycle = answer  # type: ignore[assignment]  # has the attributes that uvicorn's protocol uses
         catalog.active += 1
-        late_s = waited_s({RECEIVED_HEADER: _text(given, _RECEIVED)}) if _RECEIVED in given else 0.0
-        answer.work = connection.loop.create_task(answer.run(plain, model, tenant, late_s))
+        answer.work = connection.loop.create_task(answer.run(self.routes[path], given, body))
         return answer
 
 
@@ -118,18 +99,25 @@ class DirectAnswer:
                 self.work.cancel()
             self._ended(CLIENT_GONE)
 
-    async def run(self, plain: Plain, model: Model, tenant: Tenant | None, late_s: float) -> None:
-        """Compute and write the answer, or write the error, later if there are many refusals. `late_s`: the request's wait to be read."""
-        gate, call = self._gate, self._call
+    async def run(self, route: JsonRoute, given: Mapping[bytes, bytes], body: bytes) -> None:
+        """Compute and write the answer, or write the error, later if there are many refusals."""
+        gate, call, messages = self._gate, self._call, list[Any]()
+
+        async def collect(message: Any) -> None:
+            messages.append(message)
+
         try:
-            gate.read_delay.check(call.started, late_s)
+            key = key_in({"authorization": _text(given, b"authorization")})
+            tenant = gate.identify(call, self._connection.client, _text(given, _CONNECTION), key)
             if tenant is not None:
                 await tenant.refill()
                 tenant.admit()
-            done = await model.answer(EncodeRequest(inputs=plain.inputs), call)
-            headers = [(b"content-type", b"application/json")]
-            headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in call.headers.items()]
-            self._write(200, headers, whole(plain.content(model, done)))
+            gate.read_delay.check(call.started, waited_s({RECEIVED_HEADER: _text(given, _RECEIVED)}) if _RECEIVED in given else 0.0)
+            assert route.answer is not None
+            response = await route.answer(body, call, gate.catalog)
+            await response({"type": "http"}, asyncio.Future, CompressingSend(collect, _text(given, b"accept-encoding")))
+            start, *parts = messages
+            self._write(start["status"], start["headers"], b"".join(part.get("body", b"") for part in parts))
         except ServiceError as error:
             if delay_s := gate.delay_s(error):
                 await asyncio.sleep(delay_s)
@@ -139,7 +127,6 @@ class DirectAnswer:
 
     def _refuse(self, error: ServiceError) -> None:
         status, body, headers = self._gate.refusal(self._path, error)
-        del headers["content-length"]
         self._write(status, [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()], body)
 
     def _write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
@@ -147,11 +134,11 @@ class DirectAnswer:
             return
         connection = self._connection
         if not self.keep_alive:
-            headers.append((b"connection", b"close"))
+            headers = [*headers, (b"connection", b"close")]
         lines = [STATUS_LINE[status]]
         lines += [b"%b: %b\r\n" % header for header in connection.server_state.default_headers]
         lines.append(b"content-length: %d\r\n" % len(body))
-        lines += [b"%b: %b\r\n" % header for header in (*headers, *self._gate.headers(self._call))]
+        lines += [b"%b: %b\r\n" % header for header in (*headers, *self._gate.headers(self._call)) if header[0] != b"content-length"]
         lines += b"\r\n", body
         connection.transport.write(b"".join(lines))
         self._ended(status)

@@ -8,7 +8,6 @@ answer, NDJSON.
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
@@ -26,17 +25,14 @@ from service.dialects.search_outputs import (
 from service.dialects.text.schemas import VLLM, VLLM_IGNORED
 from service.encoding import vectors
 from service.encoding.model import Model
-from service.encoding.request import EncodeAnswer, EncodeRequest
+from service.encoding.request import EncodeRequest
 from service.errors import ServiceError
 from service.http.dialect import Dialect
-from service.http.direct import Plain
 from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.ndjson import stream, totals
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.tokenization.texts import Cut, Cutting, Input, Side
 
-_MODEL_CHARACTERS = 256
-_PLAIN = frozenset(("input", "model", "encoding_format"))
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
@@ -63,9 +59,7 @@ class EmbeddingRequest(Body):
     input: str | Many[str] | Many[TokenId] | Many[str | Many[TokenId]] = Field(
         description="A text, a list of texts, one text as token ids, or a list of texts and token id lists."
     )
-    model: str | None = Field(
-        None, max_length=_MODEL_CHARACTERS, description="Name or alias of a served model; the first encoder without it."
-    )
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first encoder without it.")
     encoding_format: vectors.Form = Field("float", description="float, base64 (little-endian float32), int8, uint8, binary, ubinary.")
     dimensions: int | None = Field(
         None, ge=1, le=65_536, strict=True, description="Keep this many dimensions, then bring the vector back to length 1."
@@ -180,45 +174,8 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     if call.ndjson:
         return await stream(model, request, call, entry, render)
     answer = await model.answer(request, call)
-    return _answer([entry(index, row) for index, row in enumerate(answer.rows)], model, answer)
-
-
-def _entry(index: int, vector: Any, form: vectors.Form) -> dict[str, Any]:
-    return {"object": "embedding", "index": index, "embedding": vectors.FORMS[form](vector)}
-
-
-def _answer(entries: list[dict[str, Any]], model: Model, answer: EncodeAnswer) -> dict[str, Any]:
+    entries = [entry(index, row) for index, row in enumerate(answer.rows)]
     return {"object": "list", "data": entries, "model": model.name, **totals(answer)}
-
-
-def _plain(body: bytes) -> Plain | None:
-    """Return the content of a body with no other fields than `_PLAIN`. None: `EmbeddingRequest` must read it, or it may have an error."""
-    try:
-        asked = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if type(asked) is not dict or not asked.keys() <= _PLAIN:
-        return None
-    given, model, form = asked.get("input"), asked.get("model"), asked.get("encoding_format", "float")
-    if not (model is None or (type(model) is str and len(model) <= _MODEL_CHARACTERS)) or form not in ("float", "base64"):
-        return None
-    if type(given) is str:
-        given = [given]
-    elif type(given) is not list or not given:
-        return None
-    elif all(type(item) is int and 0 <= item < 2**31 for item in given):
-        given = [given]
-    elif not all(type(item) is str for item in given):
-        return None
-
-    def content(model: Model, answer: EncodeAnswer) -> dict[str, Any]:
-        vectors = [row[0] for row in answer.rows if not isinstance(row, ServiceError)]  # all, since no request of these has errors by item
-        return _answer([_entry(index, vector, form) for index, vector in enumerate(vectors)], model, answer)
-
-    return Plain(model, given, content)
-
-
-PLAIN_READERS = {f"{prefix}/embeddings": _plain for prefix in ("/v1", "")}  # path -> reader of plain bodies
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:
