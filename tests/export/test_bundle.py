@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import transformers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -20,8 +19,7 @@ from tests import checkpoints
 from tests.checkpoints import VOCABULARY, tiny_tokenizer
 from tests.models.checkpoints import tiny
 
-# transformers computes the same sums in another order; logits and token vectors here reach about 20.
-TOLERANCE = 2e-4
+TOLERANCE = 2e-4  # the same sums in another order; token vectors reach about 20
 
 
 def run(bundle: Path, feed: Feed) -> dict[str, NDArray[np.float32]]:
@@ -31,58 +29,34 @@ def run(bundle: Path, feed: Feed) -> dict[str, NDArray[np.float32]]:
     return dict(zip(names, open_graph(bundle / manifest.graph.file, threads=1).run(names, fed), strict=True))
 
 
-def batch(lengths: tuple[int, ...], *, seed: int = 0, pad_token_id: int = 0) -> Feed:
-    random = np.random.default_rng(seed)
+def batch(lengths: tuple[int, ...]) -> Feed:
     mask = (np.arange(max(lengths))[None, :] < np.array(lengths)[:, None]).astype(np.int64)
-    ids = np.where(mask != 0, random.integers(5, len(checkpoints.VOCABULARY), mask.shape), pad_token_id)
-    types = (np.arange(mask.shape[1])[None, :] > np.array(lengths)[:, None] // 2) * mask
-    return {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask, contract.TOKEN_TYPE_IDS: types.astype(np.int64)}
+    ids = np.random.default_rng(0).integers(5, len(checkpoints.VOCABULARY), mask.shape) * mask
+    return {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask}
 
 
-def transformers_run(model_class: str, checkpoint: Path, feed: Feed, *, types: bool = True) -> NDArray[np.float32]:
-    import torch
-
-    model = getattr(transformers, model_class).from_pretrained(checkpoint, attn_implementation="eager").eval()
-    fed = {name: torch.from_numpy(value) for name, value in feed.items() if types or name != contract.TOKEN_TYPE_IDS}
-    with torch.inference_mode():
-        output: NDArray[np.float32] = model(**fed)[0].numpy()
-    return output
+# The numbers. The export holds every graph against torch, and tests/models/checkpoints/ hold torch against transformers.
 
 
-# The numbers
-
-
-def test_an_encoder_gives_the_mean_of_the_token_vectors(encoder_checkpoint: Path, encoder_bundle: Path) -> None:
+def test_an_encoder_gives_the_mean_of_the_token_vectors(encoder_bundle: Path) -> None:
     feed = batch((9, 1, 64, 30))
     got = run(encoder_bundle, feed)
     mask = feed[contract.ATTENTION_MASK][:, :, None]
-    tokens = transformers_run("BertModel", encoder_checkpoint, feed, types=False) * mask
-    pooled = tokens.sum(axis=1) / mask.sum(axis=1)
-    assert np.abs(got[contract.TOKEN_EMBEDDINGS] - tokens).max() < TOLERANCE
+    pooled = (got[contract.TOKEN_EMBEDDINGS] * mask).sum(axis=1) / mask.sum(axis=1)
     assert np.abs(got[contract.POOLED] - pooled).max() < TOLERANCE
     assert np.abs(got[contract.EMBEDDING] - pooled / np.linalg.norm(pooled, axis=1, keepdims=True)).max() < TOLERANCE
 
 
 @pytest.mark.parametrize(
-    ("n_labels", "per_token", "kind", "model_class"),
-    [
-        (1, False, "reranker", "BertForSequenceClassification"),
-        (3, False, "classifier", "BertForSequenceClassification"),
-        (3, True, "token_classifier", "BertForTokenClassification"),
-    ],
+    ("n_labels", "per_token", "kind"),
+    [(1, False, "reranker"), (3, False, "classifier"), (3, True, "token_classifier")],
     ids=["reranker", "classifier", "token classifier"],
 )
-def test_classifiers_give_the_logits_of_transformers(tmp_path: Path, n_labels: int, per_token: bool, kind: str, model_class: str) -> None:
+def test_classifiers_have_their_labels(tmp_path: Path, n_labels: int, per_token: bool, kind: str) -> None:
     checkpoint = checkpoints.tiny_classifier(tmp_path / "checkpoint", n_labels=n_labels, per_token=per_token)
     manifest = export_bundle(checkpoint, tmp_path / "bundle")
-    assert manifest.kind == kind
-    assert manifest.width == n_labels
+    assert (manifest.kind, manifest.width) == (kind, n_labels)
     assert list(manifest.id2label.values()) == ["negative", "neutral", "positive"][:n_labels]
-    feed = batch((12, 64, 3))
-    got = run(tmp_path / "bundle", feed)[contract.LOGITS]
-    want = transformers_run(model_class, checkpoint, feed, types=not per_token)
-    where = feed[contract.ATTENTION_MASK] != 0 if per_token else np.ones(3, bool)
-    assert np.abs(got[where] - want[where]).max() < TOLERANCE
     golden = contract.read_golden(tmp_path / "bundle", contract.Golden)
     assert (golden.pairs is not None) == (kind == "reranker")
 
@@ -95,26 +69,13 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_other_families_give_the_vectors_of_transformers(tmp_path: Path, family: str) -> None:
-    """Positions after padding, a bias by distance, rotations with local windows: each its own way through the attention operator."""
+def test_other_families_have_the_attention_operator(tmp_path: Path, family: str) -> None:
+    """Positions after padding, a bias by distance, rotations with local windows: each its own way through it."""
     settings = {**FAMILIES[family], "vocab_size": len(checkpoints.VOCABULARY)}
     tiny.build(family, settings).save_pretrained(tmp_path / "checkpoint")
     checkpoints.tiny_tokenizer().save(str(tmp_path / "checkpoint" / "tokenizer.json"))
     manifest = export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
-    feed = batch((40, 7, 2), pad_token_id=manifest.pad_token_id)
-    got = run(tmp_path / "bundle", feed)[contract.TOKEN_EMBEDDINGS]
-    want = transformers_run(family, tmp_path / "checkpoint", feed, types=False) * feed[contract.ATTENTION_MASK][:, :, None]
-    assert np.abs(got - want).max() < TOLERANCE
     assert {"Attention", "MultiHeadAttention"} & set(manifest.graph.operators)
-
-
-def test_a_text_without_tokens_gets_zeros_even_alone(encoder_bundle: Path) -> None:
-    for lengths in ((0, 5), (0,)):
-        feed = {name: np.zeros((len(lengths), 5), np.int64) for name in (contract.INPUT_IDS, contract.ATTENTION_MASK)}
-        feed[contract.ATTENTION_MASK][1:] = 1
-        outputs = run(encoder_bundle, feed)
-        assert not any(value[0].any() for value in outputs.values())
-        assert all(np.isfinite(value).all() for value in outputs.values())
 
 
 def test_all_minilm_is_exported_within_tolerance(minilm_bundle: Path) -> None:

@@ -1,17 +1,13 @@
-"""Every attention of an encoder is described by a file, and two are exported with their maps and served: torch's numbers all the way.
-The graphs of the other layers are in test_layers.py.
+"""Every attention of an encoder is described by a file, and two are exported with their maps. The graphs of the other layers are in
+test_layers.py.
 """
 
-import asyncio
 import inspect
 import json
 from pathlib import Path
 from typing import Any
 
-import httpx
-import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from export import contract
@@ -21,11 +17,7 @@ from export.maps.of_text import maps_of_bundle
 from models.checkpoints.description import build_encoder
 from models.checkpoints.published import load_checkpoint
 from models.layers import LAYERS
-from models.maps.model import attention_maps
-from service.app import build_app
-from service.catalog import Catalog
 from service.cli import app
-from service.settings import Settings
 
 SEEING_BOTH_WAYS = [name for name, layer in LAYERS.items() if not layer.capabilities.causal]
 EXPORTED = ("linear", "differential")
@@ -78,38 +70,6 @@ def test_it_is_exported(name: str, exported: Any) -> None:
     assert (manifest.source.attention, manifest.source.checkpoint, manifest.source.untrained) == (name, name, True)
     assert set(manifest.parity.shapes) >= COMPARED
     assert manifest.parity.max_abs_error <= SAME
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-def test_it_is_looked_into(name: str, exported: Any, folder: Path) -> None:
-    bundle = exported(name)
-    manifest, maps = contract.verify(bundle), maps_of_bundle(bundle, TEXT)
-    build_encoder(folder / f"{name}.yaml", folder / "checkpoints" / name)
-    encoder = load_checkpoint(folder / "checkpoints" / name).model.encoder
-    alphabet = json.loads((bundle / contract.TOKENIZER).read_text())["model"]["vocab"]
-    (wanted,) = attention_maps(encoder, torch.tensor([[alphabet[letter.replace(" ", "Ġ")] for letter in TEXT]]))
-    assert (maps.tokens, maps.layers) == (tuple(TEXT), (name,))
-    assert maps.A[0].shape == wanted.A.shape
-    assert np.abs(maps.A[0] - wanted.A.numpy()).max() <= SAME
-    can = LAYERS[name].capabilities
-    if can.averages:
-        assert np.abs(maps.A[0].sum(-1) - 1).max() <= SAME
-    graph = manifest.attention_graph
-    assert graph is not None
-    assert (graph.layers[0].heads, graph.layers[0].effective, graph.max_tokens) == (len(wanted.A), can.effective, SHAPE["n_positions"])
-
-
-async def test_one_is_served_by_the_application(exported: Any) -> None:
-    catalog = Catalog(Settings(bundles=(exported("linear"),), threads=1))
-    await asyncio.to_thread(catalog.load)
-    catalog.start()
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(catalog)), base_url="http://attnserve") as http:
-        answer = (await http.post("/v1/embeddings", json={"input": TEXT, "model": "linear"})).json()
-        assert np.linalg.norm(answer["data"][0]["embedding"]) == pytest.approx(1)
-        (layer,) = (await http.post("/v1/attention", json={"input": TEXT, "model": "linear"})).json()["layers"]
-        assert (layer["attention"], layer["effective"]) == ("linear", True)
-        assert np.abs(np.array(layer["weights"]).sum(-1) - 1).max() <= SAME
-    await catalog.stop()
 
 
 def test_weights_of_the_served_graph_are_referred_to(encoder_with_maps: Path) -> None:

@@ -11,7 +11,6 @@ from export.blocks.integers import with_integer_products
 from export.bundle import export_bundle
 from export.int8.recipes import column_peaks
 from export.kinds import decoder as decoder_kind
-from tests.decoders import tiny_decoder
 from tests.export.blocks.test_graph import K, M, V, graph, run, session
 
 TOKENS = np.random.default_rng(1).integers(0, V, (4, 7))
@@ -49,15 +48,6 @@ def copied(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     return copy
-
-
-def test_a_decoder_with_feature_maps_has_them_in_fp32(tmp_path: Path) -> None:
-    hybrid = {"layers": "causal_hybrid", "window": 256, "layer_options": {"causal_hybrid": {"n_first": 4, "piece": 255}}}
-    checkpoint = tiny_decoder(tmp_path / "checkpoint", d_model=32, n_layers=1, positions="rotary", **hybrid)
-    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8-rough")
-    assert manifest.graph.optimisation == decoder_kind.HOW["int8-rough"]
-    assert manifest.decoder is not None
-    assert manifest.decoder.exact
 
 
 def test_a_decoder_that_would_lose_too_much_has_blocks(decoder_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,8 @@
-"""Every layer is compared, with a stated cost, and options that it takes."""
-
-import inspect
+"""Every layer is compared, with a stated cost."""
 
 import pytest
 
-from export.comparison.mechanisms import EVERYTHING, chosen, is_attention, options, work
+from export.comparison.mechanisms import EVERYTHING, chosen, is_attention, work
 from export.errors import ExportError
 from models.layers import LAYERS
 from tests.cases import in_one_test
@@ -24,12 +22,6 @@ def test_the_complexity_table_has_every_row_of_the_specification() -> None:
 def test_a_cost_grows_with_the_length(name: str) -> None:
     found = [work(name, N, 128, 2, longest=8192) for N in (1024, 2048, 4096)]
     assert 0 < found[0] < found[1] < found[2] <= 4.01 * found[1]
-
-
-@in_one_test("short", [False, True])
-@in_one_test("name", EVERYTHING)
-def test_options_are_those_of_the_constructor(name: str, short: bool) -> None:
-    assert options(name, longest=64, short=short).keys() <= inspect.signature(EVERYTHING[name]).parameters.keys()
 
 
 def test_mechanisms_are_chosen_by_name_in_their_order() -> None:

@@ -66,13 +66,6 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def test_every_length_is_measured(found: dict[str, Result]) -> None:
-    for result in found.values():
-        assert result.complete
-        assert [point.N for point in result.points] == [8, 16, 32]
-        assert all(point.s > 0 and point.runs >= 1 for point in result.points)
-
-
 @pytest.mark.usefixtures("nothing_is_measured")
 def test_what_is_measured_is_not_measured_again(out: Path, found: dict[str, Result]) -> None:
     assert {result.name: result for result in run.run(NAMES, PLAN, out)} == found
@@ -97,31 +90,6 @@ def test_a_length_at_which_the_system_kills_the_run_ends_the_growth(tmp_path: Pa
     assert (found.points, found.ended) == ([], "the system killed the run at N=8, probably because it used too much memory")
 
 
-def test_the_other_letters_are_varied_one_value_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped at the third value and taken up again; every value is in its layer, and no graph is left behind."""
-    built, measured = [], []
-    monkeypatch.setattr(run, "build", lambda name, *sizes, longest, more: built.append(more))
-    monkeypatch.setattr(layer_graph, "write", lambda layer, file, **sizes: file.write_text("a graph"))
-
-    def measure(graph: Path, N: int, **sizes: float) -> Point:
-        measured.append(N)
-        if len(measured) == 3:
-            raise KeyboardInterrupt
-        return Point(N=N, s=0.001 * built[-1]["n_features"], runs=1, peak_bytes=1)
-
-    monkeypatch.setattr(growth, "measure", measure)
-    result = Result(name="performer", key="", linear_weights=0)
-    with pytest.raises(KeyboardInterrupt):
-        run._vary(result, PLAN, tmp_path, lambda step: None)
-    result = Result.model_validate_json((tmp_path / run.RESULTS / "performer.json").read_text())
-    run._vary(result, PLAN, tmp_path, lambda step: None)
-    assert [more["n_features"] for more in built] == [64, 128, 256, 256, 512]
-    assert set(measured) == {32}
-    assert result.widths == {64: 0.064, 128: 0.128, 256: 0.256, 512: 0.512}
-    assert page.width_exponents(result, PLAN, "n_features") == (pytest.approx(1), pytest.approx(1))
-    assert "| `performer` | O(N m D) | n_features | 64.0 at 64, 128.0 at 128," in page.width_growth({"performer": result}, PLAN)
-
-
 @pytest.mark.parametrize("name", [name for name, layer in EVERYTHING.items() if layer.examples.varied])
 def test_values_of_the_other_letters_are_what_layers_take(name: str) -> None:
     option, values = EVERYTHING[name].examples.varied
@@ -138,11 +106,6 @@ def test_the_page_has_every_mechanism_and_every_picture(found: dict[str, Result]
     assert "Not finished" not in text
     assert "| self-attention | O(N² D) |" in text
     assert "| yes | chunk | 0.2 KiB, however long |" in text
-
-
-def test_a_comparison_that_is_not_finished_says_so(out: Path, found: dict[str, Result], tmp_path: Path) -> None:
-    unfinished = found | {"recurrent": Result(name="recurrent", key="")}
-    assert "**Not finished**: `recurrent`." in page.markdown(unfinished, PLAN, tmp_path)
 
 
 def test_a_mechanism_that_fails_says_why_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
 from export import contract
 from export.checks.decoder_parity import Steps, compare, inexact
-from export.checks.parity import Arrays, Feed, answers, check_interface, open_graph
+from export.checks.parity import Arrays, Feed, answers, open_graph
 from export.errors import ExportError
-from export.graphs.decoder_operators import RULES, with_operators
-from export.graphs.decoder_step import states_of, step_graph, trace
+from export.graphs.decoder_operators import with_operators
+from export.graphs.decoder_step import step_graph, trace
 from export.graphs.onnx_file import optimise
 from models.attention.layers.recurrence import chunkwise
 from models.decoder.model import Decoder
@@ -66,16 +65,6 @@ def exported(
         trace(decoder, folder / "traced.onnx")
         made[request.param] = Exported(decoder, optimise(folder / "traced.onnx", folder / "optimised"))
     return made.get(request.param) or Exported(random_decoder(**EVERY_CONSTANT_STATE), constant_states_bundle / "model.onnx")
-
-
-def test_the_tensors_are_those_of_the_contract(exported: Exported) -> None:
-    check_interface(open_graph(exported.file, threads=1), exported.inputs, exported.outputs)
-    names = [tensor.name for tensor in exported.inputs]
-    begin = [contract.TOKENS, contract.LENGTHS, contract.POSITIONS, contract.WANTED]
-    if exported.decoder.config.positions == "none":
-        begin.remove(contract.POSITIONS)
-    assert names[: len(begin)] == begin
-    assert names[len(begin) :] == [state.name for state in states_of(exported.decoder)]
 
 
 def test_torch_gives_the_same_numbers(exported: Exported) -> None:
@@ -183,43 +172,3 @@ def test_a_graph_that_is_wrong_is_found(exported: Exported) -> None:
     wrong = add_to("new_state_0_S", lambda feed: np.nan if feed[contract.TOKENS].shape[1] == 9 else 0)
     with pytest.raises(ExportError, match=r"^state_0_S: at B=1, N=9 the graph is nan away"):
         compare(altered(exported, wrong), exported.reference, vocab_size=exported.vocab_size)
-
-
-# What the runtime's operator is, in numpy
-
-
-@in_one_test("per_row", [False, True])
-@in_one_test("given", RULES)
-def test_the_operator_is_the_recurrence(given: tuple[bool, bool], per_row: bool) -> None:
-    B, H, N, D_k, D_v = 2, 3, 11, 4, 5
-    random = np.random.default_rng(0)
-    q, k, v = (random.standard_normal((B, N, H, D)).astype(np.float32) for D in (D_k, D_k, D_v))
-    S = first = random.standard_normal((B, H, D_k, D_v)).astype(np.float32)
-    k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    decay = -random.random((B, N, H, D_k) if per_row else (B, N, H), np.float32)
-    beta = random.random((B, N, H), np.float32)
-    outputs = []
-    for t in range(N):
-        if given[0]:
-            S = S * np.exp(decay[:, t] if per_row else decay[:, t, :, None])[..., None]
-        known = np.einsum("bhkv,bhk->bhv", S, k[:, t])
-        w = beta[:, t, :, None] * (v[:, t] - known) if given[1] else v[:, t]
-        S = S + k[:, t, :, :, None] * w[:, :, None]
-        outputs.append(np.einsum("bhkv,bhk->bhv", S, q[:, t]))
-    feed = {"q": q, "k": k, "v": v, "S": first} | ({"decay": decay} if given[0] else {}) | ({"beta": beta} if given[1] else {})
-    packed = {name: x if name == "S" else x.reshape(B, N, -1) for name, x in feed.items()}
-    o, S_new = _operator(RULES[given], H, packed)
-    assert np.abs(o - np.stack(outputs, axis=1).reshape(B, N, -1)).max() < 1e-5
-    assert np.abs(S_new - S).max() < 1e-5
-
-
-def _operator(rule: str, H: int, feed: dict[str, NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    inputs = [name if name in feed else "" for name in ("q", "k", "v", "S", "decay", "beta")]
-    node = onnx.helper.make_node(
-        "LinearAttention", inputs, ["o", "S_new"], domain="com.microsoft", q_num_heads=H, kv_num_heads=H, scale=1.0, update_rule=rule
-    )
-    value = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)  # noqa: E731
-    graph = onnx.helper.make_graph([node], "operator", [value(name) for name in feed], [value("o"), value("S_new")])
-    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)

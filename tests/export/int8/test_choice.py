@@ -102,11 +102,3 @@ def test_columns_are_smoothed_by_the_largest_value_seen_in_any_batch() -> None:
     model, _ = product(2, 4)
     peaks = column_peaks(with_matmuls(model), [{"x": np.array([[1, -5], [3, 2]], np.float32)}, {"x": np.array([[-4, 1]], np.float32)}])
     assert {name: peak.tolist() for name, peak in peaks.items()} == {"x": [4, 5]}
-
-
-def test_matmuls_and_gemms_are_the_same_numbers(tmp_path: Path) -> None:
-    model, W = product(8, 4)
-    onnx.save(with_matmuls(model), tmp_path / "matmul.onnx")
-    x = np.random.default_rng(1).standard_normal((5, 8)).astype(np.float32)
-    (y,) = open_graph(tmp_path / "matmul.onnx", threads=1).run(None, {"x": x})
-    assert np.abs(y - x @ W).max() < 1e-5

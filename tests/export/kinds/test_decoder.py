@@ -11,10 +11,8 @@ from rich.console import Console
 
 from export import contract
 from export.bundle import export_bundle
-from export.checks.decoder_parity import Steps
 from export.checks.golden import N_CONTINUED
 from export.checks.golden_texts import PROMPTS
-from export.checks.parity import answers, open_graph
 from export.errors import ExportError
 from export.kinds import decoder as decoder_kind
 from export.kinds.exporter import Options
@@ -33,11 +31,6 @@ def checkpoint(decoder_bundle: Path) -> Path:
 @pytest.fixture(scope="module")
 def bundle(decoder_bundle: Path) -> Path:
     return decoder_bundle
-
-
-def steps(bundle: Path) -> Steps:
-    manifest = contract.verify(bundle)
-    return Steps(answers(open_graph(bundle / manifest.graph.file, threads=1), manifest.graph.outputs), manifest.graph.inputs)
 
 
 def test_the_manifest_says_what_the_decoder_is(checkpoint: Path, bundle: Path) -> None:
@@ -61,23 +54,6 @@ def test_the_manifest_says_what_the_decoder_is(checkpoint: Path, bundle: Path) -
         "golden.json",
         "chat_template.jinja",
     }
-
-
-def test_the_golden_continuations_are_what_the_graph_says(bundle: Path) -> None:
-    golden, graph = contract.read_golden(bundle, contract.DecoderGolden), steps(bundle)
-    tokenizer = decoders.byte_tokenizer()
-    assert len(golden.prompts) == len(golden.continuations) > 5
-    for prompt, ids, continuation, top, logits in zip(
-        golden.prompts, golden.token_ids, golden.continuations, golden.top_token_ids, golden.top_logits, strict=True
-    ):
-        assert tokenizer.encode(prompt).ids == list(ids)
-        fed = np.array([[*ids, *continuation]])
-        rows, _ = graph.run(fed, np.array([fed.shape[1]]), np.array([0]), graph.begin(1))
-        after = rows[0, len(ids) - 1 : -1]  # (continuation, V)
-        assert np.abs(after[0, list(top)] - logits).max() < golden.max_abs_error
-        assert top[0] == continuation[0]
-        chosen = after[np.arange(len(continuation)), list(continuation)]
-        assert (after.max(axis=1) - chosen).max() < golden.max_abs_error
 
 
 @pytest.mark.parametrize(("precision", "product"), [("int8-rough", "MatMulIntegerToFloat"), ("int4-rough", "MatMulNBits")])
@@ -111,16 +87,6 @@ def test_fp16_halves_the_weights_and_keeps_states_in_float32(checkpoint: Path, b
     assert half < 0.7 * full
     weights = onnx.load(tmp_path / "fp16" / contract.GRAPH, load_external_data=False).graph.initializer
     assert any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in weights)
-
-
-def test_inspection_shows_what_a_person_asks_of_a_decoder(bundle: Path) -> None:
-    console = Console(width=160, file=StringIO())
-    with console.capture() as capture:
-        console.print(render(bundle))
-    decoder = contract.verify(bundle).decoder
-    facts = ["decoder", "fp32", "gated_delta", f"{decoder.parameters:,}", "6,400 B of memory a sequence", "in 4 tensors", "the same bits"]
-    facts += [f"{decoder.bits_per_byte:.4f}", "any number of tokens", "chat_template.jinja"]
-    assert [fact for fact in facts if fact not in capture.get()] == []
 
 
 # What is refused
@@ -192,13 +158,6 @@ def test_a_decoder_has_maps(numbered: Path) -> None:
     assert maps.layers == LAYERS
     assert not any(np.triu(A, 1).any() for A in maps.A)
     assert [layer.effective for layer in graph.layers] == [True, True, False]
-
-
-def test_padding_behind_the_last_position_is_only_padding(numbered: Path) -> None:
-    graph, tokens = steps(numbered), np.arange(40)[None]
-    whole, _ = graph.run(tokens, np.array([40]), np.array([0]), graph.begin(1))
-    padded, _ = graph.run(np.pad(tokens, ((0, 0), (0, 9))), np.array([40]), np.array([0]), graph.begin(1))
-    assert np.array_equal(padded[:, :40], whole)
 
 
 def test_too_few_positions_to_prove_a_server_are_refused(tmp_path: Path) -> None:

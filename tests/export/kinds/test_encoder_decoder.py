@@ -111,15 +111,6 @@ def test_rows_of_any_length_and_age_go_together(checkpoint: Path, bundle: Path) 
     np.testing.assert_allclose(got, np.concatenate(alone), atol=TOLERANCE * 10)
 
 
-def test_golden_logits_are_those_of_the_graph(bundle: Path) -> None:
-    graph, golden = writer(bundle), contract.read_golden(bundle, contract.EncoderDecoderGolden)
-    for ids, output, top, values in zip(golden.token_ids, golden.outputs, golden.top_token_ids, golden.logits, strict=True):
-        logits, _ = graph.logits(np.array([ids]), np.ones((1, len(ids)), np.int64), np.array([output]))
-        found = np.take_along_axis(logits[0], np.array(top), axis=1)
-        assert np.abs(found - np.array(values)).max() < golden.max_abs_error
-        assert [best[0] for best in top] == list(output)
-
-
 def test_a_graph_with_other_weights_is_refused(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
     model = onnx.load(bundle / "model.onnx")
     weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))

@@ -95,12 +95,6 @@ def test_the_terminal_shows_a_row_a_query_with_its_strongest_key() -> None:
     assert lines[2].strip() == "layer [0]"
 
 
-def test_the_terminal_shows_colours() -> None:
-    """viridis: yellow for the largest, violet for 0."""
-    assert "48;2;253;231;36" in rendered()
-    assert "48;2;68;1;84" in rendered()
-
-
 def test_too_many_tokens_for_the_terminal() -> None:
     with pytest.raises(ExportError, match="33 tokens are too many for the terminal, which shows 32; look at the files"):
         on_terminal(np.eye(33, dtype=np.float32), ["t"] * 33, "")
