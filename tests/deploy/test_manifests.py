@@ -375,14 +375,6 @@ def test_pods_spread(install: str) -> None:
             assert chosen(each["labelSelector"], found) == ([pod] if pod in serving(found) else list(pods(found)))
 
 
-def test_an_upgrade_in_steps() -> None:
-    assert ray_service(made("ray, gateway"))["upgradeStrategy"] == {
-        "type": "NewClusterWithIncrementalUpgrade",
-        "clusterUpgradeOptions": {"gatewayClassName": "istio", "maxSurgePercent": 50, "stepSizePercent": 10, "intervalSeconds": 60},
-    }
-    assert ray_service(made("cpu"))["upgradeStrategy"] == {"type": "NewCluster"}
-
-
 # Drain times ---------------------------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections import defaultdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,61 +91,37 @@ def source() -> str:
 
 
 @cache
-def symbols() -> dict[str, frozenset[str]]:
-    """The names inside of each module (by its last name) and each class: functions, classes, fields, attributes; bases included."""
-    found: dict[str, set[str]] = defaultdict(set)
-    bases: dict[str, set[str]] = defaultdict(set)
-    for name in files():
-        if not name.endswith(".py"):
-            continue
-        tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
-        module = Path(name).parent.name if name.endswith("__init__.py") else Path(name).stem
-        found[module] |= _defined(tree.body)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                found[node.name] |= _defined(node.body)
-                found[node.name] |= {
-                    each.attr
-                    for each in ast.walk(node)
-                    if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self"
-                }
-                bases[node.name] |= {each.id for each in node.bases if isinstance(each, ast.Name)}
-    for name, parents in bases.items():
-        for parent in parents:
-            found[name] |= found.get(parent, set())
-    return {name: frozenset(inside) for name, inside in found.items()}
+def texts() -> dict[str, str]:
+    """The Python files, by path."""
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in files() if name.endswith(".py")}
 
 
-def _defined(body: list[ast.stmt]) -> set[str]:
-    names: set[str] = set()
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                names |= {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            names |= {alias.asname or alias.name for alias in node.names}
-    return names
+def called(name: str) -> list[str]:
+    """The texts of all modules of this name, without folders and suffix; of a package, that of its `__init__.py`."""
+    return [
+        text for path, text in texts().items() if name == (Path(path).parent.name if path.endswith("/__init__.py") else Path(path).stem)
+    ]
+
+
+def has_word(word: str, found: list[str]) -> bool:
+    return any(re.search(rf"\b{word}\b", text) for text in found)
 
 
 def has_module(name: str) -> bool:
     """`service.http.edge`, or something inside of it."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
-        path = ROOT.joinpath(*parts[:count])
-        if path.with_suffix(".py").exists() or (path / "__init__.py").exists():
-            inside = symbols().get(parts[count - 1], frozenset())
-            return count == len(parts) or parts[count] in inside
+        path = "/".join(parts[:count])
+        if (text := texts().get(f"{path}.py", texts().get(f"{path}/__init__.py"))) is not None:
+            return count == len(parts) or has_word(parts[count], [text])
     return False
 
 
 def has_symbol(name: str) -> bool:
-    """`Settings.host`: the second name is in the class or module of the first. Of other dotted names, all parts are words of the source."""
+    """`Settings.host`: the second name is a word of the file that has the class or module of the first. Of others, all are words."""
     first, second = name.split(".")[:2]
-    if first in symbols():
-        return second in symbols()[first]
-    return all(part in words() for part in name.split("."))
+    found = [text for text in texts().values() if re.search(rf"^class {first}\b", text, re.MULTILINE)] or called(first)
+    return has_word(second, found) if found else all(part in words() for part in name.split("."))
 
 
 @cache
@@ -180,11 +155,6 @@ def help_text(*command: str) -> str:
 def flags(*command: str) -> frozenset[str]:
     """The flags that a command's help lists."""
     return frozenset(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", help_text(*command)))
-
-
-def inside(name: str) -> frozenset[str]:
-    """The symbols of a Python file, or of all that have this name."""
-    return symbols().get(Path(name).parent.name if name.endswith("__init__.py") else Path(name).stem, frozenset())
 
 
 def described(file: Path) -> list[str]:

@@ -1,13 +1,12 @@
 """Every shell and Python block of the pages is executed, or the page gives the reason why not."""
 
 import re
-from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
 
 from tests.docs.execution import SERVES, Checkout, agrees
-from tests.docs.pages import EXECUTED, ROOT, SHOWN, Block, Command, blocks, commands, pages
+from tests.docs.pages import EXECUTED, ROOT, SHOWN, Block, blocks, commands, pages
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 PROGRAMS = ("attnserve ", "make ", "python ", "pip ", "pytest ", "locust ", "curl ", "kubectl ", "docker ", ".venv/", "$ ")
@@ -52,18 +51,3 @@ def test_a_reason_is_given_only_where_it_is_needed(block: Block) -> None:
     assert block.language in EXECUTED
     assert len(str(block.not_run)) >= 10
     assert [path for path in re.findall(r"\b(?:tests|deploy)/[\w./]*\w", str(block.not_run)) if not (ROOT / path).exists()] == []
-
-
-def test_commands_are_read_with_their_output() -> None:
-    text = "$ one \\\n    two   # a comment\n$ for x in 1; do\n>   echo $x; done\nabc...   # any\n"
-    read = commands(Block("page.md", 1, "console", text, None))
-    assert read == [Command("one \\\n    two", ()), Command("for x in 1; do\n  echo $x; done", ("abc...",))]
-    assert agrees("abc...", "abcdef\n")
-    assert not agrees("abc...", "xabc")
-
-
-def test_a_command_that_fails_is_found(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="no such thing"):
-        Checkout(tmp_path / "checkout", {}, checkpoint=tmp_path).execute(
-            Block("page.md", 1, "console", "$ echo no such thing >&2; false\n", None)
-        )
