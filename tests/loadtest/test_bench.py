@@ -18,7 +18,7 @@ from loadtest.common import wrk
 from loadtest.common.benchmark import Benchmark, Figure, Plan, Side, judge, run
 from loadtest.common.report import Bar, Row, Verdict
 from loadtest.errors import LoadtestError
-from loadtest.in_process import bare, engine, steps
+from loadtest.in_process import engine, steps
 
 
 def plan(part: str, *bundles: Path, folder: Path = Path("/tmp"), seconds: float = 0.02, **options: str) -> Plan:
@@ -193,10 +193,3 @@ def test_both_profiles_get_the_same_kind_of_load(monkeypatch: pytest.MonkeyPatch
     assert figures == {split.RATE: Figure(320.0), split.P50: Figure(3.0, problem="3 timeouts"), split.TOKENS: Figure(160.0 * 64)}
     bodies = [body for _, some in sent for body in some]
     assert len(set(bodies)) == len(bodies)
-
-
-def test_a_bundle_is_run_in_a_process_of_its_own(encoder_bundle: Path) -> None:
-    timings = bare.measure(encoder_bundle, [(2, 16), (1, 8)], threads=1, seconds=0.05, spin=True, callers=2)
-    assert set(timings) == {(2, 16), (1, 8)}
-    assert all(timing["texts_per_s"] > 0 and timing["p50_ms"] > 0 for timing in timings.values())
-    assert bare.token_counts(encoder_bundle, ["the cat", "the cat " * 100]) == [4, 64]

@@ -127,22 +127,6 @@ def test_the_web_ui(service: LiveService, tmp_path: Path) -> None:
         until(lambda: browser.get("/stats/requests").json()["state"] == "stopped", "users have stopped", locust)
 
 
-def test_a_master_with_a_worker(service: LiveService, tmp_path: Path) -> None:
-    """Options go to the master alone; the worker sends, and the master counts."""
-    port = str(free_port())
-    leading = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--expect-workers", "1", "--max-tokens", "8"]
-    asked = ["--host", service.url, "--users", "6", "-r", "6", "--json-file", "run", "--csv", "run", *FOR_SECONDS, "Embed", "Completion"]
-    with started("-f", LOCUSTFILE, "--worker", "--master-host", "127.0.0.1", "--master-port", port, folder=tmp_path) as worker:
-        status, said = ran("-f", LOCUSTFILE, *leading, *asked, folder=tmp_path)
-        told, _ = worker.communicate(timeout=PATIENCE_S)
-    assert (status, worker.returncode) == (0, 0), said + told
-    rows = counted(tmp_path / "run.json")
-    assert rows["embed"][0] > 0
-    assert rows["completion"][0] > 0
-    assert (tmp_path / "run_measurements.csv").read_text().count("\ncompletion,") == 4, "the worker's measurements"
-    assert sum(failed for _, failed in rows.values()) == 0, said
-
-
 def test_tags_and_what_no_model_answers(encoder_url: str, tmp_path: Path) -> None:
     """Users that a tag leaves nothing to do, or that no model can answer, are not spawned in the place of the others."""
     asked = ["--host", encoder_url, "--users", "5", "-r", "5", "--json-file", "run", "--headless", "--only-summary", "--run-time", "2s"]

@@ -66,8 +66,3 @@ def test_a_thousand_connections_never_come_in_one_moment(slept: list[list[float]
         moments = [sum(times[: opening + 1]) for times in slept]
         most = max(Counter(int(moment * 2) for moment in moments).values())
         assert most < 2 * MEMBERS / (10 * 2), opening
-
-
-def test_a_seed_says_when_each_of_them_comes(slept: list[list[float]]) -> None:
-    assert played()[0] == slept
-    assert len({tuple(times) for times in slept}) == MEMBERS, "each has a time of its own"
