@@ -1,11 +1,11 @@
 """A cache of computed outputs, bounded in bytes. The least recently used one is removed first."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
 
+from service.runtime.lru import Lru
 from service.runtime.onnx import Array
 
 _ENTRY_BYTES = 300  # bytes of an entry besides the row's numbers: dictionary entry, key and array header
@@ -23,35 +23,14 @@ def keys_of(tenant: str, fingerprint: str, outputs: Sequence[str], ids: list[int
     return tuple([blake2b(f"{head}{output} ".encode() + content, digest_size=16).digest() for output in outputs])
 
 
-class VectorCache:
-    """An LRU cache of the outputs of texts. Used on the event loop only."""
+class VectorCache(Lru[bytes, Array]):
+    """The outputs of texts. Used on the event loop only."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.size_bytes = 0
-        self._arrays: OrderedDict[bytes, Array] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    def get(self, keys: tuple[bytes, ...]) -> tuple[Array, ...] | None:
+    def all(self, keys: tuple[bytes, ...]) -> tuple[Array, ...] | None:
         """Return the outputs of a text, or None unless all of them are here."""
-        found = []
-        for key in keys:
-            if (array := self._arrays.get(key)) is None:
-                return None
-            found.append(array)
-        for key in keys:
-            self._arrays.move_to_end(key)
-        return tuple(found)
+        found = tuple([array for key in keys if (array := self.get(key)) is not None])
+        return found if len(found) == len(keys) else None
 
-    def put(self, key: bytes, array: Array) -> None:
+    def add(self, key: bytes, array: Array) -> None:
         """Add an output. The array must own its memory, because a view would keep the memory of its whole batch."""
-        cost = array.nbytes + _ENTRY_BYTES
-        if cost > self.max_bytes or key in self._arrays:
-            return
-        self._arrays[key] = array
-        self.size_bytes += cost
-        while self.size_bytes > self.max_bytes:
-            _, old = self._arrays.popitem(last=False)
-            self.size_bytes -= old.nbytes + _ENTRY_BYTES
+        self.put(key, array, array.nbytes + _ENTRY_BYTES)

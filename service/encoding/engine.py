@@ -86,7 +86,7 @@ class EncoderEngine:
         metrics.queue_size.set_function(lambda: len(self._queue))
         metrics.queue_tokens.set_function(lambda: self._queue.tokens)
         metrics.rate.set_function(lambda: self.tokens_per_s)
-        metrics.cache_bytes.set_function(lambda: cache.size_bytes)
+        metrics.cache_bytes.set_function(lambda: cache.size)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -196,7 +196,7 @@ class EncoderEngine:
         own: dict[tuple[bytes, ...], QueuedInput] = {}
         for index, encoded in enumerate(task.inputs):
             keys = keys_of(task.tenant, self._fingerprint, outputs, encoded.ids, encoded.type_ids)
-            if task.use_cache and (row := self._cache.get(keys)) is not None:
+            if task.use_cache and (row := self._cache.all(keys)) is not None:
                 cached.append((index, row))
             elif (item := own.get(keys) or self._in_flight.get(keys)) is not None and (item.taken or item.lane <= lane):
                 joined.append((item, index))
@@ -240,7 +240,7 @@ class EncoderEngine:
             if not isinstance(row, ServiceError):
                 for key, output, array in zip(item.keys, item.outputs, row, strict=True):
                     if output != contract.TOKEN_EMBEDDINGS:
-                        self._cache.put(key, array)
+                        self._cache.add(key, array)
             for request, index in item.waiters:
                 if not request.cancelled:
                     request.task.spent.queue_s += max(started - request.arrived, 0.0)

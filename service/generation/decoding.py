@@ -14,8 +14,8 @@ from service.generation.prefill import Fed, Prefill, Prompt, sequences_of
 from service.generation.request import Delta
 from service.generation.running import MOST_STEPS, Running
 from service.generation.sampling.masks import Masks, is_there
+from service.generation.saved.keeper import StateKeeper
 from service.generation.saved.prefixes import Prefixes
-from service.generation.saved.run_states import RunStates
 from service.generation.sequence import Sequence
 from service.generation.session import Logits, StepSession, Tensor
 from service.generation.state import State
@@ -36,12 +36,14 @@ class Decoding(Workload[Sequence]):
         session: StepSession[Any],
         limits: QueueLimits,
         *,
-        states: RunStates,
+        keeper: StateKeeper | None,
         prefixes: Prefixes,
         most_aside: int,
     ) -> None:
-        """`most_aside` is the largest number of preempted runs that wait for a slot."""
-        self.states = states
+        """`keeper` stores states. If it is None, runs keep no states and have no checkpoints. `most_aside` is the largest number of
+        preempted runs that wait for a slot.
+        """
+        self.keeper = keeper
         self.running = Running(session, limits.slots)
         self.prefill = Prefill(session)
         self.late: list[Sequence] = []
@@ -256,12 +258,14 @@ class Decoding(Workload[Sequence]):
             return
         assert state is not None
         assert last.finish_reason is not None
+        assert self.keeper is not None
         self._engine.finished(run, last.finish_reason)
 
         def stored(failure: ServiceError | None) -> None:
             self._engine.post(run.give if failure is None else run.fail, last if failure is None else failure)
 
-        self.states.keep(sequence, state, stored)
+        fed = sequence.request.prompt + tuple(sequence.completion)
+        self.keeper.keep(sequence.request.keep, state, sequence.origin, fed, stored)
 
     def _draw(self, now: float) -> list[tuple[Sequence, Delta]]:
         """Draw and emit the next token of every row, and more tokens of the rows for which the last step guessed right. Remove sequences
@@ -320,8 +324,8 @@ class Decoding(Workload[Sequence]):
         """Write a checkpoint of the run, unless the store is still busy with earlier checkpoints. `copy` returns the run's state tensors
         and logits.
         """
-        if self.states.has_room:
-            self.states.checkpoint(sequence, self.state(sequence, *copy()))
+        if self.keeper is not None and self.keeper.has_room:
+            self.keeper.checkpoint(sequence, self.state(sequence, *copy()))
 
     def _checkpoint_prompt(self, fed: Fed) -> None:
         """Write a checkpoint in the middle of a prompt if it is due. No checkpoint is written if several runs share the prompt, because

@@ -1,40 +1,43 @@
 """A decoder's engine. It alternates between a decode step for all running sequences and a chunk of prefill.
 
-`step_engine.py` has the loop, and `decoding.py` what it computes. `intake.py` makes a run from a request, and `saved/run_states.py` loads
-and stores states. This file has what a decoder's engine does on the event loop, and opens it.
+`step_engine.py` has the loop, and `decoding.py` what it computes. This file has what a decoder's engine does on the event loop: it checks
+requests, makes their runs, and opens the engine.
 """
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from export import contract
+from service.errors import InputTooLong, InvalidRequest, NotReady
 from service.generation.admission import Admission, QueueLimits
 from service.generation.decoding import Decoding
 from service.generation.gpu.session import open_steps
-from service.generation.intake import Intake, PromptWork
+from service.generation.intake import PromptWork
 from service.generation.model import DecoderModel
 from service.generation.request import FinishReason, GenerationRequest
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
-from service.generation.sampling.sampler import SAMPLER_VERSION
+from service.generation.sampling.sampler import SAMPLER_VERSION, Edits, check_ids, check_sampling
 from service.generation.saved.keeper import StateKeeper
 from service.generation.saved.prefix_cache import PrefixCache
 from service.generation.saved.prefixes import Prefixes
-from service.generation.saved.run_states import RunStates
 from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.selftest import check_golden
 from service.generation.sequence import Sequence
 from service.generation.session import StepSession
+from service.generation.state import State
 from service.generation.step_engine import Once, StepEngine
 from service.generation.submission import Submission
-from service.generation.text import Vocabulary
+from service.generation.text import TextStream, Vocabulary
 from service.runtime.pacing import hand_over_s
 from service.settings import Settings
 from service.states.numerics import numerics_fingerprint
 from service.states.store import Store
 from service.telemetry.metrics import GeneratorMetrics
+from service.telemetry.usage import Usage
 
 if TYPE_CHECKING:
     from service.telemetry.tracing import Tracer
@@ -76,23 +79,15 @@ class GeneratorEngine(StepEngine[Sequence]):
         """
         super().__init__("generator", limits, Admission(limits), provider=session.provider, run_s=1.0, metrics=metrics, tracer=tracer)
         self.numerics = numerics
-        self._session = session
-        self._states = RunStates(keeper)
-        self._intake = Intake(
-            session,
-            vocabulary,
-            grammars,
-            eos_token_ids=eos_token_ids,
-            max_prompt_tokens=limits.max_prompt_tokens,
-            numerics=numerics,
-            cancel=self.admission.cancel,
-        )
-        prefixes = Prefixes(PrefixCache(limits.prefix_cache_bytes), shared, session.fingerprint, metrics)
+        self._session, self._vocabulary, self._grammars, self._keeper = session, vocabulary, grammars, keeper
+        self._eos = eos_token_ids
+        self._arrivals = 0
+        self._prefixes = Prefixes(PrefixCache(limits.prefix_cache_bytes), shared, session.fingerprint, metrics)
         state_bytes = session.decoder.state_bytes
         aside_bytes = max(limits.max_aside_bytes, limits.slots * state_bytes)
         most_aside = min(limits.max_aside, aside_bytes // (state_bytes + 4 * session.vocab_size))
-        self.workload = self._decoding = Decoding(self, session, limits, states=self._states, prefixes=prefixes, most_aside=most_aside)
-        self._prefixes, self._price = prefixes, self._decoding.prefill.price
+        self.workload = self._decoding = Decoding(self, session, limits, keeper=keeper, prefixes=self._prefixes, most_aside=most_aside)
+        self._price = self._decoding.prefill.price
         self._prompt_work = PromptWork(lambda: self.prompt_token_s, self._unfed)
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
@@ -107,8 +102,10 @@ class GeneratorEngine(StepEngine[Sequence]):
             tokens = sum({id(request.prompt): len(request.prompt) for request in requests}.values())
             with self.offered.refusing(len(requests)):
                 self._prompt_work.check(first.client, tokens, first.deadline)
-        await self._intake.compile(requests)
-        once.states, once.checkpoints = await self._states.load(requests)
+        for grammar in {request.grammar for request in requests if request.grammar is not None}:
+            await asyncio.to_thread(self._grammars.matcher, grammar)
+        if self._keeper is not None:
+            once.states, once.checkpoints = await self._keeper.load(requests)
         for request in {id(request.prompt): request for request in requests if request.checkpoint not in once.checkpoints}.values():
             await self._prefixes.fetch(request)
 
@@ -134,13 +131,90 @@ class GeneratorEngine(StepEngine[Sequence]):
         return self._run_s / self.limits.slots + self._price.of(submission.tokens)
 
     def _job(self, request: GenerationRequest, submission: Submission[Sequence], once: Once) -> Sequence:
+        """Return a new run of the request, at its beginning or from its checkpoint. `once` has the states and checkpoints that were loaded
+        for the request. Raises InvalidRequest, InputTooLong or NotReady.
+        """
         self._check_queueable(request)
-        self._states.check(request)
-        return self._intake.sequence(request, submission, once)
+        self._check(request, once.checked)
+        state = None if request.start is None else once.states[request.start]
+        if state is not None:
+            self._check_start(request, state)
+        decoder, vocab_size = self._session.decoder, self._session.vocab_size
+        if (checkpoint := once.checkpoints.get(request.checkpoint)) is not None:
+            checkpoint.check(decoder, vocab_size, self._session.fingerprint)
+        self._arrivals += 1
+        text = TextStream(
+            self._vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
+        )
+        usage = Usage(len(request.prompt), submitted=submission.submitted)
+        seen = None if state is None else state.seen
+        sequence = Sequence(
+            run=Run(request, usage, self.admission.cancel, None if request.stop else text),
+            stops=text if request.stop else None,
+            matcher=self._grammars.matcher(request.grammar) if request.grammar is not None else None,
+            ends=frozenset((*(() if request.ignore_eos else self._eos), *request.stop_token_ids)),
+            order=self._arrivals,
+            submission=submission,
+            n_positions=decoder.n_positions,
+            edits=Edits.of(request.sampling, vocab_size, request.prompt, request.known, once.made, seen),
+        )
+        sequence.run.numerics = self.numerics
+        if state is not None:
+            sequence.begin_at(state)
+        if checkpoint is not None:
+            sequence.restore(checkpoint)
+        if request.known:
+            sequence.replay(request.known)
+        return sequence
+
+    def _check(self, request: GenerationRequest, checked: set[int]) -> None:
+        """Raise an error unless this model can run the request. `checked` contains the `id()` of each collection of token ids that was
+        checked before.
+        """
+        if self._keeper is None and (request.start is not None or request.keep is not None):
+            raise InvalidRequest("this engine has no store of states: leave out `state` and `store_state`", param="state")
+        size, limit, vocab_size = len(request.prompt), self.limits.max_prompt_tokens, self._session.vocab_size
+        if size > limit:
+            raise InputTooLong(f"the prompt has {size} tokens and the maximum context length is {limit} tokens: shorten it", param="prompt")
+        n_positions = self._session.decoder.n_positions
+        if n_positions is not None and size > n_positions:
+            said = f"the prompt has {size} tokens, and this model's maximum context length is {n_positions} tokens: shorten it"
+            raise InputTooLong(said, param="prompt")
+        for name, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_token_ids)):
+            if id(ids) not in checked:
+                check_ids(ids, vocab_size, name)
+                checked.add(id(ids))
+        for name in ("max_tokens", "min_tokens"):
+            if (value := getattr(request, name)) < 0:
+                raise InvalidRequest(f"{name} is {value} and must be 0 or more", param=name)
+        for name in ("top_logprobs", "prompt_logprobs"):
+            if (wanted := getattr(request, name)) is not None and not 0 <= wanted <= vocab_size:
+                raise InvalidRequest(f"{name} is {wanted} and must be from 0 to {vocab_size}, the size of the vocabulary", param=name)
+        if not all(request.stop):
+            raise InvalidRequest("a stop string is empty, and every text ends with it: leave it out", param="stop")
+        check_sampling(request.sampling, vocab_size, checked)
+        check_ids(request.known, vocab_size, "known")
+        if request.known and request.numerics not in ("", self.numerics):
+            raise NotReady("the run was begun by another arithmetic than this generator's: another one must go on with it")
+
+    def _check_start(self, request: GenerationRequest, state: State) -> None:
+        """Raise an error unless the request can begin at this state."""
+        size, n_positions = len(request.prompt) + state.position, self._session.decoder.n_positions
+        if n_positions is not None and size > n_positions:
+            raise InputTooLong(
+                f"the state has seen {state.position} tokens and the prompt has {len(request.prompt)} more, and this model's "
+                f"maximum context length is {n_positions} tokens: shorten the prompt",
+                param="prompt",
+            )
+        if not request.prompt and not request.max_tokens:
+            raise InvalidRequest("the prompt has no tokens and max_tokens is 0: fork the state to get a copy of it", param="prompt")
+        if not request.prompt and state.logits is None:
+            raise InvalidRequest("the prompt has no tokens, and the state has no logits to draw from: send a token", param="prompt")
 
     def finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
         super().finished(run, reason)
-        self._states.forget(run.request, erase=reason != "abort")  # another process may continue an aborted run from its checkpoint
+        if self._keeper is not None:
+            self._keeper.forget(run.request, erase=reason != "abort")  # another process may continue an aborted run from its checkpoint
 
 
 def open_decoder(model: DecoderModel, settings: Settings, *, threads: int, store: Store, tracer: "Tracer | None") -> GeneratorEngine:

@@ -17,7 +17,6 @@ from service.generation.request import GenerationRequest
 from service.generation.run import Run
 from service.generation.sampling.grammar import Grammars
 from service.generation.saved.keeper import StateKeeper
-from service.generation.saved.run_states import RunStates
 from service.generation.sequence import Sequence
 from service.generation.session import HostStates, Ids, Logits
 from service.generation.step_engine import Once
@@ -165,13 +164,13 @@ class ScriptedEngine(GeneratorEngine):
 
     def compute_as(self, numerics: str) -> None:
         """Go on as an engine of other arithmetic."""
-        steps, self.numerics, self._intake._numerics = self.steps, numerics, numerics
+        steps, self.numerics = self.steps, numerics
         keeper = None
         if self._store is not None:
             keeper = StateKeeper(
                 self._store, steps.decoder, vocab_size=steps.vocab_size, fingerprint=steps.fingerprint, numerics=numerics, hot_bytes=0
             )
-        self._states = self._decoding.states = RunStates(keeper)
+        self._keeper = self._decoding.keeper = keeper
 
     # What the engine calls -------------------------------------------------------------------------------------------------------------
 

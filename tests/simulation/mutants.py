@@ -212,7 +212,7 @@ def failed_run_kept() -> Planted:
                 tensors, logits = self._decoding.running.copy(job)
                 state = self._decoding.state(job, tensors, logits)
                 fed = (job.request.prompt + tuple(job.completion))[: job.position - job.start]
-                self._states._stored.keep(job.request.keep, state, job.origin, fed, lambda failure: None)
+                self._keeper.keep(job.request.keep, state, job.origin, fed, lambda failure: None)
         fail(self, jobs, error)
 
     return mock.patch.object(GeneratorEngine, "fail", mutant)

@@ -106,7 +106,7 @@ def describe(model: Model, catalog: Catalog) -> dict[str, Any]:
         "provider": model.provider,
         "self_test": model.selftest,
         "budget": catalog.budget,
-        "cache": {"vectors": len(cache), "size_bytes": cache.size_bytes, "max_bytes": cache.max_bytes},
+        "cache": {"vectors": len(cache), "size_bytes": cache.size, "max_bytes": cache.most},
         "engine": limits,
         "models": list(catalog.models),
         "providers": {name: each.provider for name, each in catalog.models.items()},

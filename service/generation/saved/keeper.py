@@ -1,10 +1,7 @@
-"""Loads the states that requests continue, and stores the states that requests ask to keep, for the engine of one decoder."""
+"""Loads the states that an engine's runs begin with, and stores the states of its runs: kept states and checkpoints."""
 
-import logging
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -15,18 +12,18 @@ from export import contract
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
 from service.generation.saved.packing import Packing
+from service.generation.saved.writer import NO_QUOTA, Writer
+from service.generation.sequence import Sequence
 from service.generation.state import State
+from service.runtime.lru import Lru
 from service.states.engine import StateEngine
-from service.states.record import Document, Keep, Quota, StateRecord, StateReference
+from service.states.record import Document, Keep, StateRecord, StateReference
 from service.states.store import Store
 from service.states.validity import not_finite
 
 _CHECKPOINT = "checkpoint"  # the kind of a document that contains a checkpoint
 _CHECKPOINT_S = 600.0  # seconds after which the checkpoint of a lost run expires
 _MOST_WRITING = 8
-_NO_QUOTA = Quota(states=2**31, size=2**62)  # no limit is needed, because an engine has at most one checkpoint for each slot
-
-log = logging.getLogger("attnserve")
 
 Stored = Callable[[ServiceError | None], None]
 
@@ -40,28 +37,43 @@ class StateKeeper:
         """`fingerprint` identifies the bundle, and `numerics` the arithmetic of this machine (see `states/numerics.py`)."""
         self._store = store
         self.packing = Packing(decoder, vocab_size=vocab_size, fingerprint=fingerprint, numerics=numerics)
-        self._hot_bytes = hot_bytes
-        self._lock = threading.Lock()
-        self._hot: OrderedDict[str, State] = OrderedDict()  # state id -> state, least recently used first
-        self._held = 0  # size of the states in `_hot`, in bytes
-        self._writing = 0  # number of checkpoints that are being written
+        self._hot: Lru[str, State] = Lru(hot_bytes)  # by id; used on the store's thread
+        self._checkpoints = Writer(store, _MOST_WRITING, "a checkpoint")
         self._written: set[str] = set()  # ids of the checkpoints of runs that have not ended
 
-    async def load(self, reference: StateReference) -> State:
+    async def load(self, requests: Iterable[GenerationRequest]) -> tuple[dict[StateReference, State], dict[str, State]]:
+        """Return the states that the requests continue, by reference, and the newest checkpoints of lost runs that they continue, by
+        checkpoint id. No checkpoint is returned for a run that must compute the log-probabilities of its prompt, because such a run begins
+        again.
+
+        Raises InvalidRequest, StateNotFound, StateGone or StoreFailed.
+        """
+        states: dict[StateReference, State] = {}
+        checkpoints: dict[str, State] = {}
+        for request in requests:
+            if request.start is not None and request.start not in states:
+                states[request.start] = await self.state_of(request.start)
+            begin = 0 if request.start is None else states[request.start].position
+            if not (request.reopened and request.checkpoint and request.prompt_logprobs is None):
+                continue
+            if (checkpoint := await self.checkpoint_of(request, begin)) is not None:
+                checkpoints[request.checkpoint] = checkpoint
+        return states, checkpoints
+
+    async def state_of(self, reference: StateReference) -> State:
         """Return a stored state. Raises StateNotFound, StateGone, StoreFailed, or InvalidRequest if this engine cannot continue it."""
 
         def found(engine: StateEngine) -> State:
             record = engine.use(reference.tenant, reference.id)
             self._check(record, reference)
-            if (hot := self._hot_state(record.id)) is not None:
-                return hot
-            return self.packing.unpack(engine.blob(reference.tenant, record.id))
+            if (state := self._hot.get(record.id)) is None:
+                state = self.packing.unpack(engine.blob(reference.tenant, record.id))
+                self._hot.put(record.id, state, state.size_bytes)
+            return state
 
-        state = await self._store.call(found)
-        self._warm(reference.id, state)
-        return state
+        return await self._store.call(found)
 
-    def keep(self, keep: Keep, state: State, origin: State | None, fed: Sequence[int], stored: Stored) -> None:
+    def keep(self, keep: Keep, state: State, origin: State | None, fed: tuple[int, ...], stored: Stored) -> None:
         """Store `state`, which results from feeding the tokens `fed` to `origin` (None: the empty state), unless `keep.gone`. Then `stored`
         is called on any thread, with None if this succeeded, else with the error. A state with numbers that are not finite is not stored.
 
@@ -78,8 +90,9 @@ class StateKeeper:
                 raise not_finite(whole.position, began=origin is not None)
             record = replace(keep.record, position=state.position, fingerprint=packing.fingerprint, numerics=packing.numerics)
             ids = np.array(fed, "<i4").tobytes()
-            kept = engine.put(record, packing.pack(record, whole), ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
-            self._warm(kept.id, whole)
+            packed = packing.pack(whole, id=record.id, model=record.model, parent=record.parent, created=record.created)
+            kept = engine.put(record, packed, ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
+            self._hot.put(kept.id, whole, whole.size_bytes)
             return kept
 
         def done(future: "Future[StateRecord]") -> None:
@@ -97,36 +110,25 @@ class StateKeeper:
     @property
     def has_room(self) -> bool:
         """Return whether few enough checkpoints are being written that another one may begin."""
-        return self._writing < _MOST_WRITING
+        return self._checkpoints.has_room
 
-    def checkpoint(self, request: GenerationRequest, state: State, marked: State | None, fed: Sequence[int]) -> State:
-        """Begin to write the checkpoint of a run: `state`, which results from feeding the tokens `fed` to the earlier state `marked`.
-        Returns the value of `marked` for the next checkpoint.
+    def checkpoint(self, run: Sequence, state: State) -> None:
+        """Begin to write a checkpoint of the run, which has `state` now.
 
         Does not wait, so the engine's thread may call it. Errors are only logged, because without a checkpoint the tokens of a lost run can
         be fed again.
         """
-        whole, id, tenant = self.packing.whole(state, marked, fed), request.checkpoint, _apart(request.tenant)
+        id, tenant = run.request.checkpoint, _apart(run.request.tenant)
+        whole = self.packing.whole(state, run.marked, run.fed_since(run.marked))
 
         def write(engine: StateEngine) -> None:
             now = time.time()
             body = self.packing.seal(id, whole, now)
-            engine.write(Document(kind=_CHECKPOINT, id=id, tenant=tenant, body=body, expires=now + _CHECKPOINT_S), None, _NO_QUOTA)
+            engine.write(Document(kind=_CHECKPOINT, id=id, tenant=tenant, body=body, expires=now + _CHECKPOINT_S), None, NO_QUOTA)
 
-        with self._lock:
-            self._writing += 1
-            self._written.add(id)
-        try:
-            self._store.submit(write).add_done_callback(lambda done: self._wrote(done.exception()))
-        except ServiceError as error:
-            self._wrote(error)
-        return replace(whole, tensors=(), logits=None)
-
-    def _wrote(self, error: BaseException | None) -> None:
-        with self._lock:
-            self._writing -= 1
-        if error is not None:
-            log.warning("a checkpoint could not be written: %s", error)
+        self._written.add(id)
+        self._checkpoints.begin(write)
+        run.marked, run.saved_at = replace(whole, tensors=(), logits=None), run.position
 
     async def checkpoint_of(self, request: GenerationRequest, start: int) -> State | None:
         """Return the state of the run at its newest checkpoint, or None if there is no checkpoint that matches this engine and the
@@ -146,10 +148,9 @@ class StateKeeper:
         """Note that a run has ended. If `erase` is True, delete its checkpoint. Else the run may continue in another process from its
         checkpoint, which stays until it expires.
         """
-        with self._lock:
-            if request.checkpoint not in self._written:
-                return
-            self._written.remove(request.checkpoint)
+        if request.checkpoint not in self._written:
+            return
+        self._written.remove(request.checkpoint)
         if erase:
             with suppress(ServiceError):
                 self._store.submit(lambda engine: engine.erase(_apart(request.tenant), _CHECKPOINT, request.checkpoint, None))
@@ -167,21 +168,6 @@ class StateKeeper:
                 'tokens could differ: send exact: "best_effort" to continue it all the same',
                 param="exact",
             )
-
-    def _hot_state(self, state: str) -> State | None:
-        with self._lock:
-            if state in self._hot:
-                self._hot.move_to_end(state)
-            return self._hot.get(state)
-
-    def _warm(self, name: str, state: State) -> None:
-        with self._lock:
-            if name not in self._hot and state.size_bytes <= self._hot_bytes:
-                self._hot[name] = state
-                self._held += state.size_bytes
-            while self._held > self._hot_bytes:
-                _, oldest = self._hot.popitem(last=False)
-                self._held -= oldest.size_bytes
 
 
 def _apart(tenant: str) -> str:

@@ -10,7 +10,6 @@ from export import contract
 from service.errors import InvalidRequest
 from service.generation.state import State
 from service.states.blob import MOST_RECENT, Blob, pack, unpack
-from service.states.record import StateRecord
 
 _SEAL = 16  # bytes of a checksum
 
@@ -41,7 +40,7 @@ class Packing:
             recent = (*origin.recent, *recent)[-MOST_RECENT:]
         return replace(state, seen=seen, recent=recent)
 
-    def pack(self, record: StateRecord, state: State) -> bytes:
+    def pack(self, state: State, *, id: str, model: str, parent: str | None, created: float) -> bytes:
         """Return the bytes of a state that was returned by `whole`."""
         assert state.logits is not None
         assert state.seen is not None
@@ -51,12 +50,12 @@ class Packing:
             seen=state.seen,
             recent=state.recent,
             position=state.position,
-            model=record.model,
+            model=model,
             fingerprint=self.fingerprint,
             numerics=self.numerics,
-            id=record.id,
-            parent=record.parent,
-            created=record.created,
+            id=id,
+            parent=parent,
+            created=created,
         )
         return pack(blob, [tensor.name for tensor in self._decoder.states])
 
@@ -76,19 +75,7 @@ class Packing:
         """Return the bytes of a state that is stored as a document. They begin with a checksum, because the store itself checks only states
         and not documents.
         """
-        record = StateRecord(
-            id=id,
-            tenant="",
-            model="document",
-            fingerprint=self.fingerprint,
-            numerics=self.numerics,
-            position=state.position,
-            parent=None,
-            origin="continuation",
-            created=created,
-            used=created,
-        )
-        packed = self.pack(record, state)
+        packed = self.pack(state, id=id, model="document", parent=None, created=created)
         return blake2b(packed, digest_size=_SEAL).digest() + packed
 
     def unseal(self, sealed: bytes) -> State:

@@ -10,15 +10,15 @@ A state that is found in the store is put into this cache before its run begins.
 """
 
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
 from service.generation.state import State
+from service.runtime.lru import Lru
 from service.telemetry.metrics import Miss
 
 LEAST_TOKENS = 16  # shorter prefixes are not cached: feeding them takes about as long as a lookup
@@ -34,20 +34,16 @@ class Salt(NamedTuple):
     start: str  # id of the state that the prompt continues; "": the empty state
 
 
-@dataclass
-class _Boundaries:
-    """Counts the states of one salt, by their length in tokens, and by the hash of their first `LEAST_TOKENS` tokens."""
+class Entry(NamedTuple):
+    """The state after `length` tokens. The store has the state after the first `shared` of them (0: no state)."""
 
-    lengths: Counter[int] = field(default_factory=Counter)
-    beginnings: Counter[bytes] = field(default_factory=Counter)
-
-
-class _Entry(NamedTuple):
-    salt: Salt
     length: int
-    beginning: bytes
+    beginning: bytes  # hash of the first `LEAST_TOKENS` tokens
     state: State
-    shared: int  # the store has the state after this number of first tokens; 0: no state
+    shared: int
+
+
+_Key = tuple[Salt, int, bytes]  # the salt, the number of tokens and their hash
 
 
 class PrefixCache:
@@ -55,64 +51,49 @@ class PrefixCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._entries: OrderedDict[tuple[Salt, int, bytes], _Entry] = OrderedDict()  # least recently used first
-        self._boundaries: dict[Salt, _Boundaries] = {}
-        self._gone: OrderedDict[tuple[Salt, int, bytes], Miss] = OrderedDict()  # the reason why a state is not in the cache
-        self._size = 0  # bytes
+        self._entries: Lru[_Key, Entry] = Lru(most_bytes)
+        self._gone: Lru[_Key, Miss] = Lru(_GONE)  # the reason why a state is not in the cache
+        self._lengths: dict[Salt, Counter[int]] = {}  # number of states of each length
+        self._beginnings: Counter[tuple[Salt, bytes]] = Counter()  # number of states of each beginning
         self._lock = threading.Lock()
 
-    def find(self, salt: Salt, tokens: Several[int], most: int) -> tuple[State | None, Miss | None]:
+    def find(self, salt: Salt, tokens: Several[int], most: int) -> tuple[Entry | None, Miss | None]:
         """Return the state after the longest cached prefix of at most `most` tokens, and None; or None and the reason why none was
         found.
         """
-        entry, miss = self.entry(salt, tokens, most)
-        return (None if entry is None else entry.state), miss
-
-    def entry(self, salt: Salt, tokens: Several[int], most: int) -> tuple[_Entry | None, Miss | None]:
-        """Return what `find` returns, but the entry of the state instead of the state."""
         if not self._most_bytes:
             return None, "disabled"
         if most < LEAST_TOKENS:
             return None, "short"
         with self._lock:
-            boundaries = self._boundaries.get(salt, _Boundaries())
-            found = hashes(tokens, [length for length in sorted(boundaries.lengths) if length <= most][-_TRIED:])
-            for length, digest in reversed(found):
-                if (entry := self._entries.get(key := (salt, length, digest))) is not None:
-                    self._entries.move_to_end(key)
+            lengths = sorted(length for length in self._lengths.get(salt, ()) if length <= most)
+            for length, digest in reversed(hashes(tokens, lengths[-_TRIED:])):
+                if (entry := self._entries.get((salt, length, digest))) is not None:
                     return entry, None
-            return None, self._why(salt, tokens, most, boundaries)
+            return None, self._why(salt, tokens, most)
 
     def put(self, salt: Salt, tokens: Several[int], state: State, shared: int = 0) -> None:
         """Cache the state after these tokens. `state` must have logits. The store has the state after the first `shared` tokens (0: no
         state).
         """
-        if len(tokens) < LEAST_TOKENS or (size := state.size_bytes) > self._most_bytes:
+        if len(tokens) < LEAST_TOKENS:
             return
         ((_, beginning), (length, digest)) = hashes(tokens, [LEAST_TOKENS, len(tokens)])
         with self._lock:
-            self._put((salt, length, digest), _Entry(salt, length, beginning, state, shared), size)
+            key, before = (salt, length, digest), len(self._entries)
+            evicted = self._entries.put(key, Entry(length, beginning, state, shared), state.size_bytes)
+            if len(self._entries) + len(evicted) > before:
+                self._lengths.setdefault(salt, Counter())[length] += 1
+                self._beginnings[salt, beginning] += 1
+            for gone, entry in evicted:
+                self._forget(gone, entry)
 
     def explain(self, salt: Salt, tokens: Several[int], miss: Miss) -> None:
         """Note why there is no state after these tokens. The next `find` that does not find the state returns this reason."""
         if len(tokens) >= LEAST_TOKENS:
             ((length, digest),) = hashes(tokens, [len(tokens)])
             with self._lock:
-                self._note((salt, length, digest), miss)
-
-    def _put(self, key: tuple[Salt, int, bytes], entry: _Entry, size: int) -> None:
-        salt, length, beginning, _, _ = entry
-        self._gone.pop(key, None)
-        if key in self._entries:
-            self._entries.move_to_end(key)
-            return
-        self._entries[key] = entry
-        boundaries = self._boundaries.setdefault(salt, _Boundaries())
-        boundaries.lengths[length] += 1
-        boundaries.beginnings[beginning] += 1
-        self._size += size
-        while self._size > self._most_bytes:
-            self._evict()
+                self._gone.put((salt, length, digest), miss)
 
     def has(self, salt: Salt, tokens: Several[int]) -> bool:
         """Return whether the state after exactly these tokens is cached, or can never be cached."""
@@ -122,29 +103,20 @@ class PrefixCache:
         with self._lock:
             return (salt, length, digest) in self._entries
 
-    def _evict(self) -> None:
-        key, entry = self._entries.popitem(last=False)
-        self._size -= entry.state.size_bytes
-        boundaries = self._boundaries[entry.salt]
-        for counter, value in ((boundaries.lengths, entry.length), (boundaries.beginnings, entry.beginning)):
-            _take(counter, value)
-        if not boundaries.lengths:
-            del self._boundaries[entry.salt]
-        self._note(key, "evicted")
+    def _forget(self, key: _Key, entry: Entry) -> None:
+        salt = key[0]
+        _take(self._beginnings, (salt, entry.beginning))
+        _take(self._lengths[salt], entry.length)
+        if not self._lengths[salt]:
+            del self._lengths[salt]
+        self._gone.put(key, "evicted")
 
-    def _note(self, key: tuple[Salt, int, bytes], miss: Miss) -> None:
-        self._gone[key] = miss
-        if len(self._gone) > _GONE:
-            self._gone.popitem(last=False)
-
-    def _why(self, salt: Salt, tokens: Several[int], most: int, boundaries: _Boundaries) -> Miss:
+    def _why(self, salt: Salt, tokens: Several[int], most: int) -> Miss:
         """Return why no state was found, as far as the cached states and the remembered hashes of this salt show it. States of other salts
         are not reported, because `/metrics` is open and the reason would reveal that another tenant has sent this prompt.
         """
         ((_, beginning), (length, digest)) = hashes(tokens, [LEAST_TOKENS, most])
-        if (miss := self._gone.get((salt, length, digest))) is not None:
-            return miss
-        return "boundary" if boundaries.beginnings[beginning] else "new"
+        return self._gone.get((salt, length, digest)) or ("boundary" if self._beginnings[salt, beginning] else "new")
 
 
 def _take(counter: Counter, value: object) -> None:  # type: ignore[type-arg]

@@ -34,7 +34,7 @@ class Prefixes:
         if self._shared is None or not self._shared.least <= len(tokens) <= _MOST_TOKENS or request.prompt_logprobs is not None:
             return
         salt, most = _salt_of(request), len(tokens) - (not request.max_tokens)
-        entry, _ = self._cache.entry(salt, tokens, most)
+        entry, _ = self._cache.find(salt, tokens, most)
         found = await self._shared.find(salt, tokens, most, 0 if entry is None else entry.length)
         if found.state is not None:
             self._cache.put(salt, tokens[: found.length], found.state, found.length)
@@ -46,7 +46,7 @@ class Prefixes:
         request, salt = sequence.request, _salt(sequence)
         if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # log-probabilities need every token's logits
             return
-        entry, miss = self._cache.entry(salt, sequence.tokens, len(sequence.tokens) - (sequence.over is not None))
+        entry, miss = self._cache.find(salt, sequence.tokens, len(sequence.tokens) - (sequence.over is not None))
         found = 0 if entry is None else entry.length
         self._metrics.looked_up(len(sequence.tokens), found, miss)
         if entry is not None:

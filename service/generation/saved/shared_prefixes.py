@@ -9,7 +9,6 @@ Each tenant has an index, which is one document, with up to `_MOST_STATES` state
 process notes the uses of states in its own memory until it next writes the index.
 """
 
-import logging
 import struct
 import threading
 import time
@@ -22,14 +21,13 @@ from typing import NamedTuple
 from service.errors import DocumentMoved, ServiceError, StateNotFound
 from service.generation.saved.packing import Packing
 from service.generation.saved.prefix_cache import Salt, hashes
+from service.generation.saved.writer import NO_QUOTA, Writer
 from service.generation.state import State
 from service.states.blob import MOST_RECENT
 from service.states.engine import StateEngine
-from service.states.record import Document, Quota
+from service.states.record import Document
 from service.states.store import Store
 from service.telemetry.metrics import Miss
-
-log = logging.getLogger("attnserve")
 
 LEAST_TOKENS = 1_024
 _MOST_STATES = 512  # most states in the index of a tenant
@@ -39,7 +37,6 @@ _MOST_NOTED = 4_096  # most uses of states that are noted in memory
 _ATTEMPTS = 3  # attempts to write an index, which other processes may change at the same time
 _NEAREST: tuple[Miss, ...] = ("evicted", "numerics", "model")  # if several reasons apply, the first is reported
 _INDEX, _STATE = "prefixes", "prefix"  # the kinds of the documents for the index and for states
-_NO_QUOTA = Quota(states=2**31, size=2**62)  # no limit is needed, because the index itself is limited
 _ROW = struct.Struct("<16s16s8s16sIIdd")
 
 
@@ -81,8 +78,8 @@ class SharedPrefixes:
         self.least = least
         self._model = _hash(packing.fingerprint.encode(), size=8)
         self._numerics = _hash(packing.numerics.encode(), size=16)
+        self._writer = Writer(store, _MOST_WRITING, "the state after a prompt")
         self._lock = threading.Lock()
-        self._writing = 0
         self._used: dict[tuple[str, str], float] = {}  # (tenant, id) -> time of the last use, if the index does not have it yet
 
     async def find(self, salt: Salt, tokens: Sequence[int], most: int, known: int) -> Found:
@@ -121,37 +118,21 @@ class SharedPrefixes:
         """Begin to write `state`, which results from feeding these tokens to `origin` (None: the empty state). Does not wait. Returns False
         if the store fails or too many states are being written already.
         """
-        with self._lock:
-            if self._writing >= _MOST_WRITING:
-                return False
-            self._writing += 1
-        whole = self._packing.whole(state, origin, tokens)
 
         def write(engine: StateEngine) -> None:
             now = time.time()
             ((length, content),) = hashes(tokens, [len(tokens)])
             entry = _Entry(content, _salt(salt), self._model, self._numerics, length, 0, now, now)
-            body = self._packing.seal(entry.id, whole, now)
+            body = self._packing.seal(entry.id, self._packing.whole(state, origin, tokens), now)
             self._add(engine, _apart(salt.tenant), entry._replace(size=len(body)), body)
 
-        def done(error: BaseException | None) -> None:
-            with self._lock:
-                self._writing -= 1
-            if error is not None:
-                log.warning("the state after a prompt could not be shared: %s", error)
-
-        try:
-            self._store.submit(write).add_done_callback(lambda future: done(future.exception()))
-        except ServiceError as error:
-            done(error)
-            return False
-        return True
+        return self._writer.begin(write)
 
     def _add(self, engine: StateEngine, tenant: str, entry: _Entry, body: bytes) -> None:
         """Write the state, then the index. Then delete the states that were removed from the index."""
         if entry.size > self._most_bytes:
             return
-        engine.write(Document(kind=_STATE, id=entry.id, tenant=tenant, body=body, expires=entry.written + _LIFE_S), None, _NO_QUOTA)
+        engine.write(Document(kind=_STATE, id=entry.id, tenant=tenant, body=body, expires=entry.written + _LIFE_S), None, NO_QUOTA)
         for _ in range(_ATTEMPTS):
             before, version = _read(engine, tenant)
             with self._lock:
@@ -166,7 +147,7 @@ class SharedPrefixes:
                 kept.append(row)
             index = Document(kind=_INDEX, id=_INDEX, tenant=tenant, body=b"".join(_ROW.pack(*row) for row in kept))
             try:
-                engine.write(index, version, _NO_QUOTA)
+                engine.write(index, version, NO_QUOTA)
             except DocumentMoved:
                 continue
             for gone in {row.id for row in before} - {row.id for row in kept}:

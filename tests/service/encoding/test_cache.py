@@ -5,33 +5,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.encoding.cache import VectorCache, keys_of
-from service.runtime.onnx import Array
 
 _ENTRY_BYTES = 300  # what service.encoding.cache reckons an entry costs beside its numbers
-
-
-def row(size: int = 100) -> Array:
-    return np.zeros(size, np.float32)
 
 
 def key(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
+def put(cache: VectorCache, number: int, size: int = 100) -> None:
+    row = np.zeros(size, np.float32)
+    cache.add(key(number), row)
+
+
 def test_the_least_recently_used_leaves_first() -> None:
     cache = VectorCache(3 * (400 + _ENTRY_BYTES))
     for number in (1, 2, 3):
-        cache.put(key(number), row())
-    cache.get((key(1),))
-    cache.put(key(4), row())
-    assert [cache.get((key(number),)) is not None for number in (1, 2, 3, 4)] == [True, False, True, True]
+        put(cache, number)
+    cache.get(key(1))
+    put(cache, 4)
+    assert [cache.get(key(number)) is not None for number in (1, 2, 3, 4)] == [True, False, True, True]
 
 
 def test_a_row_larger_than_the_cache_is_not_kept_and_pushes_nothing_out() -> None:
     cache = VectorCache(1000)
-    cache.put(key(1), row())
-    cache.put(key(2), row(10_000))
-    assert (cache.get((key(1),)) is not None, cache.get((key(2),))) == (True, None)
+    put(cache, 1)
+    put(cache, 2, 10_000)
+    assert (cache.get(key(1)) is not None, cache.get(key(2))) == (True, None)
+    assert cache.all((key(1), key(2))) is None
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -40,11 +41,11 @@ def test_its_bytes_never_exceed_the_bound_and_are_counted_exactly(steps: list[tu
     cache = VectorCache(5000)
     for number, size, get in steps:
         if get:
-            cache.get((key(number),))
+            cache.get(key(number))
         else:
-            cache.put(key(number), row(size))
-        kept = [found for each in range(10) if (found := cache._arrays.get(key(each))) is not None]
-        assert cache.size_bytes == sum(each.nbytes + _ENTRY_BYTES for each in kept) <= 5000
+            put(cache, number, size)
+        kept = [found for each in range(10) if (found := cache.get(key(each))) is not None]
+        assert cache.size == sum(each.nbytes + _ENTRY_BYTES for each in kept) <= 5000
 
 
 def test_a_key_tells_tenants_models_outputs_ids_and_types_apart() -> None:

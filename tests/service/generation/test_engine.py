@@ -185,7 +185,7 @@ async def test_slow_masks_hold_up_their_own_runs_alone_and_change_no_token(
         for at in range(3)
     ]
     async with running(steps, tokenizer, slots=5) as engine:
-        monkeypatch.setattr(engine._intake, "_grammars", masks)
+        monkeypatch.setattr(engine, "_grammars", masks)
         alone = [await tokens_of(engine.submit(request)) for request in asked]
         masks.hold(0)
         slow = [engine.submit(request) for request in asked]
@@ -213,7 +213,7 @@ async def test_a_run_whose_grammar_leaves_no_token_is_told_why_and_ends_alone(
 ) -> None:
     masks = SlowMasks()
     async with running(steps, tokenizer) as engine:
-        monkeypatch.setattr(engine._intake, "_grammars", masks)
+        monkeypatch.setattr(engine, "_grammars", masks)
         run = engine.submit(ask(1, max_tokens=40, grammar=Grammar(kind="regex", source="a")))
         other = engine.submit(ask(5, 6, max_tokens=40))
         assert await tokens_of(other) == steps.expected((5, 6), 40)
@@ -234,8 +234,9 @@ async def test_log_probabilities_are_of_the_model_itself(steps: FakeSteps, token
     for logprob in answer.logprobs:
         assert logprob.top[0] == (logprob.token_id, pytest.approx(logprob.logprob)), "greedy takes the likeliest"
         assert len(logprob.top) == 3
-    assert run.prompt_logprobs[0] is None
-    assert [told.token_id for told in run.prompt_logprobs[1:] if told] == list(prompt[1:])
+    first, *others = run.prompt_logprobs
+    assert first is None
+    assert [told.token_id for told in others if told] == list(prompt[1:])
     S = np.zeros((2, 4), np.float32)
     for token, told in zip(prompt, run.prompt_logprobs, strict=True):
         if told is not None:
@@ -361,6 +362,7 @@ async def test_a_device_that_is_lost_ends_the_thread(steps: FakeSteps, tokenizer
         (ask(1, -1), InvalidRequest, "token id -1"),
         (ask(1, stop_token_ids=(VOCAB_SIZE,)), InvalidRequest, f"token id {VOCAB_SIZE} of stop_token_ids"),
         (ask(1, stop=("",)), InvalidRequest, "stop string is empty"),
+        (ask(5, keep=object()), InvalidRequest, "no store of states"),
         (ask(*[1] * 101), InputTooLong, "101 tokens and the maximum context length is 100"),
         (ask(1, grammar=Grammar(kind="regex", source="(")), InvalidRequest, "regex"),
     ],

@@ -385,6 +385,31 @@ async def test_a_run_lost_before_its_first_token_goes_on_from_the_checkpoint_of_
         here.open()
 
 
+async def test_checkpoints_are_looked_for_where_the_prompt_begins(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[tuple[str, int]] = []
+
+    async def none(self: StateKeeper, request: GenerationRequest, start: int) -> None:
+        looked.append((request.checkpoint, start))
+
+    monkeypatch.setattr(StateKeeper, "checkpoint_of", none)
+    async with keeping(steps, tokenizer) as kept:
+        _, state = await kept.run(5, 6, max_tokens=5)
+        start = StateReference("t", state)
+        states, _ = await kept.keeper.load(
+            [
+                ask(5, start=start, checkpoint="a", reopened=True),
+                ask(6, start=start, checkpoint="b", reopened=True),
+                ask(5, checkpoint="c", reopened=True),
+                ask(5, checkpoint="d"),
+                ask(5, checkpoint="e", reopened=True, prompt_logprobs=1),
+            ]
+        )
+    assert list(states) == [start]
+    assert looked == [("a", 7), ("b", 7), ("c", 0)]
+
+
 async def test_a_store_that_fails_costs_a_run_its_checkpoints_and_nothing_else(
     steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

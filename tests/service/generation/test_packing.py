@@ -1,7 +1,5 @@
 """The fields of a state that are computed from its tokens, and its bytes."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from service.generation.saved.packing import Packing
@@ -9,7 +7,6 @@ from service.generation.state import State
 from service.states.blob import MOST_RECENT, unpack
 from service.states.record import new_state_id
 from tests.service.generation.fake_steps import VOCAB_SIZE, FakeSteps
-from tests.service.states.sequences import a_record
 
 STEPS = FakeSteps()
 PACKING = Packing(STEPS.decoder, vocab_size=VOCAB_SIZE, fingerprint="fake", numerics="ab")
@@ -29,8 +26,8 @@ def test_the_newest_tokens_of_a_state_are_those_of_its_whole_text() -> None:
 
 
 def test_the_bytes_of_a_state_name_its_parent() -> None:
-    record = a_record(1.5, parent=new_state_id())
-    for parent in (record.parent, None):
-        packed = PACKING.pack(replace(record, parent=parent), PACKING.whole(state(1), None, (5,)))
+    own, above = new_state_id(), new_state_id()
+    for parent in (above, None):
+        packed = PACKING.pack(PACKING.whole(state(1), None, (5,)), id=own, model="m", parent=parent, created=1.5)
         blob = unpack(packed, STEPS.decoder, VOCAB_SIZE, "fake")
-        assert (blob.parent, blob.id, blob.created) == (parent, record.id, 1.5)
+        assert (blob.parent, blob.id, blob.created) == (parent, own, 1.5)

@@ -33,8 +33,8 @@ def test_the_longest_known_beginning_is_found() -> None:
     cache.put(OURS, PROMPT[:30], state(30))
     cache.put(OURS, (*PROMPT[:29], 1), state(-1))
     for most, found in ((50, 30), (30, 30), (29, 20), (20, 20)):
-        kept, miss = cache.find(OURS, PROMPT, most)
-        assert (kept and kept.position, miss) == (found, None)
+        entry, miss = cache.find(OURS, PROMPT, most)
+        assert (entry and entry.state.position, miss) == (found, None)
 
 
 def test_a_miss_has_its_reason() -> None:
@@ -59,7 +59,7 @@ def test_memory_is_bounded_and_what_was_used_stays() -> None:
         cache.put(OURS, (first, *PROMPT), state(51))
         cache.find(OURS, (0, *PROMPT), 51)
     assert sum(cache.has(OURS, (first, *PROMPT)) for first in range(500)) == 10
-    assert sum(cache._boundaries[OURS].lengths.values()) == 10
+    assert cache._lengths == {OURS: {51: 10}}
     assert cache.find(OURS, (0, *PROMPT), 51)[0] is not None
     cache.put(OURS, PROMPT, replace(state(50), tensors=(np.zeros(10_000, np.float32),)))
     assert not cache.has(OURS, PROMPT), "it is larger than all the memory"

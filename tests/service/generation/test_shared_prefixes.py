@@ -19,6 +19,7 @@ from service.generation.saved import shared_prefixes
 from service.generation.saved.packing import Packing
 from service.generation.saved.prefix_cache import Salt
 from service.generation.saved.shared_prefixes import SharedPrefixes
+from service.generation.saved.writer import NO_QUOTA
 from service.generation.state import State
 from service.generation.text import Vocabulary
 from service.states.engine import StateEngine
@@ -147,7 +148,7 @@ async def test_bytes_that_have_changed_or_are_gone_are_not_continued(store: Stor
     (document,) = await states(store)
     body = bytearray(document.body)
     body[-200] ^= 1
-    await store.call(lambda engine: engine.write(replace(document, body=bytes(body)), None, shared_prefixes._NO_QUOTA))
+    await store.call(lambda engine: engine.write(replace(document, body=bytes(body)), None, NO_QUOTA))
     async with process(store, tokenizer) as there:
         run = await there.open(asked(*PROMPT))
         assert (await all_of(run), run.usage.cached_tokens) == (whole, 0)
