@@ -94,7 +94,6 @@ class Decoding(Workload[Sequence]):
         if not sequence.completion or (keeps and sequence.left_of_prompt):  # the state after the last token is not there yet
             self._engine.fail([sequence], DeadlineExceeded("the request's deadline passed before there was a token to answer"))
             return
-        self._engine.publish()  # the end may be delivered by another way, and must not overtake the tokens
         last = Delta("" if sequence.stops is None else sequence.stops.finish(), finish_reason="length")
         self._complete(sequence, last, self.copy(sequence) if keeps else None)
 
@@ -199,7 +198,8 @@ class Decoding(Workload[Sequence]):
                 self._checkpoint_prompt(fed)
                 continue
             copied = fed.states.slots.state(fed.states.at) if any(each.aside for each in fed.sequences) else []
-            self._prefixes.keep(fed.sequences[0], fed.sequences[0].tokens, fed.copy)
+            if (first := fed.sequences[0]).over is None or not first.completion:  # else the state before the last token was kept
+                self._prefixes.keep(first, first.tokens, fed.copy)
             for sequence in fed.sequences:
                 if sequence.is_checkpoint_due:
                     self._checkpoint(sequence, fed.copy)
@@ -221,34 +221,23 @@ class Decoding(Workload[Sequence]):
         """Draw one token for every running sequence, publish it, and feed it to the sequences that continue. A call may make several steps;
         their tokens are drawn and emitted one step after the other.
         """
-        ending = self._draw(time.monotonic())
-        known = self.step_s > 0 and not ending  # whether it is known when the next tokens are drawn, if there is no other work
+        self._draw(time.monotonic())
+        known = self.step_s > 0  # whether it is known when the next tokens are drawn, if there is no other work
         # As many steps as take about as long as tokens may wait are made by one call.
         n_steps = max(1, min(round(self._engine.hand_over_s / self.step_s), MOST_STEPS)) if known and self._steady else 1
         # Before the graph runs, so that the event loop sends tokens meanwhile.
         self._engine.publish(n_steps * self.step_s if known and self._soon else math.inf)
         if len(self.running):
-            guessed = self.running.step([sequence for sequence, _ in ending], most=n_steps)
+            guessed = self.running.step(most=n_steps)
             self.step_s = averaged(self.step_s, self.running.step_s)
             if guessed:
                 self._engine.metrics.guessed_tokens.inc(guessed)
-            self._completed(ending)
             self._engine.n_steps += self.running.ahead
             while self.running.ahead:  # the logits of each step were there before those of the steps after it
-                ending = self._draw(time.monotonic() - self.running.ahead * self.running.step_s)
+                self._draw(time.monotonic() - self.running.ahead * self.running.step_s)
                 if self.running.ahead:  # not all runs have ended
                     self.running.take()
-                    self._completed(ending)
             self._engine.last_call_failed = False
-
-    def _completed(self, ending: list[tuple[Sequence, Delta]]) -> None:
-        """End the runs whose states are kept, after a step has fed their last tokens."""
-        if ending:
-            self._engine.publish()  # the end is delivered by another way, once the state is stored, and must not overtake their tokens
-        for sequence, last in ending:
-            state = self.copy(sequence)
-            self.running.remove(sequence)
-            self._complete(sequence, last, state)
 
     def _complete(self, sequence: Sequence, last: Delta, state: State | None) -> None:
         """End a run: emit its last delta. If the request wants `state` kept, the delta is emitted when the state has been stored."""
@@ -259,6 +248,7 @@ class Decoding(Workload[Sequence]):
         assert state is not None
         assert last.finish_reason is not None
         assert self.keeper is not None
+        self._engine.publish()  # the end is delivered by another way, once the state is stored, and must not overtake the run's tokens
         self._engine.finished(run, last.finish_reason)
 
         def stored(failure: ServiceError | None) -> None:
@@ -267,22 +257,17 @@ class Decoding(Workload[Sequence]):
         fed = sequence.request.prompt + tuple(sequence.completion)
         self.keeper.keep(sequence.request.keep, state, sequence.origin, fed, stored)
 
-    def _draw(self, now: float) -> list[tuple[Sequence, Delta]]:
+    def _draw(self, now: float) -> None:
         """Draw and emit the next token of every row, and more tokens of the rows for which the last step guessed right. Remove sequences
-        that end with such a token, and sequences for which no token is possible.
-
-        Return the sequences that end but take part in one more step, because the state after their last token must be kept; each with its
-        last delta. `now` is when their logits were computed.
+        that end with such a token, and sequences for which no token is possible. `now` is when their logits were computed.
         """
-        ending: list[tuple[Sequence, Delta]] = []
-        self._draw_each(None, now, ending)
-        while again := self.running.verify([sequence for sequence, _ in ending]):
+        self._draw_each(None, now)
+        while again := self.running.verify():
             self._engine.metrics.right_guesses.inc(len(again))
-            self._draw_each(again, now, ending)
-        return ending
+            self._draw_each(again, now)
 
-    def _draw_each(self, only: list[Sequence] | None, now: float, ending: list[tuple[Sequence, Delta]]) -> None:
-        """Draw and emit the next token of every row, or of the sequences `only`. Add to `ending`, see `_draw`."""
+    def _draw_each(self, only: list[Sequence] | None, now: float) -> None:
+        """Draw and emit the next token of every row, or of the sequences `only`."""
         sequences, intervals_s = list(self.running.sequences), Counter[float]()
         drawn = self.running.draw(only)
         n_drawn = len(sequences if only is None else only) - len(drawn.failures)
@@ -315,7 +300,9 @@ class Decoding(Workload[Sequence]):
                 self.running.remove(sequence)
             else:
                 self._engine.emit(sequence.run, made._replace(finish_reason=None))
-                ending.append((sequence, made.last()))
+                self.hold(sequence)
+                sequence.feed_last(made.last())
+                self.prefill.add(sequence)
         for interval_s, count in intervals_s.items():  # one, but for runs that had no slot meanwhile
             self._engine.metrics.between_tokens_s.observe(interval_s, count)
         self._engine.metrics.generation_tokens.inc(n_drawn)

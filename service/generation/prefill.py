@@ -259,15 +259,15 @@ class Prefill:
         return fed
 
     def _under_way(self, sequence: Sequence) -> Prompt | None:
-        """Return a prompt in prefill with the same tokens, client and base state, or None. Prompts are not shared between clients, because
-        the speed would reveal that another client sent the same prompt.
+        """Return a prompt in prefill with the same tokens, client and base state, of which at least as much is fed, or None. Prompts are
+        not shared between clients, because the speed would reveal that another client sent the same prompt.
         """
         asked = sequence.request
         for each in (*self._prompts, *self._resting):
             # `scores` is False if the run needs log-probabilities that this prompt does not compute.
             scores = asked.prompt_logprobs in (None, each.n_top)
             alike = each.client == asked.client and each.base is sequence.base and each.tokens == sequence.tokens
-            if scores and alike:
+            if scores and alike and each.fed >= sequence.fed:
                 return each
         return None
 

@@ -8,7 +8,7 @@ the logits and states after them. So what ends between two of them ends as if no
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -195,16 +195,16 @@ class Running:
             return error
         return InvalidRequest(f"the grammar cannot be followed any further: {failure}", param="grammar")
 
-    def verify(self, ending: Collection[Sequence]) -> list[Sequence]:
+    def verify(self) -> list[Sequence]:
         """Compare the drawn tokens with the guessed ones, after the finished sequences were removed. Return the sequences whose next token
-        can be drawn before the next step. The sequences `ending` draw no more.
+        can be drawn before the next step.
         """
         again: list[Sequence] = []
         for row, (sequence, feed) in enumerate(zip(self.sequences, self._feeds, strict=True)):
             if feed.logits is None:
                 continue
             n_fed = len(feed.guessing)
-            if feed.guessing[feed.n_right] == self._tokens[row] and sequence not in ending:
+            if feed.guessing[feed.n_right] == self._tokens[row]:
                 self._logits[row] = feed.logits[feed.n_right]
                 feed.n_right += 1
                 sequence.position += 1
@@ -216,14 +216,14 @@ class Running:
                 self._feeds[row] = _Feed(unfed=feed.guessing[: feed.n_right])
         return again
 
-    def step(self, ending: Collection[Sequence] = (), *, most: int = 1) -> int:
-        """Feed every row the token that was drawn for it, and guessed tokens if this pays, but not to the sequences `ending`. Return the
-        number of guessed tokens. Make up to `most` steps in one call, of which the first is taken.
+    def step(self, *, most: int = 1) -> int:
+        """Feed every row the token that was drawn for it, and guessed tokens if this pays. Return the number of guessed tokens. Make up to
+        `most` steps in one call, of which the first is taken.
         """
-        guesses = self._proposed(ending) if self._guesses else {}
+        guesses = self._proposed() if self._guesses else {}
         started = time.perf_counter()
         wide = bool(guesses) or any(feed.unfed for feed in self._feeds)
-        used, n_steps = len(self.sequences), 1 if wide else self._n_steps(ending, most)
+        used, n_steps = len(self.sequences), 1 if wide else self._n_steps(most)
         arrays = [self._written(guesses)] if wide else self._following(n_steps)
         # On a GPU the step's rows are more than those in use, and no core of the host is left to draw the others.
         draws = not wide and self._on_cpu and self._sampler.begin_ahead(used, n_steps)
@@ -237,12 +237,12 @@ class Running:
             self._worth.took(used, (time.perf_counter() - started) / n_steps, guessing=wide)
         return sum(map(len, guesses.values()))
 
-    def _n_steps(self, ending: Collection[Sequence], most: int) -> int:
+    def _n_steps(self, most: int) -> int:
         """Return how many steps the next call makes: at most `most`, and as many as each row may still draw tokens; 1 if some token cannot
         be drawn ahead.
         """
         most = min(most, self._most_steps)
-        if most == 1 or ending or not self._sampler.all_ahead(len(self.sequences)):
+        if most == 1 or not self._sampler.all_ahead(len(self.sequences)):
             return 1
         if any(sequence.mask is not None or sequence.banned for sequence in self.sequences):
             return 1
@@ -259,12 +259,12 @@ class Running:
         for sequence in self.sequences:
             sequence.position += 1
 
-    def _proposed(self, ending: Collection[Sequence]) -> dict[int, list[int]]:
+    def _proposed(self) -> dict[int, list[int]]:
         """Return the guessed tokens of each row that has a guess, or nothing if the guesses would not pay."""
         guesses: dict[int, list[int]] = {}
         right = 0.0
         for row, sequence in enumerate(self.sequences):
-            if sequence.guesses is None or sequence in ending:
+            if sequence.guesses is None:
                 continue
             most = min(WIDTH - 1 - len(self._feeds[row].unfed), sequence.most - len(sequence.completion) - 1)
             if most > 0 and (guess := sequence.guesses.propose(most)):

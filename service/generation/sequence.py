@@ -1,7 +1,7 @@
 """One run inside the engine: its progress, and the part of its text that can be sent."""
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from service.errors import InvalidRequest
@@ -118,6 +118,13 @@ class Sequence:
         elif len(self.completion) >= self.most:
             finish = "length"
         return Token(token_id, logprob, finish) if self.stops is None else self._watched(self.stops, Token(token_id, logprob, finish))
+
+    def feed_last(self, last: Delta) -> None:
+        """Draw no more tokens. The last one is fed like a prompt, because the state after it is kept, and then `last` is emitted."""
+        self.over = last
+        self.tokens = self.request.prompt + tuple(self.completion)
+        self.fed = len(self.tokens) - 1
+        self.request = replace(self.request, prompt_logprobs=None)  # those of the prompt have been computed
 
     def begin_at(self, state: State) -> None:
         """Begin at the state of earlier tokens instead of the empty state."""
