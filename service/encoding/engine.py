@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from service.encoding.batching import QueuedInput
 from service.encoding.cache import VectorCache, keys_of
 from service.encoding.gpu.session import open_session
 from service.encoding.model import Model
-from service.encoding.pending import Deadlines, PendingRequest
+from service.encoding.pending import PendingRequest
 from service.encoding.queue import EncoderLimits, EncoderQueue
 from service.encoding.request import NO_DEADLINE, EncodeTask, Row, RowOrError
 from service.encoding.selftest import SelfTest, check_golden, measure_rate
@@ -74,7 +73,6 @@ class EncoderEngine:
         self._queue = EncoderQueue(limits, self.offered)
         self._closed = False
         self._waking = False  # whether `_wake` is scheduled
-        self._deadlines = Deadlines()
         self._ended = False  # whether a thread has ended
         self._device_lost = False
         self._threads: list[threading.Thread] = []
@@ -157,17 +155,18 @@ class EncoderEngine:
         """
         if self._loop is None:
             raise NotReady("the model is still being started")
-        done: asyncio.Future[list[RowOrError]] = self._loop.create_future()
-        request = PendingRequest(task, time.monotonic(), partial(_settle, done))
-        self._submit(request)
         if not task.inputs:
-            request.end([])
-        if task.deadline != NO_DEADLINE and request.remaining:
-            self._deadlines.add(request)
+            return []
+        done: asyncio.Future[list[RowOrError]] = self._loop.create_future()
+        request = PendingRequest(task, time.monotonic(), done)
+        self._submit(request)
         try:
-            return await done
+            async with asyncio.timeout(None if task.deadline == NO_DEADLINE else max(task.deadline - time.monotonic(), 0)):
+                return await done
+        except TimeoutError:
+            raise DeadlineExceeded("the request's deadline passed before its answer was there") from None
         finally:
-            request.cancel()
+            request.cancelled = True
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
         """Compute these inputs without the cache. Raises a ServiceError if that fails."""
@@ -408,15 +407,6 @@ def open_encoder(
 
 def _stopping() -> NotReady:
     return NotReady("the service is shutting down: send the request to another replica")
-
-
-def _settle(done: "asyncio.Future[list[RowOrError]]", result: list[RowOrError] | ServiceError) -> None:
-    if done.done():
-        return
-    if isinstance(result, ServiceError):
-        done.set_exception(result)
-    else:
-        done.set_result(result)
 
 
 def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:

@@ -30,7 +30,6 @@ from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 
 _UNCOMPUTED = (Overloaded, NeverFits, NotReady)  # errors of an engine that has computed nothing, so no tokens are charged
 _CUT, _NO_CUT = Cut(side="right"), Cut(side="none")
-_PIECE_CHARACTERS = 100_000  # the inputs of a longer request are tokenised in pieces of about this many characters
 
 
 class Encoder(Engine, Protocol):
@@ -244,21 +243,19 @@ class Model:
         return encoded
 
     def _pieces(self, inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
-        """Split the inputs into pieces of about `_PIECE_CHARACTERS`, each with the index of its first input. Other work runs in between."""
+        """Split the inputs into pieces that do not count as long, each with the index of its first input. Other work runs in between. A
+        long text has a piece of its own.
+        """
         first, characters = 0, 0
         for at, item in enumerate(inputs):
             size, limit = size_of(item), self.settings.max_input_characters
             if size > limit:
                 raise InputTooLong(f"input {at} has {size} characters and the most is {limit}: send it in parts", param="input")
-            if characters and characters + size > LONG_CHARACTERS:  # begin a new piece here, so that a long text has a piece of its own
+            if characters and characters + size > LONG_CHARACTERS:
                 yield first, inputs[first:at]
                 first, characters = at, 0
             characters += size
-            if characters > _PIECE_CHARACTERS:
-                yield first, inputs[first : at + 1]
-                first, characters = at + 1, 0
-        if first < len(inputs):
-            yield first, inputs[first:]
+        yield first, inputs[first:]
 
 
 def _raise_first(results: Sequence[object], call: Call) -> None:

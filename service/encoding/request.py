@@ -14,7 +14,6 @@ NO_DEADLINE = math.inf
 
 Row = tuple[Array, ...]  # what was asked of one input: an array for each of the task's outputs
 RowOrError = Row | ServiceError
-OnResult = Callable[[list[RowOrError] | ServiceError], None]  # called with all rows of a task, or with the error that ended it
 OnRow = Callable[[int, RowOrError], None]  # called with an input's index and row, as soon as the row is computed
 
 
