@@ -6,17 +6,17 @@ sources and their searches.
 
 import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.encoder_decoder.admission import SourceAdmission
 from service.encoder_decoder.batch import Batch, Source
 from service.encoder_decoder.request import EncoderDecoderRequest
 from service.encoder_decoder.search import Path, Search
-from service.encoder_decoder.session import EncoderDecoderSession, OnnxEncoderDecoderSession, check_golden
+from service.encoder_decoder.session import EncoderDecoderSession, check_golden
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest
-from service.generation.admission import QueueLimits
+from service.generation.admission import Admission, Holding, QueueLimits
 from service.generation.model import Generator
 from service.generation.request import Attention, Delta, GenerationRequest, Token
 from service.generation.run import Run
@@ -24,6 +24,7 @@ from service.generation.sampling.sampler import check_ids
 from service.generation.step_engine import Once, StepEngine
 from service.generation.submission import Submission, Workload
 from service.generation.text import TextStream, Vocabulary
+from service.runtime.lanes import Lane
 from service.runtime.onnx import CPU
 from service.settings import Settings
 from service.telemetry.metrics import GeneratorMetrics
@@ -31,6 +32,22 @@ from service.telemetry.usage import Usage
 
 if TYPE_CHECKING:
     from service.telemetry.tracing import Tracer
+
+
+class SourceAdmission(Admission[Source]):
+    """A queue of sources. A source keeps its rows until its outputs are complete."""
+
+    def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
+        """Return the estimated seconds until a new source gets its rows. All waiting sources of its own client get their rows before it,
+        and each other client gets at most as many rows as its own client, the new source included.
+        """
+        by_client = Counter[str]()
+        for each in self._submissions:
+            if each.lane <= lane:
+                by_client[each.client] += each.slots
+        own = by_client.pop(client, 0)
+        ahead = own + sum(min(rows, own + slots) for rows in by_client.values()) + slots - holding.free
+        return max(ahead, 0) * holding.turn_s / holding.slots if len(self) else 0.0
 
 
 class EncoderDecoderEngine(StepEngine[Source]):
@@ -172,7 +189,7 @@ class Searching(Workload[Source]):
 
 def open_encoder_decoder(model: Generator, settings: Settings, *, threads: int, tracer: "Tracer | None") -> EncoderDecoderEngine:
     """Open the engine of an encoder-decoder, and test it."""
-    session = OnnxEncoderDecoderSession(model.bundle, model.manifest, threads=threads, provider=settings.provider)
+    session = EncoderDecoderSession(model.bundle, model.manifest, threads=threads, provider=settings.provider)
     check_golden(model.bundle, session, model.encode)
     limits = QueueLimits(slots=max(settings.slots, 8), max_wait_s=settings.max_wait_s, max_bulk_wait_s=settings.max_bulk_wait_s)
     return EncoderDecoderEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=tracer)

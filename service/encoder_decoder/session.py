@@ -5,7 +5,7 @@ row. Also tests a bundle before it is served.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,24 +40,8 @@ class Step:
     state: Tensors
 
 
-class EncoderDecoderSession(Protocol):
-    """The interface that the engine needs of a runtime. Call it from one thread only."""
-
-    both: contract.EncoderDecoderFields
-    vocab_size: int
-    max_source: int
-
-    def read(self, sources: Sequence[list[int]]) -> Rows:
-        """Encode the sources. Returns one row for each source, to which no output token has been fed."""
-        ...
-
-    def step(self, previous: Ids, rows: Rows) -> Step:
-        """Feed the previous token of each row, (R,), and return the logits that follow. `rows` is not changed."""
-        ...
-
-
-class OnnxEncoderDecoderSession:
-    """A bundle's graphs in ONNX Runtime, always on the CPU, whatever `provider` is."""
+class EncoderDecoderSession:
+    """A bundle's graphs in ONNX Runtime, always on the CPU, whatever `provider` is. Call it from one thread only."""
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto") -> None:
         one_runtime()
@@ -75,6 +59,7 @@ class OnnxEncoderDecoderSession:
         self._stepped = [tensor.name for tensor in manifest.graph.outputs]
 
     def read(self, sources: Sequence[list[int]]) -> Rows:
+        """Encode the sources. Returns one row for each source, to which no output token has been fed."""
         ids, mask, _ = pad(sources, None, self._pad)
         made: dict[str, Any] = dict(
             zip(self._made, self._reader.run(self._made, {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask}), strict=True)
@@ -83,6 +68,7 @@ class OnnxEncoderDecoderSession:
         return Rows(mask, memory, {name: value for name, value in made.items() if name not in memory})
 
     def step(self, previous: Ids, rows: Rows) -> Step:
+        """Feed the previous token of each row, (R,), and return the logits that follow. `rows` is not changed."""
         feed = {contract.PREVIOUS: previous, contract.ATTENTION_MASK: rows.mask, **rows.memory, **rows.state}
         logits, attention, *states = self._step.run(self._stepped, feed)
         return Step(logits, attention, dict(zip(rows.state, states, strict=True)))

@@ -157,7 +157,8 @@ class Admission(Generic[J]):
             crowded = len(submission) > 1 and self._waiting and backlog + len(submission) > _BACKLOG * most_waiting
             if (new and not self._fits([*new, submission])) or crowded:
                 waiting, tokens = sum(map(len, new)) + backlog, sum(each.tokens for each in new)
-                raise Overloaded(f"Model is overloaded: {self._full(waiting, tokens)}", retry_after_s=retry_after_s)
+                full = f"{waiting} requests with {tokens} prompt tokens wait, and the most is {most_waiting} requests"
+                raise Overloaded(f"Model is overloaded: {full}", retry_after_s=retry_after_s)
             for each in replaced:
                 self._drop(each)
             self._submissions[submission] = None
@@ -169,9 +170,6 @@ class Admission(Generic[J]):
     def _fits(self, new: Sequence[Submission[J]]) -> bool:
         limits = self._limits
         return sum(map(len, new)) <= limits.max_waiting and sum(each.tokens for each in new) <= limits.max_waiting_tokens
-
-    def _full(self, waiting: int, tokens: int) -> str:
-        return f"{waiting} requests with {tokens} prompt tokens wait for a slot"
 
     def cancel(self, run: Run) -> None:
         """Cancel a run. The engine's thread ends it before the next step."""

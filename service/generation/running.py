@@ -129,7 +129,7 @@ class Running:
         self._feeds.append(_Feed())
         self._logits[row] = logits
         asked = sequence.request
-        self._sampler.go_on(row, asked.sampling, sequence.edits, position=sequence.position, top_logprobs=asked.top_logprobs)
+        self._sampler.put(row, asked.sampling, sequence.edits, position=sequence.position, top_logprobs=asked.top_logprobs)
         # A grammar's masks are made one after the other, so they would wait for each other.
         if self._guesses and sequence.guesses is None and asked.sampling.temperature < COLDEST and sequence.matcher is None:
             sequence.guesses = Guesses((*asked.prompt[-MOST_PLACES:], *sequence.completion))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
+from service.runtime.bound import bind
 from service.runtime.onnx import CPU, one_runtime, open_graph
 from service.runtime.side_by_side import SideBySide
 
@@ -234,7 +235,6 @@ class OnnxStepSession:
 
     def _call(self, session: "ort.InferenceSession", step: Step, rows: slice) -> Callable[[], None]:
         """Bind the arrays of some rows, and return a function that makes one call of the runtime."""
-        binding = session.io_binding()
         inputs: dict[str, Tensor] = {
             contract.TOKENS: step.tokens[rows],
             contract.LENGTHS: step.lengths[rows],
@@ -246,16 +246,7 @@ class OnnxStepSession:
         for state, before, after in zip(self.decoder.states, step.states.arrays, step.out.arrays, strict=True):
             inputs[state.name] = before[rows]
             outputs[state.output] = after[rows]
-        for name, array in inputs.items():
-            binding.bind_cpu_input(name, array)
-        for name, array in outputs.items():
-            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-        # The default argument keeps the arrays alive, because a binding holds no references to them.
-        def call(_: object = (inputs, outputs)) -> None:
-            session.run_with_iobinding(binding)
-
-        return call
+        return bind(session, inputs, outputs)
 
 
 def _all(calls: Sequence[Callable[[], None]]) -> None:

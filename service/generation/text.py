@@ -41,9 +41,12 @@ class Vocabulary:
             if token_id not in added:
                 self._bytes[token_id] = bytes_of(token)
         self._bytes.update({token_id: token["content"].encode() for token_id, token in added.items()})
-        self._texts = _whole(self._bytes)
+        self._texts: dict[int, str] = {}  # of the tokens that consist of whole characters
+        for token_id, content in self._bytes.items():
+            with suppress(UnicodeDecodeError):
+                self._texts[token_id] = content.decode()
         self.special = frozenset(token_id for token_id, token in added.items() if token["special"])
-        self.widest, self.widest_with_bytes = _widest(self._bytes.values())
+        self.widest, self.widest_with_bytes = _widest(self._bytes, self._texts)
 
     def text(self, token_id: int) -> str | None:
         """Return the text of a token that consists of whole characters, else None."""
@@ -125,35 +128,18 @@ class TextStream:
         return len(text)
 
 
-def _widest(pieces: Iterable[bytes]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _widest(pieces: Mapping[int, bytes], texts: Mapping[int, str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the sizes in bytes that the largest tokens have in JSON, descending, in two lists. In the first, a token is written as a
-    string; in the second, as a string and a list of bytes.
+    string; in the second, as a string and a list of bytes. `texts` has the tokens that consist of whole characters.
 
     A token with an incomplete character is written as U+FFFD or in a form such as `bytes:\\xc3`; the larger size counts.
     """
     widths = []
-    for piece in pieces:
+    for token_id, piece in pieces.items():
         as_text = len(orjson.dumps(piece.decode(errors="replace")))
-        widths.append((as_text if _is_text(piece) else max(as_text, 8 + 5 * len(piece)), len(piece)))
+        widths.append((as_text if token_id in texts else max(as_text, 8 + 5 * len(piece)), len(piece)))
     with_bytes = (width + 4 * size for width, size in widths)
     return tuple(heapq.nlargest(_WIDEST, (width for width, _ in widths))), tuple(heapq.nlargest(_WIDEST, with_bytes))
-
-
-def _is_text(piece: bytes) -> bool:
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _whole(pieces: Mapping[int, bytes]) -> dict[int, str]:
-    """Return a dictionary from token id to text, for the tokens that consist of whole characters."""
-    texts: dict[int, str] = {}
-    for token_id, content in pieces.items():
-        with suppress(UnicodeDecodeError):
-            texts[token_id] = content.decode()
-    return texts
 
 
 def _reader(decoder: Any, file: str) -> Callable[[str], bytes]:

@@ -21,7 +21,7 @@ answers have the header `Retry-After`.
 | 429 at a gateway for an encoding that the pool has just refused | 0.05 s since that refusal | `refusals.py` |
 | 429 for a text when the wait for a slot would be, or is, too long | wait > `max_wait_s` | `generation/admission.py` |
 | 429 for a text when too many wait; the client with the most waiting runs loses its newest request | 256 runs | `generation/admission.py` |
-| the previous two rules for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `encoder_decoder/admission.py` |
+| the previous two rules for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `encoder_decoder/engine.py` |
 | 429 for an attention map when too many wait | 8 texts | `encoding/maps.py` |
 | 429 for an encoding that is queued, and dropped under overload | not started after 3 short queues | `encoding/queue.py` |
 | 504 for a request that has no part of its answer at its deadline | `request_timeout_s`, `x-request-timeout-ms` | each engine |

@@ -6,7 +6,7 @@ prompt are sent before the run's first delta, and its attention weights before i
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from service.generation.request import Attention, Delta, FinishReason, TokenLogprob
@@ -121,7 +121,7 @@ def in_deltas(made: Sequence[RunDelta]) -> Iterator[Deltas]:
         yield Deltas(message)
 
 
-def prompt_parts(run: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[PromptPart]:
+def prompt_parts(run: int, logprobs: Iterable[TokenLogprob | None]) -> Iterator[PromptPart]:
     """Split a prompt's log-probabilities into messages of at most the maximum size."""
     message: list[PlainLogprob | None] = []
     numbers = 0

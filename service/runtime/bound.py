@@ -1,10 +1,11 @@
-"""A graph whose inputs and outputs are at fixed addresses of a device, so that CUDA can record its kernels once and replay them.
+"""Graphs whose inputs and outputs are at fixed addresses: of the host, or of a device, so that CUDA can record its kernels once and replay
+them.
 
 ONNX Runtime records a CUDA graph at the first run with a new number of the run option `gpu_graph_id`, and later runs with this number only
 launch it. The code works with the device of any ONNX Runtime provider, so tests run it on a CPU.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,23 @@ if TYPE_CHECKING:
 
 GRAPH_ID = "gpu_graph_id"
 _ALIGNED = 256  # each input begins at a multiple of this number of bytes, as CUDA's own allocations do
+
+
+def bind(session: "ort.InferenceSession", inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
+    """Return a function that runs a session's graph, each time from what the inputs have then. The arrays are C-contiguous, and the outputs
+    are written in place.
+    """
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
+    for name, array in outputs.items():
+        binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    # The default argument keeps the arrays alive, because a binding holds no references to them.
+    def call(_: object = (inputs, outputs)) -> None:
+        session.run_with_iobinding(binding)
+
+    return call
 
 
 class Field(NamedTuple):

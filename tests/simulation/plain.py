@@ -74,7 +74,7 @@ def outcome(request: GenerationRequest, before: Sequence[int] = ()) -> Outcome:
     seen[list(before)] = True
     sampler = Sampler(VOCAB_SIZE, 1)
     edits = Edits.of(request.sampling, VOCAB_SIZE, request.prompt, (), None, np.packbits(seen, bitorder="little"))
-    sampler.go_on(0, request.sampling, edits, position=int(n[0]), top_logprobs=request.top_logprobs)
+    sampler.put(0, request.sampling, edits, position=int(n[0]), top_logprobs=request.top_logprobs)
     matcher = None if request.grammar is None else tokenizer().grammars.matcher(request.grammar)
     text = TextStream(
         tokenizer().vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens

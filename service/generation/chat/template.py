@@ -9,8 +9,8 @@ rendered once more in a new process. The template never runs on the event loop.
 import asyncio
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -109,7 +109,7 @@ class ChatTemplate:
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            with self._lock:  # wait until no other thread uses the pipes
+            with self._lock:  # wait until no other thread uses the connection
                 child.end()
 
     def _variables(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool) -> Any:
@@ -153,22 +153,19 @@ class _Child:
     def __init__(self, max_s: float, max_bytes: int) -> None:
         self.ended = False
         self._max_s, self._max_bytes = max_s, max_bytes
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(Path(template_child.__file__)), str(MEMORY_BYTES), str(max_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            cwd="/",
-            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-            start_new_session=True,  # so Ctrl-C reaches only the service, which finishes accepted requests
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._into, self._out_of = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._into, False)
+        self._socket, its = socket.socketpair()
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(Path(template_child.__file__)), str(MEMORY_BYTES), str(max_s)],
+                stdin=its.fileno(),
+                stdout=its.fileno(),
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                start_new_session=True,  # so Ctrl-C reaches only the service, which finishes accepted requests
+            )
         # Ends the process also if `close` is never called: at exit, or by the garbage collector.
-        self._finalizer = weakref.finalize(self, _end, self._process)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._socket)
 
     def ask(self, frame: bytes) -> dict[str, Any]:
         """Send a frame and return its answer. Raises _Refused if the process refuses or reaches a limit, and _Killed if it ends for another
@@ -176,12 +173,13 @@ class _Child:
         """
         until = time.monotonic() + self._max_s + _PATIENCE_S
         try:
-            self._send(frame, until)
+            self._socket.settimeout(self._max_s + _PATIENCE_S)
+            self._socket.sendall(frame)
             size = int.from_bytes(self._receive(8, until), "big")
             if size > self._max_bytes:
-                raise _Gone
+                raise OSError
             answer: dict[str, Any] = json.loads(self._receive(size, until))
-        except (_Gone, OSError):
+        except OSError:  # TimeoutError too
             self.end()
             raise self._cause() from None
         if (reason := answer.get("refused")) is not None:
@@ -206,39 +204,19 @@ class _Child:
             return _Refused(f"was stopped: it needs more than {MEMORY_BYTES >> 20} MiB")
         return _Killed(f"has lost its process: signal {-status} ended it, or it got no CPU time")
 
-    def _send(self, frame: bytes, until: float) -> None:
-        left = memoryview(frame)
-        while left:
-            _wait(self._into, select.POLLOUT, until)
-            left = left[os.write(self._into, left) :]
-
     def _receive(self, size: int, until: float) -> bytes:
         content = bytearray()
         while len(content) < size:
-            _wait(self._out_of, select.POLLIN, until)
-            piece = os.read(self._out_of, min(size - len(content), _PIECE_BYTES))
-            if not piece:
-                raise _Gone
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            if not (piece := self._socket.recv(min(size - len(content), _PIECE_BYTES))):
+                raise ConnectionResetError
             content += piece
         return bytes(content)
 
 
-class _Gone(Exception):
-    """The process has ended, or takes too long."""
-
-
-def _wait(descriptor: int, event: int, until: float) -> None:
-    poll = select.poll()
-    poll.register(descriptor, event)
-    if not poll.poll(max(until - time.monotonic(), 0) * 1000):
-        raise _Gone
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipes and end the process. A process that has already ended by itself keeps its exit status."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    """Close the connection and end the process. A process that has already ended by itself keeps its exit status."""
+    connection.close()
     try:
         process.wait(timeout=0.05)  # a short wait, because it may be about to end by itself
     except subprocess.TimeoutExpired:

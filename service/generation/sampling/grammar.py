@@ -8,7 +8,6 @@ with a large stack, because it is recursive.
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from export.contract import BundleError
 from service.errors import InvalidRequest, Overloaded
 from service.generation.request import Grammar
+from service.runtime.lru import Lru
 
 Words = NDArray[np.int32]  # (ceil(V / 32),): bit i of word w is token 32 w + i, 1 = allowed
 
@@ -125,7 +125,7 @@ class Grammars:
                 self._tokenizer = LLTokenizer(tokenizer_file.read_text(encoding="utf-8"), eos_token=list(eos_token_ids))
             except ValueError as error:
                 raise BundleError(f"{tokenizer_file.name}: not a tokenizer that grammars can be followed with: {error}") from error
-        self._compiled: OrderedDict[Grammar, tuple[LLMatcher, Cost]] = OrderedDict()
+        self._compiled: Lru[Grammar, tuple[LLMatcher, Cost]] = Lru(_MAX_CACHED)
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
@@ -139,14 +139,10 @@ class Grammars:
             raise InvalidRequest("this model has no end of text, so no grammar can be followed to its end", param="grammar")
         with self._lock:
             compiled = self._compiled.get(grammar)
-            if compiled is not None:
-                self._compiled.move_to_end(grammar)
         if compiled is None:
             compiled = self._compile(grammar, self._tokenizer)
             with self._lock:
-                self._compiled[grammar] = compiled
-                if len(self._compiled) > _MAX_CACHED:
-                    self._compiled.popitem(last=False)
+                self._compiled.put(grammar, compiled)
         matcher, cost = compiled
         if cost.too_high:
             raise InvalidRequest(f"the {_NAMES[grammar.kind]} cannot be used: {cost}", param="grammar")

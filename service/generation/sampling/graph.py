@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.generation.sampling.scratch import Floats
+from service.runtime.bound import bind
 from service.runtime.onnx import open_graph
 
 if TYPE_CHECKING:
@@ -46,18 +47,8 @@ class Draws(NamedTuple):
         """Return a function that draws a token from softmax(scores / temperature) in each row, each time from what the arrays have then.
         `scores` (B, V) and the arrays are C-contiguous.
         """
-        opened, inputs = session(), _inputs(scores, self.inverse_temperatures, self.uniforms)
-        binding = opened.io_binding()
-        for name, array in inputs.items():
-            binding.bind_cpu_input(name, array)
-        for name, array in {"ids": self.token_ids, "total": self.totals}.items():
-            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-        # The default argument keeps the arrays alive, because a binding holds no references to them.
-        def call(_: object = (inputs, self)) -> None:
-            opened.run_with_iobinding(binding)
-
-        return call
+        inputs = _inputs(scores, self.inverse_temperatures, self.uniforms)
+        return bind(session(), inputs, {"ids": self.token_ids, "total": self.totals})
 
 
 def draw(scores: Floats, inverse_temperatures: Floats, uniforms: Doubles) -> Ids:

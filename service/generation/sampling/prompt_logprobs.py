@@ -5,10 +5,9 @@ between two steps.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,58 +29,32 @@ class Told:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def __getitem__(self, at: int) -> TokenLogprob:
-        total = float(self.totals[at])
-        alternatives = zip(self.top_ids[at].tolist(), self.top_distances[at].tolist(), strict=True)
-        top = tuple([(token_id, -distance - total) for token_id, distance in alternatives if distance < math.inf])
-        return TokenLogprob(int(self.token_ids[at]), float(self.logprobs[at]), top, int(self.ranks[at]))
-
     def __iter__(self) -> Iterator[TokenLogprob]:
-        return (self[at] for at in range(len(self)))
+        for at, total in enumerate(self.totals.tolist()):
+            alternatives = zip(self.top_ids[at].tolist(), self.top_distances[at].tolist(), strict=True)
+            top = tuple([(token_id, -distance - total) for token_id, distance in alternatives if distance < math.inf])
+            yield TokenLogprob(int(self.token_ids[at]), float(self.logprobs[at]), top, int(self.ranks[at]))
 
 
-Part = Told | Sequence[TokenLogprob | None]
-
-
-class PromptLogprobs(Sequence[TokenLogprob | None]):
+class PromptLogprobs:
     """The log-probabilities of a prompt: one entry for each token, None for the first. Entries are created when they are read."""
 
-    def __init__(self, *parts: Part) -> None:
-        self._parts: list[Part] = []
-        self._ends: list[int] = []  # for each part, the total number of entries in it and all earlier parts
+    def __init__(self, *parts: "Part") -> None:
+        self.parts: list[Told | Sequence[TokenLogprob | None]] = []
+        self._size = 0
         for part in parts:
             self.extend(part)
 
-    def extend(self, part: Part) -> None:
+    def extend(self, part: "Part") -> None:
         """Append a part. Parts are never changed, so several objects may share one."""
-        if isinstance(part, PromptLogprobs):
-            for each in list(part._parts):
-                self.extend(each)
-        elif len(part):
-            self._parts.append(part)
-            self._ends.append(len(self) + len(part))
+        self.parts += part.parts if isinstance(part, PromptLogprobs) else [part]
+        self._size += len(part)
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return self._size
 
     def __iter__(self) -> Iterator[TokenLogprob | None]:
-        for part in self._parts:
-            yield from part
+        return chain.from_iterable(self.parts)
 
-    @overload
-    def __getitem__(self, at: int) -> TokenLogprob | None: ...
 
-    @overload
-    def __getitem__(self, at: slice) -> list[TokenLogprob | None]: ...
-
-    def __getitem__(self, at: int | slice) -> TokenLogprob | list[TokenLogprob | None] | None:
-        if isinstance(at, slice):
-            return [self[each] for each in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
-        number = bisect_right(self._ends, at)
-        return self._parts[number][at - (self._ends[number - 1] if number else 0)]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
+Part = Told | PromptLogprobs | Sequence[TokenLogprob | None]

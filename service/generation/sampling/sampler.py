@@ -45,7 +45,7 @@ class Sampler:
 
     def __init__(self, vocab_size: int, slots: int, most_ahead: int = 1) -> None:
         """`most_ahead` is the largest number of draws that are made ahead."""
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._rows = np.zeros(slots, ROW)
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are not edited
         self._uniforms = UniformCache(slots)
@@ -58,22 +58,9 @@ class Sampler:
         self._quiet = copy_context()  # entering it is quicker than `np.errstate`
         self._quiet.run(np.seterr, over="ignore", invalid="ignore")
 
-    def put(
-        self,
-        row: int,
-        sampling: Sampling,
-        *,
-        prompt: Sequence[int],
-        completion: Sequence[int] = (),
-        top_logprobs: int | None = None,
-    ) -> None:
-        """Start a run in this row, or resume a run that has drawn `completion`."""
-        edits = Edits.of(sampling, self._vocab_size, prompt, completion)
-        self.go_on(row, sampling, edits, position=len(prompt) + len(completion), top_logprobs=top_logprobs)
-
-    def go_on(self, row: int, sampling: Sampling, edits: "Edits | None", *, position: int, top_logprobs: int | None) -> None:
-        """Start or resume a run as `put` does, but with `edits` made by `Edits.of` before, so that the time does not depend on the length
-        of prompt and completion. Later draws update `edits`.
+    def put(self, row: int, sampling: Sampling, edits: "Edits | None", *, position: int, top_logprobs: int | None) -> None:
+        """Start or resume a run in this row. Its `edits` are made by `Edits.of` before, so that the time does not depend on the length of
+        prompt and completion. Later draws update `edits`.
         """
         self._edits[row], self._known[row], self._planned = edits, False, None
         self._rows[row] = (
@@ -190,7 +177,7 @@ class Sampler:
         """Return the plan of this number of draws for all of the first rows."""
         if self._planned is None or not self._planned.fits(n_rows, n_draws):
             edited = [edit is not None for edit in self._edits[:n_rows]]
-            self._planned = Plan.of(self._rows[:n_rows], edited, self._uniforms, self._vocab_size)
+            self._planned = Plan.of(self._rows[:n_rows], edited, self._uniforms, self.vocab_size)
             for draws in self._draws:
                 draws.inverse_temperatures[:n_rows, 0] = self._planned.inverse_temperatures
         return self._planned
@@ -216,7 +203,7 @@ class Sampler:
             edit.bias(scores[row])
         self._penalise(scores, [(row, edit.counts) for row, edit in edits if len(edit.counts.token_ids)])
         for row, words in masks.items():
-            allowed = _bits(words.view(np.uint8), self._vocab_size)
+            allowed = _bits(words.view(np.uint8), self.vocab_size)
             scores[row, ~allowed] = -np.inf
         for row, token_ids in enumerate(banned):
             scores[row, list(token_ids)] = -np.inf

@@ -7,13 +7,13 @@ import torch
 
 from export import contract
 from models.encoder_decoder.model import EncoderDecoder
-from service.encoder_decoder.session import Ids, Rows, Step
+from service.encoder_decoder.session import EncoderDecoderSession, Ids, Rows, Step
 from service.runtime.onnx import pad
 from tests.service.fakes import PATIENCE_S
 
 
-class TorchSession:
-    """A `EncoderDecoderSession`. `sizes` are the (R, N) of all steps; `hold` keeps steps from beginning until `open`."""
+class TorchSession(EncoderDecoderSession):
+    """`sizes` are the (R, N) of all steps; `hold` keeps steps from beginning until `open`."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         c = model.config

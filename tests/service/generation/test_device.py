@@ -92,7 +92,7 @@ async def answers(session: StepSession[Any], bundle: Path, requests: Sequence[Ge
     """What each run says, with its log-probabilities and those of its prompt."""
     async with running(session, bundle, slots=SLOTS) as engine:
         runs = [engine.submit(request) for request in requests]
-        return [(await all_of(run), run.prompt_logprobs) for run in runs]
+        return [(await all_of(run), list(run.prompt_logprobs)) for run in runs]
 
 
 @pytest.mark.parametrize("name", BUNDLES)

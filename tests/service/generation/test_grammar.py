@@ -14,7 +14,7 @@ from service.errors import InvalidRequest
 from service.generation.request import Grammar, Sampling
 from service.generation.sampling import grammar as grammar_module
 from service.generation.sampling.grammar import MAX_SOURCE_BYTES, Grammars, Matcher, Words
-from service.generation.sampling.sampler import Sampler
+from service.generation.sampling.sampler import Edits, Sampler
 from service.generation.text import Vocabulary
 from tests.service.fakes import PATIENCE_S, case, first
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, byte_tokenizer
@@ -71,7 +71,8 @@ def spelled(text: str, vocabulary: Vocabulary) -> list[int]:
 def drawn(matcher: Matcher, seed: int, vocabulary: Vocabulary, most: int = 2000) -> tuple[str, list[int]]:
     """A random text of the language, and its tokens. The end of text is likelier than the rest, so that it comes."""
     sampler, token_ids = Sampler(VOCAB_SIZE, 1), list[int]()
-    sampler.put(0, Sampling(seed=seed, logit_bias={EOS: 3.0}), prompt=(1,))
+    sampling = Sampling(seed=seed, logit_bias={EOS: 3.0})
+    sampler.put(0, sampling, Edits.of(sampling, VOCAB_SIZE, (1,)), position=1, top_logprobs=None)
     while not matcher.finished and len(token_ids) < most:
         result = sampler.draw(np.zeros((1, VOCAB_SIZE), np.float32), masks={0: mask_of(matcher)})
         token_id = int(result.token_ids[0])
@@ -139,10 +140,10 @@ def test_ids_that_only_the_model_has_are_never_allowed(grammars: Grammars) -> No
 
 
 def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "_MAX_CACHED", 2)
     grammars, compiled = Grammars(file, (EOS,)), list[Grammar]()
     compile_ = grammars._compile
     monkeypatch.setattr(grammars, "_compile", lambda grammar, tokenizer: compiled.append(grammar) or compile_(grammar, tokenizer))
-    monkeypatch.setattr(grammar_module, "_MAX_CACHED", 2)
     for source in ("a", "b", "a", "c", "a", "b"):
         grammars.matcher(Grammar(kind="regex", source=source))
     assert [grammar.source for grammar in compiled] == ["a", "b", "c", "b"]

@@ -19,7 +19,7 @@ from service.generation.sampling.drawing import draw_truncated
 from service.generation.sampling.graph import draw
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
-from service.generation.sampling.sampler import SAMPLER_VERSION, Sampler, check_sampling, logprobs_of
+from service.generation.sampling.sampler import SAMPLER_VERSION, Edits, Sampler, check_sampling, logprobs_of
 from service.generation.sampling.truncation import DEEPEST, Truncation, truncate
 from tests.service.fakes import first
 
@@ -49,6 +49,11 @@ MANNERS = [
 
 def some_logits(rows: int, seed: int = 0, vocab: int = V, scale: float = 3.0) -> NDArray[np.float32]:
     return (np.random.default_rng(seed).standard_normal((rows, vocab)) * scale).astype(np.float32)
+
+
+def put(sampler: Sampler, row: int, sampling: Sampling, *, prompt: Any, completion: Any = (), top_logprobs: int | None = None) -> None:
+    edits = Edits.of(sampling, sampler.vocab_size, prompt, completion)
+    sampler.put(row, sampling, edits, position=len(prompt) + len(completion), top_logprobs=top_logprobs)
 
 
 def naive_distribution(
@@ -95,7 +100,7 @@ def frequencies(sampling: Sampling, logits: NDArray[np.float32], draws: int, *, 
     """How often each token comes, over as many seeds."""
     sampler = Sampler(len(logits), draws)
     for row in range(draws):
-        sampler.put(row, dataclasses.replace(sampling, seed=row), prompt=prompt, completion=completion)
+        put(sampler, row, dataclasses.replace(sampling, seed=row), prompt=prompt, completion=completion)
     token_ids = sampler.draw(np.tile(logits, (draws, 1))).token_ids
     return {token: count / draws for token, count in Counter(token_ids.tolist()).items()}
 
@@ -200,7 +205,7 @@ def test_what_was_seen_is_penalised_as_defined(
     logits: tuple[float, ...], penalty: dict[str, Any], prompt: tuple[int, ...], completion: tuple[int, ...], best: int
 ) -> None:
     sampler = Sampler(2, 1)
-    sampler.put(0, Sampling(seed=0, temperature=0, **penalty), prompt=prompt, completion=completion)
+    put(sampler, 0, Sampling(seed=0, temperature=0, **penalty), prompt=prompt, completion=completion)
     assert sampler.draw(np.array([logits], np.float32)).token_ids[0] == best
 
 
@@ -211,7 +216,7 @@ def walk(order: list[int], steps: int, vocab: int) -> dict[int, list[tuple[int, 
     """These manners side by side for some steps; what each drew, by its number."""
     sampler = Sampler(vocab, len(order))
     for row, at in enumerate(order):
-        sampler.put(row, MANNERS[at], prompt=range(at), top_logprobs=at % 4 if at % 3 else None)
+        put(sampler, row, MANNERS[at], prompt=range(at), top_logprobs=at % 4 if at % 3 else None)
     drawn: dict[int, list[tuple[int, Any]]] = {at: [] for at in order}
     for step in range(steps):
         logits = np.stack([some_logits(1, seed=100 * at + step, vocab=vocab)[0] for at in order])
@@ -245,12 +250,12 @@ def test_a_seed_gives_the_tokens_of_its_version() -> None:
 def test_a_row_goes_on_in_another_sampler_from_what_it_has_drawn(sampling: Sampling) -> None:
     logits = some_logits(8, seed=3)
     here, there = Sampler(V, 1), Sampler(V, 3)
-    here.put(0, sampling, prompt=(1, 2, 2), top_logprobs=2)
+    put(here, 0, sampling, prompt=(1, 2, 2), top_logprobs=2)
     first = [int(here.draw(row[None]).token_ids[0]) for row in logits[:4]]
     rest = [int(here.draw(row[None]).token_ids[0]) for row in logits[4:]]
-    there.put(0, MANNERS[10], prompt=(5,))
-    there.put(1, MANNERS[3], prompt=(5,))
-    there.put(2, sampling, prompt=(1, 2, 2), completion=first, top_logprobs=2)
+    put(there, 0, MANNERS[10], prompt=(5,))
+    put(there, 1, MANNERS[3], prompt=(5,))
+    put(there, 2, sampling, prompt=(1, 2, 2), completion=first, top_logprobs=2)
     there.move(2, 1)
     again = [there.draw(np.stack([row, row])) for row in logits[4:]]
     assert [int(drawn.token_ids[1]) for drawn in again] == rest
@@ -275,7 +280,7 @@ def test_what_is_drawn_ahead_is_what_would_be_drawn(vocab: int) -> None:
         while len(following) < n_slots and (not following or picked.random() < 0.3):
             asked = dataclasses.replace(MANNERS[picked.integers(len(MANNERS))], seed=step)
             for each in samplers:
-                each.put(len(following), asked, prompt=(1, 2), top_logprobs=1 if step % 4 == 0 else None)
+                put(each, len(following), asked, prompt=(1, 2), top_logprobs=1 if step % 4 == 0 else None)
             following.append(some_logits(1, seed=step, vocab=vocab)[0])
         logits = np.stack(following)
         masks = {0: words(31, 32, 41, vocab=vocab)} if picked.random() < 0.2 else {}
@@ -301,12 +306,12 @@ def test_what_is_drawn_ahead_is_what_would_be_drawn(vocab: int) -> None:
 def test_what_was_drawn_ahead_is_not_drawn_again() -> None:
     logits, sampler = some_logits(3), Sampler(V, 3)
     for row in range(3):
-        sampler.put(row, Sampling(seed=row), prompt=(1,), top_logprobs=0)
+        put(sampler, row, Sampling(seed=row), prompt=(1,), top_logprobs=0)
     drawn_ahead(sampler, logits, parts=2)
     known = sampler.draw(np.roll(logits, 1, axis=1)).token_ids
     for row in range(3):
         alone = Sampler(V, 1)
-        alone.put(0, Sampling(seed=row), prompt=(1,))
+        put(alone, 0, Sampling(seed=row), prompt=(1,))
         assert known[row] == alone.draw(logits[row : row + 1]).token_ids[0]
 
 
@@ -315,7 +320,7 @@ def test_a_row_without_finite_logits_fails_alone_when_it_was_drawn_ahead(bad: fl
     logits, sampler = some_logits(3), Sampler(V, 3)
     logits[1] = bad
     for row in range(3):
-        sampler.put(row, Sampling(seed=row), prompt=(1,))
+        put(sampler, row, Sampling(seed=row), prompt=(1,))
     first = sampler.draw(some_logits(3, seed=1)).token_ids
     drawn_ahead(sampler, logits, parts=1)
     drawn = sampler.draw(logits)
@@ -323,7 +328,7 @@ def test_a_row_without_finite_logits_fails_alone_when_it_was_drawn_ahead(bad: fl
     assert (list(drawn.failures), drawn.token_ids[1]) == ([1], -1)
     again = Sampler(V, 3)
     for row in range(3):
-        again.put(row, Sampling(seed=row), prompt=(1,), completion=[int(first[row])])
+        put(again, row, Sampling(seed=row), prompt=(1,), completion=[int(first[row])])
     assert again.draw(logits).token_ids.tolist() == drawn.token_ids.tolist()
 
 
@@ -340,10 +345,10 @@ def test_a_mask_and_a_ban_concern_their_own_row_alone() -> None:
     logits = some_logits(4)
     sampler = Sampler(V, 4)
     for row in range(4):
-        sampler.put(row, Sampling(seed=row, temperature=0 if row % 2 else 1.0), prompt=(1,))
+        put(sampler, row, Sampling(seed=row, temperature=0 if row % 2 else 1.0), prompt=(1,))
     best = logits.argmax(axis=1)
     alone = Sampler(V, 1)
-    alone.put(0, Sampling(seed=2), prompt=(1,))
+    put(alone, 0, Sampling(seed=2), prompt=(1,))
     drawn = sampler.draw(logits, masks={0: words(31, 32, 210)}, banned=((), (int(best[1]),), (), (int(best[0]),)))
     assert drawn.token_ids[0] in (31, 32, 210)
     assert drawn.token_ids[1] == np.argsort(logits[1])[-2]
@@ -359,7 +364,7 @@ def test_a_row_without_any_token_fails_alone_and_stays_where_it_was(sampling: Sa
     sampler, other = Sampler(V, 3), Sampler(V, 3)
     for each in (sampler, other):
         for row in range(3):
-            each.put(row, sampling, prompt=(1,), top_logprobs=1)
+            put(each, row, sampling, prompt=(1,), top_logprobs=1)
     drawn = sampler.draw(logits, masks={0: words()})
     assert (drawn.token_ids[0], drawn.token_ids[2]) == (-1, -1)
     first = other.draw(some_logits(3)).token_ids
@@ -377,13 +382,13 @@ def test_rows_that_do_not_always_draw_together_have_their_own_random_numbers() -
     """For more draws than random numbers are computed together."""
     logits, n_drawn, sampler = some_logits(3), [0, 0, 0], Sampler(V, 3)
     for row in range(3):
-        sampler.put(row, Sampling(seed=row), prompt=(1,))
+        put(sampler, row, Sampling(seed=row), prompt=(1,))
     for step in range(4 * UniformCache.BLOCK):
         only = None if step % 3 else np.array([step % 2 == 0, step % 5 == 0, True])
         drawn = sampler.draw(logits, only=only).token_ids
         for row in range(3) if only is None else np.flatnonzero(only).tolist():
             alone = Sampler(V, 1)
-            alone.put(0, Sampling(seed=row), prompt=(1,), completion=[1] * n_drawn[row])
+            put(alone, 0, Sampling(seed=row), prompt=(1,), completion=[1] * n_drawn[row])
             assert drawn[row] == alone.draw(logits[row : row + 1]).token_ids[0]
             n_drawn[row] += 1
 
@@ -402,7 +407,7 @@ def test_rows_that_do_not_always_draw_together_have_their_own_random_numbers() -
 def test_a_contradiction_names_one_of_the_fields_that_make_it(fields: Any, banned: Any, masks: Any, param: str | None) -> None:
     sampler = Sampler(V, 2)
     for row in range(2):
-        sampler.put(row, Sampling(seed=0, **(fields if row == 0 else {})), prompt=(1,))
+        put(sampler, row, Sampling(seed=0, **(fields if row == 0 else {})), prompt=(1,))
     failures = sampler.draw(some_logits(2), masks=masks, banned=(banned, ())).failures
     assert {row: failure.param for row, failure in failures.items()} == {0: param}
 
@@ -412,7 +417,7 @@ def test_logits_that_are_not_finite_fail_even_where_they_are_masked_away(bad: fl
     logits = some_logits(1)
     logits[0, 7] = bad
     sampler = Sampler(V, 1)
-    sampler.put(0, Sampling(seed=0, top_p=0.9), prompt=(1,))
+    put(sampler, 0, Sampling(seed=0, top_p=0.9), prompt=(1,))
     assert isinstance(sampler.draw(logits, banned=((7,),)).failures[0], RuntimeFailed)
 
 
@@ -424,8 +429,8 @@ def test_logits_that_are_not_finite_fail_even_where_they_are_masked_away(bad: fl
 def test_log_probabilities_are_those_of_the_model_before_anything_else(n_top: int, vocab: int) -> None:
     logits = some_logits(2, vocab=vocab)
     sampler = Sampler(vocab, 2)
-    sampler.put(0, Sampling(seed=1, temperature=0, logit_bias={4: 100.0}), prompt=(1,), top_logprobs=n_top)
-    sampler.put(1, Sampling(seed=1), prompt=(1,))
+    put(sampler, 0, Sampling(seed=1, temperature=0, logit_bias={4: 100.0}), prompt=(1,), top_logprobs=n_top)
+    put(sampler, 1, Sampling(seed=1), prompt=(1,))
     told = sampler.draw(logits).logprobs
     assert told.keys() == {0}
     exact = logits[0].astype(np.float64)
@@ -440,7 +445,7 @@ def test_log_probabilities_are_those_of_the_model_before_anything_else(n_top: in
 def test_log_probabilities_of_a_prompt() -> None:
     logits = some_logits(3)
     logits[1, 9] = -np.inf
-    told = logprobs_of(logits, [8, 9, 10], 2)
+    told = list(logprobs_of(logits, [8, 9, 10], 2))
     assert [one.token_id for one in told] == [8, 9, 10]
     assert told[1].logprob == -math.inf
     assert all(len(one.top) == 2 and one.top[0][1] >= one.top[1][1] for one in told)
@@ -456,18 +461,17 @@ def test_log_probabilities_of_a_prompt_are_kept_in_arrays_and_looked_at_one_by_o
     told = PromptLogprobs([None], logprobs_of(logits, token_ids, n_top))
     sampler = Sampler(4099, 1)
     for row in (0, 7, 64, 199):
-        sampler.put(0, Sampling(seed=0, temperature=0), prompt=(1,), top_logprobs=n_top)
+        put(sampler, 0, Sampling(seed=0, temperature=0), prompt=(1,), top_logprobs=n_top)
         of_draw = sampler.draw(logits[row : row + 1]).logprobs[0]
-        entry = told[row + 1]
+        entry = list(told)[row + 1]
         assert entry is not None
         assert entry.top == of_draw.top, "the same to the bit as of a token that is drawn"
         assert len(entry.top) == (5 if row == 7 else n_top)
     again = PromptLogprobs(told)
     told.extend([TokenLogprob(3, -1.0)])
     assert (len(told), len(again)) == (202, 201)
-    assert told[-1] == TokenLogprob(3, -1.0)
-    assert again == list(told)[:-1] == told[:-1]
-    arrays = [getattr(part, name) for part in again._parts if isinstance(part, Told) for name in Told.__slots__]
+    assert list(told) == [*again, TokenLogprob(3, -1.0)]
+    arrays = [getattr(part, name) for part in again.parts if isinstance(part, Told) for name in Told.__slots__]
     assert sum(array.nbytes for array in arrays) <= 200 * (8 * n_top + 24)
     assert all(array.base is None or array.base.nbytes <= 2 * array.nbytes for array in arrays), "no view keeps the rest of a table"
 
@@ -545,9 +549,9 @@ def test_nothing_that_is_accepted_fails_in_a_draw(fields: dict[str, Any]) -> Non
     except InvalidRequest:
         return
     sampler, alone = Sampler(V, 2), Sampler(V, 1)
-    sampler.put(0, sampling, prompt=(1, 2, 2))
+    put(sampler, 0, sampling, prompt=(1, 2, 2))
     for each, row in ((sampler, 1), (alone, 0)):
-        each.put(row, MANNERS[1], prompt=(1,))
+        put(each, row, MANNERS[1], prompt=(1,))
     for step in range(3):
         logits = some_logits(2, seed=step)
         drawn = sampler.draw(logits)

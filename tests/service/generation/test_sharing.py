@@ -119,11 +119,11 @@ async def test_any_mix_of_clients_draws_what_each_draws_alone(steps: FakeSteps, 
         alone = []
         for request in requests:
             run = engine.submit(request)
-            alone.append((await all_of(run), run.prompt_logprobs))
+            alone.append((await all_of(run), list(run.prompt_logprobs)))
     async with running(FakeSteps(), tokenizer, slots=3, bulk_delay_s=0.01, max_wait_s=1000, max_bulk_wait_s=1000) as engine:
         engine._decoding.__class__ = _Hasty
         runs = [engine.submit(request) for request in requests]
-        answers = list(zip(await asyncio.gather(*map(all_of, runs)), [run.prompt_logprobs for run in runs], strict=True))
+        answers = list(zip(await asyncio.gather(*map(all_of, runs)), [list(run.prompt_logprobs) for run in runs], strict=True))
     assert answers == alone
 
 
@@ -186,7 +186,7 @@ async def test_choices_share_the_prompt_whose_log_probabilities_the_first_of_the
         runs = await engine.open([first, *others])
         assert await asyncio.gather(*map(tokens_of, runs)) == [answer] * 3
         assert sum(len(row) for call in steps.calls[calls:] for row in call) == len(prompt) + 3 * 2, "the prompt is fed once"
-    assert [run.prompt_logprobs for run in runs] == [alone.prompt_logprobs, [], []]
+    assert [list(run.prompt_logprobs) for run in runs] == [list(alone.prompt_logprobs), [], []]
     assert len(alone.prompt_logprobs) == len(prompt)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from export.contract import BundleError
-from service.generation.text import TextStream, Vocabulary, _whole
+from service.generation.text import TextStream, Vocabulary
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
 SPECIAL = "<|end|>"
@@ -147,7 +147,7 @@ class Pieces(Vocabulary):
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._bytes = dict(enumerate(pieces))
-        self._texts = _whole(self._bytes)
+        self._texts = {at: piece.decode() for at, piece in enumerate(pieces) if piece.isascii()}
         self.special = frozenset()
 
 

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from export import contract
-from service.encoder_decoder.session import OnnxEncoderDecoderSession
+from service.encoder_decoder.session import EncoderDecoderSession
 from service.generation.gpu.session import open_steps
 from service.generation.session import OnnxStepSession
 from service.runtime import onnx as runtime
@@ -307,7 +307,7 @@ def test_a_model_without_a_form_for_gpus_computes_on_the_cpu_and_says_so_once(
 ) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
     with caplog.at_level(logging.INFO, "attnserve"):
-        OnnxEncoderDecoderSession(encoder_decoder_bundle, contract.read_manifest(encoder_decoder_bundle), threads=1, provider=provider)
+        EncoderDecoderSession(encoder_decoder_bundle, contract.read_manifest(encoder_decoder_bundle), threads=1, provider=provider)
     told = [(record.__dict__["model"], record.message) for record in caplog.records]
     assert told == [("tiny-writer", "computes on the CPU, as every encoder-decoder does")]
 
