@@ -37,11 +37,11 @@ from service.dialects.states.schemas import ERRORS
 from service.dialects.text.answer import new_id, sequence_tokens
 from service.dialects.text.request import Beginning
 from service.dialects.text.schemas import PADDED, STREAM
-from service.errors import DeadlineExceeded, InvalidRequest, MalformedBody
+from service.errors import DeadlineExceeded, InvalidRequest
 from service.http import sse
 from service.http.answers import json_answer
 from service.http.interrupts import EndedAt
-from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute
+from service.http.routing import CallDep, CatalogDep, JsonRoute
 
 _MOST_DIGITS = 16  # of the id of an event
 
@@ -62,7 +62,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses={**ERRORS, 
 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=STREAM, openapi_extra=_KEY_HEADER)
-async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, content: ContentDep) -> Any:
+async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the model's answer. With `stream`, the answer is sent as events while it is generated.
 
     With `store` the response is stored before its first token, and can be read, continued with `previous_response_id`, and deleted.
@@ -74,7 +74,6 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep, c
         raise InvalidRequest("Idempotency-Key needs store=true: the response is found again in the store", param="Idempotency-Key")
     running, key = running_of(catalog), None
     if call.idempotency_key is not None:
-        _check_json(content)
         key = key_of(call.idempotency_key, "/v1/responses", orjson.loads(body.model_dump_json(by_alias=True)))
     asked_for, begin, before = await _continued(body, call, catalog)
     response_id = new_id("resp_")
@@ -134,14 +133,6 @@ async def _continued(body: ResponseRequest, call: Call, catalog: Catalog) -> tup
     if asked := body.previous_response_id:
         previous = await on_store(catalog, call, stored.previous, asked)
     return body, await beginning(body, previous, catalog, call), 0
-
-
-def _check_json(content: bytes) -> None:
-    """Raise MalformedBody if the body is not JSON. NaN and Infinity are not JSON, but Pydantic accepts them in ignored fields."""
-    try:
-        orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise MalformedBody(f"the body is not JSON, which an Idempotency-Key needs: {error}") from None
 
 
 async def _again(response: str, body: ResponseRequest, call: Call, catalog: Catalog) -> Response:
