@@ -8,9 +8,10 @@ from pathlib import Path
 from export import contract
 from service.catalog import Catalog, Served
 from service.encoding.model import Encoder, Model
+from service.encoding.queue import EncoderLimits
 from service.encoding.selftest import SelfTest
 from service.generation.model import Generating, Generator
-from service.pools.client import PoolEncoder, ask_attention, limits_of, row_bytes, selftest_of
+from service.pools.client import PoolEncoder, ask_attention, row_bytes
 from service.pools.generators import PoolGenerator
 from service.pools.replicas import Pool, Replicas
 from service.runtime.onnx import Array
@@ -69,8 +70,9 @@ class GatewayCatalog(Catalog):
     def open_encoder(self, model: Model) -> tuple[Encoder, str, SelfTest]:
         pool = self._replicas["encoder"]
         described = pool.described[model.name]
-        engine = PoolEncoder(pool, model.name, model.manifest.fingerprint, limits_of(described), row_bytes(model.manifest))
-        return engine, described["provider"], selftest_of(described)
+        limits = EncoderLimits(**described["limits"])
+        engine = PoolEncoder(pool, model.name, model.manifest.fingerprint, limits, row_bytes(model.manifest))
+        return engine, described["provider"], SelfTest(**described["selftest"])
 
     def open_generator(self, model: Generator) -> Generating:
         return PoolGenerator(self._replicas["generator"], model.name, model.manifest.fingerprint)

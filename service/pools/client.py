@@ -18,7 +18,6 @@ from typing import Any
 from export import contract
 from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeTask, OnRow, RowOrError
-from service.encoding.selftest import SelfTest
 from service.errors import NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.overload.refusals import RefusedRequests
 from service.pools import wire
@@ -26,7 +25,6 @@ from service.pools.limits import PART_BYTES
 from service.pools.replicas import Replica, ReplicaLost, Replicas
 from service.pools.tries import Tries, name_of_request
 from service.runtime.lanes import Lane
-from service.runtime.offered import Offered
 from service.runtime.onnx import Array
 from service.tokenization.texts import Encoded
 
@@ -59,19 +57,6 @@ class PoolEngine:
     @property
     def stuck_s(self) -> float:
         return 0.0
-
-    @property
-    def offered(self) -> Offered:
-        """Not available here, because the replicas count their load."""
-        return Offered()
-
-    @property
-    def pending(self) -> int:
-        return 0
-
-    @property
-    def full(self) -> bool:
-        return False
 
     def refused(self, work: float) -> None:
         """Count tokens or runs that no replica accepted. The next heartbeat reports them to a replica, because Serve scales the pool
@@ -130,18 +115,15 @@ class PoolEncoder(PoolEngine):
                 replica = tries.choose(lambda tried: self._replicas.least(self._key, tried))
                 try:
                     async with replica.asked(deadline, part.tokens):
-                        kind, *content = await ask(replica, (wire.pack_task(task, inputs), tries.last), take)
-                    if kind == "refused":
-                        raise wire.unpack_error(content[0])
+                        found, queue_s, inference_s = await ask(replica, (wire.pack_task(task, inputs), tries.last), take)
                     break
                 except ServiceError as error:
                     if not tries.again(replica, error):
                         raise
-            done = wire.EncodeDone(*content)
-            for at, row in enumerate(wire.unpack_rows(done.rows)):
+            for at, row in enumerate(found):
                 self._received(replica, at, row, take)
-            task.spent.queue_s += done.queue_s
-            task.spent.inference_s += done.inference_s
+            task.spent.queue_s += queue_s
+            task.spent.inference_s += inference_s
 
         parts, answered = self._parts(task), False
         while parts:
@@ -161,17 +143,17 @@ class PoolEncoder(PoolEngine):
         """Ask the replicas again whether their models are healthy."""
         await self._replicas.ask()
 
-    async def _at_once(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Any, ...]:
-        answer: tuple[Any, ...] = await self._replicas.pool.call(replica.name, "encode", self._key, *message)
-        return answer
+    async def _at_once(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Sequence[RowOrError], float, float]:
+        rows, queue_s, inference_s = await self._replicas.pool.call(replica.name, "encode", self._key, *message)
+        return rows, queue_s, inference_s
 
-    async def _by_row(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Any, ...]:
-        pieces, large, outputs = wire.Pieces(), dict[int, list[Array]](), len(wire.EncodeMessage(*message[0]).outputs)
+    async def _by_row(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Sequence[RowOrError], float, float]:
+        pieces, large, outputs = wire.Pieces(), dict[int, list[Array]](), len(message[0]["outputs"])
         async with contextlib.aclosing(self._replicas.pool.stream(replica.name, "encode_by_row", self._key, *message)) as messages:
             async for kind, *content in messages:
                 if kind == "rows":
                     for at, row in content[0]:
-                        self._received(replica, at, wire.unpack_rows([row])[0], take)
+                        self._received(replica, at, row, take)
                 elif kind == "piece":
                     piece = wire.Piece(*content)
                     if (whole := pieces.join(piece)) is not None:
@@ -180,7 +162,7 @@ class PoolEncoder(PoolEngine):
                         if len(row) == outputs:
                             self._received(replica, at, tuple(large.pop(at)), take)
                 else:
-                    return kind, *content
+                    return (), content[0], content[1]
         raise ReplicaLost("the replica ended before its rows were complete: send the request again")
 
     def _received(self, replica: Replica, at: int, row: RowOrError, take: OnRow) -> None:
@@ -232,10 +214,8 @@ async def ask_attention(
     pieces, maps = wire.Pieces(), dict[int, Array]()
     asked = replicas.pool.stream(replica.name, "attention", key, list(ids), list(layers), wire.seconds_left(deadline))
     async with replica.asked(deadline, len(ids)), contextlib.aclosing(asked) as messages:
-        async for kind, *content in messages:
-            if kind == "refused":
-                raise wire.unpack_error(content[0])
-            piece = wire.Piece(*content)
+        async for message in messages:
+            piece = wire.Piece(*message)
             if (whole := pieces.join(piece)) is not None:
                 maps[piece.array] = whole
     if len(maps) < len(layers):
@@ -262,14 +242,6 @@ async def _all(parts: Sequence[Awaitable[QueueTooLong | None]]) -> list[QueueToo
     finally:
         for task in tasks:
             task.cancel()
-
-
-def selftest_of(described: Mapping[str, Any]) -> SelfTest:
-    return SelfTest(**described["selftest"])
-
-
-def limits_of(described: Mapping[str, Any]) -> EncoderLimits:
-    return EncoderLimits(**described["limits"])
 
 
 def row_bytes(manifest: contract.Manifest) -> dict[str, tuple[int, int]]:

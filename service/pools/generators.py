@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from service.errors import DeadlineExceeded, NotReady, Overloaded, ServiceError
 from service.generation.intake import PromptWork
@@ -18,7 +18,7 @@ from service.generation.request import GenerationRequest
 from service.generation.run import Run
 from service.pools import wire
 from service.pools.client import PoolEngine
-from service.pools.messages import Accepted, Failed, Receiver, named
+from service.pools.messages import Receiver
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
 from service.pools.tries import Tries, name_of_request
 from service.telemetry.usage import Usage
@@ -126,15 +126,12 @@ class _Stream:
                 with replica.running(self._key, self._slots):
                     try:
                         async with replica.asked(deadline):
-                            first = named(await anext(messages))
+                            numerics_there = await anext(messages)
                     except DeadlineExceeded:
                         if deadline < latest:
                             raise
                         raise NotReady(f"no replica took the request within {_ADMISSION_S:g} s") from None
-                if isinstance(first, Failed):
-                    await messages.aclose()
-                    raise wire.unpack_error(first.error)
-                return replica, messages, cast(Accepted, first).numerics
+                return replica, messages, numerics_there
             except ServiceError as error:
                 if not tries.again(replica, error, waits=waits):
                     raise
@@ -153,9 +150,7 @@ class _Stream:
         receiver = Receiver(self.runs)
         with self._replica.running(self._key, self._slots):
             async with self._replica.asked(movable=self._movable), contextlib.aclosing(self._messages) as messages:
-                async for packed in messages:
-                    if isinstance(message := named(packed), Failed):
-                        raise wire.unpack_error(message.error)
+                async for message in messages:
                     self._begun = True
                     receiver.give(message)
 

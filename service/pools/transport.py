@@ -1,7 +1,8 @@
 """Sends the calls of a gateway to a replica over a socket of their own, and the answers back.
 
 A Ray call costs a task in both processes, a gRPC message and a pickle, together more than the rest of the service. Here a call is one
-MessagePack message in either direction. Messages of one iteration of the event loop are written together, and read together.
+message of `wire.py` in either direction. Messages of one iteration of the event loop are written together, and read together. A
+`ServiceError` of the replica is raised at the gateway.
 
 The replica listens on a Unix socket on one machine, and on its node's address on a cluster. A connection begins with a secret that
 the replica has made, which gateways get by a Ray call (`service/deployment/split.py`). Both sides must run the same version.
@@ -14,26 +15,20 @@ import itertools
 import logging
 import os
 import secrets
-import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
 
-import msgpack
-import numpy as np
-
-from service.errors import AttnserveError, NeverFits
-from service.pools.limits import MESSAGE_BYTES
+from service.errors import AttnserveError, ServiceError
 from service.pools.replicas import ReplicaLost
+from service.pools.wire import pack, unpacker
 
 log = logging.getLogger("attnserve")
 
 Address = tuple[str, int, bytes]  # (path of a Unix socket, 0, secret) or (host, port, secret)
 
-_RESULT, _ITEM, _END, _FAILED = range(4)  # kinds of answers: the result of a call; a message of a stream, its end; an unexpected error
-_ARRAY = 1  # MessagePack's type of an array, see `_packed_array`
-_DTYPES = tuple(map(np.dtype, ("<f4", "<f2", "<i4", "<i8", "u1", "?")))
+_RESULT, _ITEM, _END, _FAILED = range(4)  # kinds of answers: the result of a call; a message of a stream, its end; an error
 _SECRET_BYTES = 32
 _SECRET_S = 5.0  # seconds in which a new connection must send the secret
 _MOST_CONNECTIONS = 1_024  # of all gateways, those that have not sent the secret yet included
@@ -42,34 +37,6 @@ _CONNECT_S = 10.0
 
 class CallFailed(AttnserveError):
     """A call raised an error that is no `ServiceError`. The replica has logged it."""
-
-
-def pack(message: Any) -> bytes:
-    """Return a message of tuples, lists, dictionaries, strings, numbers, bytes and arrays as bytes. Raises NeverFits if it is too long."""
-    packed: bytes = msgpack.packb(message, default=_packed_array)
-    if len(packed) > MESSAGE_BYTES:
-        raise NeverFits(f"the request or its answer has more than the {MESSAGE_BYTES} bytes of a message to a replica: send it in parts")
-    return packed
-
-
-def unpacker() -> Any:
-    """Return a MessagePack reader of messages, in which every list is a tuple."""
-    return msgpack.Unpacker(use_list=False, ext_hook=_array, max_buffer_size=2 * MESSAGE_BYTES, strict_map_key=False)
-
-
-def _packed_array(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"a message cannot contain a {type(value).__name__}")
-    head = struct.pack(f"<BB{value.ndim}I", _DTYPES.index(value.dtype), value.ndim, *value.shape)
-    return msgpack.ExtType(_ARRAY, head + value.tobytes())
-
-
-def _array(code: int, packed: bytes) -> Any:
-    dtype, ndim = packed[:2]
-    shape = struct.unpack_from(f"<{ndim}I", packed, 2)
-    return np.frombuffer(packed, _DTYPES[dtype], offset=2 + 4 * ndim).reshape(shape)
 
 
 class Listener:
@@ -208,10 +175,10 @@ class _Served(_Side):
             else:
                 self.send(number, _RESULT, await work)
         except Exception as error:
-            too_long = isinstance(error, NeverFits)
-            if not too_long:
+            expected = isinstance(error, ServiceError)
+            if not expected:
                 log.exception("a call of a gateway failed", extra={"method": method})
-            self.send(number, _FAILED, (too_long, str(error)))
+            self.send(number, _FAILED, error if expected else str(error))
 
 
 class Connection(_Side):
@@ -248,7 +215,7 @@ class Connection(_Side):
         super().connection_lost(exc)
         self.closed = True
         for take in list(self._calls.values()):
-            take(_FAILED, None)
+            take(_FAILED, _lost())
 
     async def call(self, method: str, *arguments: Any) -> Any:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -343,10 +310,7 @@ def _checked(kind: int, value: Any) -> Any:
     """Return the value of an answer, or raise its error."""
     if kind != _FAILED:
         return value
-    if value is None:
-        raise _lost()
-    too_long, message = value
-    raise NeverFits(message) if too_long else CallFailed(f"a call to a replica failed: {message}")
+    raise value if isinstance(value, ServiceError) else CallFailed(f"a call to a replica failed: {value}")
 
 
 def _lost() -> ReplicaLost:

@@ -1,16 +1,18 @@
-"""The values sent between a gateway and an engine in another process: tuples, strings, numbers, bytes and numpy arrays only.
+"""The values sent between a gateway and an engine in another process, and how MessagePack writes them.
 
-`transport.py` writes the values as MessagePack, and an error is sent as its fields. Times of `time.monotonic()` have no meaning in another
-process, so a deadline is sent as the remaining seconds.
+They are tuples, lists, dictionaries, strings, numbers, bytes, numpy arrays and the errors of `service/errors.py`. A named tuple arrives as
+a plain one. Times of `time.monotonic()` have no meaning in another process, so a deadline is sent as the remaining seconds.
 """
 
 import inspect
 import math
+import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgpack
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
@@ -19,55 +21,55 @@ from service.encoder_decoder.request import EncoderDecoderRequest
 from service.encoding.request import EncodeTask, OnRow, RowOrError
 from service.errors import NeverFits, NotReady, Overloaded, ServiceError
 from service.generation.request import GenerationRequest
-from service.pools.limits import ASKED_BYTES, PART_BYTES
+from service.pools.limits import ASKED_BYTES, MESSAGE_BYTES, PART_BYTES
 from service.runtime.lanes import Lane
 from service.runtime.onnx import Array
 from service.states.record import Keep
 from service.tokenization.texts import Encoded
 
+_ARRAY, _ERROR = 1, 2  # MessagePack's types of an array and of an error, see `_extension`
+_DTYPES = tuple(map(np.dtype, ("<f4", "<f2", "<i4", "<i8", "u1", "?")))
 _KINDS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ServiceError)}
+_SAME = ("outputs", "lane", "client", "tenant", "traceparent", "use_cache")  # fields of an `EncodeTask` that are sent as they are
 
 
-class Refusal(NamedTuple):
-    """The fields of a `ServiceError`."""
+def pack(message: Any) -> bytes:
+    """Return a message as bytes. Raises NeverFits if it is too long."""
+    packed: bytes = msgpack.packb(message, default=_extension)
+    if len(packed) > MESSAGE_BYTES:
+        raise NeverFits(f"the request or its answer has more than the {MESSAGE_BYTES} bytes of a message to a replica: send it in parts")
+    return packed
 
-    kind: str
-    message: str
-    param: str | None
-    retry_after_s: float
+
+def unpacker() -> Any:
+    """Return a MessagePack reader of messages, in which every list is a tuple."""
+    return msgpack.Unpacker(use_list=False, ext_hook=_value, max_buffer_size=2 * MESSAGE_BYTES, strict_map_key=False)
 
 
-class EncodeMessage(NamedTuple):
-    """An `EncodeTask`, or a part of it. `inputs` contains, for each input, its token ids, int32 (N,), and its token types, uint8 (N,) or
-    None.
+def _extension(value: Any) -> Any:
+    """Return an array or error as a value that MessagePack can write. If an error's class is not in `service/errors.py`, its nearest base
+    class there is used.
     """
-
-    inputs: list[tuple[Any, Any]]
-    outputs: tuple[str, ...]
-    lane: int
-    left_s: float
-    client: str
-    tenant: str
-    traceparent: str | None
-    use_cache: bool
-
-
-class EncodeDone(NamedTuple):
-    """The last message of an encoding: the rows that were not sent before, each a tuple of arrays or a `Refusal`, and the seconds that the
-    inputs spent in the queue and in computation, summed over the inputs.
-    """
-
-    rows: list[Any]
-    queue_s: float
-    inference_s: float
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        head = struct.pack(f"<BB{value.ndim}I", _DTYPES.index(value.dtype), value.ndim, *value.shape)
+        return msgpack.ExtType(_ARRAY, head + value.tobytes())
+    if isinstance(value, ServiceError):
+        kind = next(each.__name__ for each in type(value).__mro__ if _KINDS.get(each.__name__) is each)
+        fields = kind, value.message, value.param, float(getattr(value, "retry_after_s", 0.0))
+        return msgpack.ExtType(_ERROR, msgpack.packb(fields))
+    raise TypeError(f"a message cannot contain a {type(value).__name__}")
 
 
-class Piece(NamedTuple):
-    """A part of an array that is larger than a message: the array's index and shape, and its next values as a flat array."""
-
-    array: int
-    shape: tuple[int, ...]
-    numbers: Any
+def _value(code: int, packed: bytes) -> Any:
+    if code == _ERROR:
+        name, message, param, retry_after_s = msgpack.unpackb(packed)
+        kind = _KINDS[name]
+        return kind(message, retry_after_s=retry_after_s) if issubclass(kind, Overloaded | NotReady) else kind(message, param=param)
+    dtype, ndim = packed[:2]
+    shape = struct.unpack_from(f"<{ndim}I", packed, 2)
+    return np.frombuffer(packed, _DTYPES[dtype], offset=2 + 4 * ndim).reshape(shape)
 
 
 def seconds_left(deadline: float) -> float:
@@ -78,75 +80,42 @@ def deadline_in(left_s: float) -> float:
     return time.monotonic() + left_s
 
 
-# Errors --------------------------------------------------------------------------------------------------------------------------------
-
-
-def pack_error(error: ServiceError) -> tuple[Any, ...]:
-    """Return an error as the fields of a `Refusal`. If the error's class is not in `service/errors.py`, its nearest base class there is
-    used.
-    """
-    kind = next(each.__name__ for each in type(error).__mro__ if _KINDS.get(each.__name__) is each)
-    return tuple(Refusal(kind, error.message, error.param, float(getattr(error, "retry_after_s", 0.0))))
-
-
-def unpack_error(packed: Sequence[Any]) -> ServiceError:
-    refusal = Refusal(*packed)
-    kind = _KINDS[refusal.kind]
-    if issubclass(kind, Overloaded | NotReady):
-        return kind(refusal.message, retry_after_s=refusal.retry_after_s)
-    return kind(refusal.message, param=refusal.param)
-
-
 # An encoder's inputs and rows ----------------------------------------------------------------------------------------------------------
 
 
 def pack_inputs(inputs: Sequence[Encoded]) -> list[tuple[Any, Any]]:
-    """Return inputs in the form of the field `inputs` of `EncodeMessage`."""
+    """Return, for each input, its token ids, int32 (N,), and its token types, uint8 (N,) or None."""
     return [(np.array(each.ids, np.int32), None if each.type_ids is None else np.array(each.type_ids, np.uint8)) for each in inputs]
 
 
-def unpack_inputs(packed: Sequence[tuple[Any, Any]]) -> list[Encoded]:
-    return [Encoded(ids.tolist(), None if types is None else types.tolist(), len(ids)) for ids, types in packed]
+def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """Return a task, or a part of it, as the fields that a replica needs. `inputs` are results of `pack_inputs`."""
+    return {name: getattr(task, name) for name in _SAME} | {"inputs": inputs, "deadline": seconds_left(task.deadline)}
 
 
-def pack_rows(rows: Sequence[RowOrError]) -> list[Any]:
-    return [pack_error(row) if isinstance(row, ServiceError) else row for row in rows]
-
-
-def unpack_rows(packed: Sequence[Any]) -> list[RowOrError]:
-    return [unpack_error(row) if isinstance(row[0], str) else tuple(row) for row in packed]  # an error begins with its kind
-
-
-def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any]]) -> tuple[Any, ...]:
-    """Return a task as an `EncodeMessage` with these packed inputs."""
-    left_s = seconds_left(task.deadline)
-    return tuple(EncodeMessage(inputs, task.outputs, int(task.lane), left_s, task.client, task.tenant, task.traceparent, task.use_cache))
-
-
-def unpack_task(packed: Sequence[Any], on_row: OnRow | None = None) -> EncodeTask:
-    message = EncodeMessage(*packed)
-    return EncodeTask(
-        inputs=unpack_inputs(message.inputs),
-        outputs=tuple(message.outputs),
-        lane=Lane(message.lane),
-        deadline=deadline_in(message.left_s),
-        client=message.client,
-        tenant=message.tenant,
-        traceparent=message.traceparent,
-        use_cache=message.use_cache,
-        on_row=on_row,
-    )
+def unpack_task(packed: Mapping[str, Any], on_row: OnRow | None = None) -> EncodeTask:
+    inputs = [Encoded(ids.tolist(), None if types is None else types.tolist(), len(ids)) for ids, types in packed["inputs"]]
+    here = {"inputs": inputs, "lane": Lane(packed["lane"]), "deadline": deadline_in(packed["deadline"])}
+    return EncodeTask(**{**packed, **here}, on_row=on_row)
 
 
 # Arrays that are larger than a message -------------------------------------------------------------------------------------------------
 
 
-def pieces_of(index: int, array: Array) -> Iterator[tuple[Any, ...]]:
-    """Split an array into `Piece` tuples, each short enough for a message."""
+class Piece(NamedTuple):
+    """A part of an array that is larger than a message: the array's index and shape, and its next values as a flat array."""
+
+    array: int
+    shape: tuple[int, ...]
+    numbers: Any
+
+
+def pieces_of(index: int, array: Array) -> Iterator[Piece]:
+    """Split an array into pieces, each short enough for a message."""
     flat = array.reshape(-1)
     step = PART_BYTES // array.itemsize
     for first in range(0, max(len(flat), 1), step):
-        yield tuple(Piece(index, array.shape, flat[first : first + step]))
+        yield Piece(index, array.shape, flat[first : first + step])
 
 
 class Pieces:
@@ -167,8 +136,8 @@ class Pieces:
 
 
 def rows_in_messages(rows: Sequence[tuple[int, RowOrError]]) -> Iterator[tuple[Any, ...]]:
-    """Pack rows: yield ("rows", [(index, row), ..]) with as many rows as fit into a message, and ("piece", *Piece) for larger rows. Array k
-    of n in the row at `index` is the piece's array `index * n + k`.
+    """Yield ("rows", [(index, row), ..]) with as many rows as fit into a message, and ("piece", *Piece) for larger rows. Array k of n in
+    the row at `index` is the piece's array `index * n + k`.
     """
     message: list[tuple[int, Any]] = []
     size_bytes = 0
@@ -182,7 +151,7 @@ def rows_in_messages(rows: Sequence[tuple[int, RowOrError]]) -> Iterator[tuple[A
         if message and size_bytes + nbytes > PART_BYTES:
             yield "rows", message
             message, size_bytes = [], 0
-        message.append((at, pack_rows([row])[0]))
+        message.append((at, row))
         size_bytes += nbytes
     if message:
         yield "rows", message

@@ -2,13 +2,9 @@
 
 from typing import Protocol
 
-from service.runtime.offered import Offered
-
 
 class Engine(Protocol):
-    """An engine. Call `start` on the event loop that uses the engine. Call `refused` for work (tokens of an encoder, runs of
-    a decoder) that a gateway refused because this engine was full. This work is added to the offered load.
-    """
+    """An engine. Call `start` on the event loop that uses the engine."""
 
     @property
     def healthy(self) -> bool: ...
@@ -18,11 +14,6 @@ class Engine(Protocol):
 
     @property
     def stuck_s(self) -> float: ...
-
-    @property
-    def offered(self) -> Offered: ...
-
-    def refused(self, work: float, /) -> None: ...
 
     def start(self) -> None: ...
 

@@ -2,17 +2,18 @@
 
 import asyncio
 import copy
-import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from service.catalog import Catalog
 from service.encoding.engine import EncoderEngine
+from service.errors import ServiceError
 from service.pools.catalog import GatewayCatalog
 from service.pools.generators import PoolGenerator
 from service.pools.host import Host
-from service.pools.transport import pack, unpacker
+from service.pools.wire import pack, unpacker
 from service.settings import Settings
 from tests.service import fakes
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
@@ -29,13 +30,15 @@ class Loopback:
         return self.names
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        return crossed(await getattr(self.host, method)(*crossed(arguments)))
+        with errors_crossed():
+            return crossed(await getattr(self.host, method)(*crossed(arguments)))
 
     async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         messages = getattr(self.host, method)(*crossed(arguments))
         try:
-            async for message in messages:
-                yield crossed(message)
+            with errors_crossed():
+                async for message in messages:
+                    yield crossed(message)
         finally:
             await messages.aclose()
 
@@ -45,6 +48,15 @@ def crossed(value: Any) -> Any:
     reader = unpacker()
     reader.feed(pack(value))
     return reader.unpack()
+
+
+@contextmanager
+def errors_crossed() -> Iterator[None]:
+    """Raise a `ServiceError` as it arrives elsewhere."""
+    try:
+        yield
+    except ServiceError as error:
+        raise crossed(error) from None
 
 
 Pool = TypeVar("Pool", bound=Loopback)

@@ -21,7 +21,7 @@ MODEL = "toy"
 KEY: Key = (MODEL, FINGERPRINT)
 _GATHERED_S = 0.005  # time for which deltas are collected into one message
 _DETECTED_S = (0.05, 0.3)  # least and most time until a gateway learns that a process is dead
-_LOST: tuple[Any, ...] = ("lost",)
+Sent = tuple[Any, ...] | ServiceError | None
 
 
 class Process:
@@ -92,12 +92,12 @@ class Channel:
     def __init__(self, loop: SimulatedLoop, delay_s: float) -> None:
         self._loop = loop
         self._delay_s = delay_s
-        self._arrived: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Sent] = asyncio.Queue()
         self._latest = loop.now
-        self._sent: deque[tuple[Any, ...] | None] = deque()
+        self._sent: deque[Sent] = deque()
 
-    def send(self, message: tuple[Any, ...] | None) -> None:
-        """None ends the channel."""
+    def send(self, message: Sent) -> None:
+        """None ends the channel, and an error is raised there."""
         self._latest = max(self._latest + 1e-9, self._loop.now + self._loop.soon(self._delay_s))
         self._sent.append(message)
         self._loop.call_at(self._latest, self._arrive)
@@ -107,12 +107,12 @@ class Channel:
         self._arrived.put_nowait(self._sent.popleft())
 
     def lose(self) -> None:
-        self._arrived.put_nowait(_LOST)
+        self._arrived.put_nowait(ReplicaLost("the process has died"))
 
     async def receive(self) -> tuple[Any, ...] | None:
         message = await self._arrived.get()
-        if message is _LOST:
-            raise ReplicaLost("the process has died")
+        if isinstance(message, ServiceError):
+            raise message
         return message
 
 
@@ -146,9 +146,12 @@ class SimulatedPool:
         async def answer() -> None:
             await asyncio.sleep(self._loop.soon(self._delay_s))
             await process.awake()
-            result = await getattr(process.host, method)(*crossed(arguments))
+            try:
+                told: Sent = (crossed(await getattr(process.host, method)(*crossed(arguments))),)
+            except ServiceError as error:
+                told = crossed(error)
             await process.awake()
-            channel.send((crossed(result),))
+            channel.send(told)
 
         await self._reach(process)
         task = process.work(answer(), channel)
@@ -173,6 +176,9 @@ class SimulatedPool:
                     await process.awake()
                     channel.send((crossed(message),))
                 channel.send(None)
+            except ServiceError as error:
+                await process.awake()
+                channel.send(crossed(error))
             finally:
                 await messages.aclose()
 

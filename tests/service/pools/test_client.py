@@ -17,7 +17,7 @@ from service.encoding.request import EncodeRequest
 from service.errors import DeadlineExceeded, NotReady, QueueTooLong, ServiceError
 from service.generation.request import GenerationRequest, Sampling
 from service.pools import catalog as catalogs
-from service.pools import replicas, wire
+from service.pools import replicas
 from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolEncoder
 from service.pools.generators import PoolGenerator
@@ -153,7 +153,7 @@ class Refusing(Mortal):
             self.asked.append("refused")
             self.refusers.append(replica)
             await asyncio.sleep(self.refusing_s)
-            return "refused", wire.pack_error(QueueTooLong("full", retry_after_s=self.retry_after_s))
+            raise QueueTooLong("full", retry_after_s=self.retry_after_s)
         if method == "encode":
             self.answerers.append(replica)
         return await super().call(replica, method, *arguments)
@@ -346,10 +346,9 @@ class Full(Mortal):
         self.asked.append(f"{method} of {replica}")
         turn = self.turns.pop(0) if self.turns else ""
         if turn == "late":
-            yield ("accepted",)
+            yield ""
         if turn:
-            yield "failed", wire.pack_error(QueueTooLong("full", retry_after_s=1.0))
-            return
+            raise QueueTooLong("full", retry_after_s=1.0)
         async for message in super().stream(replica, method, *arguments):
             yield message
 

@@ -8,7 +8,7 @@ import pytest
 
 from service.call import Call
 from service.encoding.request import EncodeRequest, EncodeTask
-from service.errors import RuntimeFailed, ServiceError
+from service.errors import NotReady, Overloaded, RuntimeFailed
 from service.pools import wire
 from service.pools.host import Host
 from service.runtime.lanes import Lane
@@ -52,10 +52,8 @@ async def test_a_generator_that_is_stuck_accepts_nothing(monkeypatch: pytest.Mon
     host, model = await generating()
     monkeypatch.setattr(ScriptedEngine, "stuck_s", 121.0)
     key = (model.name, model.manifest.fingerprint)
-    ((kind, error),) = [message async for message in host.generate(key, wire.pack_requests([REQUEST]), "id")]
-    assert kind == "failed"
-    refusal: ServiceError = wire.unpack_error(error)
-    assert (refusal.status, refusal.message.split(" for ")[0]) == (503, "a runtime call of wordy has not ended")
+    with pytest.raises(NotReady, match="a runtime call of wordy has not ended"):
+        await anext(host.generate(key, wire.pack_requests([REQUEST]), "id"))
     assert not model.engine.runs
 
 
@@ -87,10 +85,9 @@ async def test_only_the_replica_that_is_asked_last_keeps_a_place(tmp_path: Path)
     model, session, engine = catalog.get("mini"), catalog.session("mini"), catalog.computing("mini")
     key = model.name, model.manifest.fingerprint
 
-    async def encode(token: int, *, last: bool) -> tuple[str, str]:
+    async def encode(token: int, *, last: bool) -> None:
         task = EncodeTask(inputs=[Encoded([token] * 50, None, 50)], outputs=(model.output,), client="10.0.0.1:1")
-        kind, *content = await host.encode(key, wire.pack_task(task, wire.pack_inputs(task.inputs)), last)
-        return kind, wire.unpack_error(content[0]).message if kind == "refused" else ""
+        await host.encode(key, wire.pack_task(task, wire.pack_inputs(task.inputs)), last)
 
     session.hold()
     admitted = []
@@ -99,12 +96,14 @@ async def test_only_the_replica_that_is_asked_last_keeps_a_place(tmp_path: Path)
         await until(lambda: engine.queued_tokens == 50 * len(admitted))
         if number < engine.limits.concurrent_runs:
             await session.entered(number + 1)
-    assert (await encode(20, last=False))[0] == "refused"
+    with pytest.raises(Overloaded):
+        await encode(20, last=False)
     assert not engine.keeps_places(Lane.INTERACTIVE)
-    assert (await encode(20, last=True))[0] == "refused"
+    with pytest.raises(Overloaded):
+        await encode(20, last=True)
     session.open()
-    assert {kind for kind, _ in await asyncio.gather(*admitted)} == {"done"}
-    kind, message = await encode(21, last=False)
-    assert (kind, "keeps places" in message) == ("refused", True)
-    assert (await encode(20, last=True))[0] == "done"
+    await asyncio.gather(*admitted)
+    with pytest.raises(Overloaded, match="keeps places"):
+        await encode(21, last=False)
+    await encode(20, last=True)
     await catalog.stop()

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.errors import NeverFits
+from service.errors import NeverFits, QueueTooLong
 from service.pools import transport
 from service.pools.limits import MESSAGE_BYTES
 from service.pools.replicas import ReplicaLost
-from service.pools.transport import Address, CallFailed, Connection, Listener, SocketPool, pack, unpacker
+from service.pools.transport import Address, CallFailed, Connection, Listener, SocketPool
+from service.pools.wire import pack, unpacker
 from tests.service.fakes import PATIENCE_S
 
-METHODS = ("echo", "wait", "count", "fail", "long")
+METHODS = ("echo", "wait", "count", "fail", "refuse", "refuse_late", "long")
 
 
 class Host:
@@ -52,6 +53,13 @@ class Host:
 
     async def fail(self) -> None:
         raise KeyError("a secret of the replica")
+
+    async def refuse(self) -> None:
+        raise QueueTooLong("full", retry_after_s=2.5)
+
+    async def refuse_late(self) -> AsyncGenerator[Any, None]:
+        yield 1
+        await self.refuse()
 
     async def long(self) -> bytes:
         return b"x" * (MESSAGE_BYTES + 1)
@@ -147,6 +155,19 @@ async def test_an_unexpected_error_ends_its_call_alone(tmp_path: Path, method: s
         with pytest.raises(CallFailed):
             await connection.call(method)
         assert await connection.call("echo", 1) == (1,)
+        connection.close()
+
+
+async def test_an_error_of_a_request_is_raised_at_the_gateway(tmp_path: Path) -> None:
+    async with listening(tmp_path) as (_, _, address):
+        connection = await Connection.open(address)
+        with pytest.raises(QueueTooLong, match="full") as refused:
+            await connection.call("refuse")
+        assert refused.value.retry_after_s == 2.5
+        messages = connection.stream("refuse_late")
+        assert await anext(messages) == 1
+        with pytest.raises(QueueTooLong, match="full"):
+            await anext(messages)
         connection.close()
 
 

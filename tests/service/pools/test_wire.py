@@ -15,7 +15,7 @@ from service.pools import messages, wire
 from service.pools.limits import MESSAGE_BYTES
 from service.pools.messages import Receiver
 from service.pools.replicas import ReplicaLost
-from service.pools.transport import pack
+from service.pools.wire import pack
 from service.runtime.lanes import Lane
 from service.telemetry.usage import Usage
 from tests.service.pool_fakes import crossed
@@ -37,7 +37,7 @@ class Ours(RuntimeFailed):
     ],
 )
 def test_an_error_arrives_with_all_it_says(error: ServiceError, arrives_as: type[ServiceError]) -> None:
-    arrived = wire.unpack_error(crossed(wire.pack_error(error)))
+    arrived = crossed(error)
     assert type(arrived) is arrives_as
     assert (arrived.message, arrived.param, arrived.status, arrived.code) == (error.message, error.param, error.status, error.code)
     assert getattr(arrived, "retry_after_s", None) == getattr(error, "retry_after_s", None)
@@ -76,10 +76,8 @@ def test_deltas_arrive_in_the_run_that_waits_for_them() -> None:
     receiver = Receiver(runs)
     made = messages.RunDelta.of(1, delta, Usage(2, completion_tokens=2, cached_tokens=1))
     before = [*messages.prompt_parts(1, prompt_logprobs), *messages.attention_parts(1, attention)]
-    for message in [messages.Accepted(), *before, *messages.in_deltas([made]), messages.Ended()]:
-        arrived = messages.named(crossed(messages.plain(message)))
-        assert type(arrived) is type(message)
-        receiver.give(arrived)
+    for message in [*before, *messages.in_deltas([made])]:
+        receiver.give(crossed(message))
     assert runs[1].take() == delta
     assert runs[1].prompt_logprobs == prompt_logprobs
     assert runs[1].attention is not None
@@ -96,20 +94,20 @@ def size_of(message: Any) -> int:
 def test_no_message_is_larger_than_a_process_takes() -> None:
     """The most of each kind: log-probabilities of a long prompt and of many tokens, and arrays of any size."""
     logprob = TokenLogprob(70_000, -1.25, tuple((70_000 + at, -1.25 - at) for at in range(20)), 4)
-    parts = list(map(messages.plain, messages.prompt_parts(0, [None, *[logprob] * 100_000])))
+    parts = list(messages.prompt_parts(0, [None, *[logprob] * 100_000]))
     assert len(parts) > 1
     assert max(map(size_of, parts)) < MESSAGE_BYTES
     deltas = [messages.RunDelta.of(at, Delta("a" * 1000, (7,) * 1000, (logprob,) * 1000), Usage(2)) for at in range(40)]
     made = list(messages.in_deltas(deltas))
     assert len(made) > 1
-    assert [each for message in made for each in message.deltas] == deltas
-    assert max(map(size_of, map(messages.plain, made))) < MESSAGE_BYTES
+    assert [each for _, part in made for each in part] == deltas
+    assert max(map(size_of, made)) < MESSAGE_BYTES
     rows = [(at, (np.full((at + 1, 1 << 18), at, np.float32), np.array([at], np.int32))) for at in (0, 1, 40, 2)]  # at + 1 megabytes
     pieces, there = wire.Pieces(), dict[int, Any]()
     for kind, *content in wire.rows_in_messages([*rows, (5, RuntimeFailed("no"))]):
         assert size_of(content) < MESSAGE_BYTES
         if kind == "rows":
-            there |= {at: wire.unpack_rows([row])[0] for at, row in content[0]}
+            there |= dict(crossed(content[0]))
         elif (whole := pieces.join(wire.Piece(*content))) is not None:
             at, output = divmod(content[0], 2)
             there[at] = *there.get(at, ()), whole
