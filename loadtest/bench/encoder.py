@@ -14,10 +14,9 @@ from pathlib import Path
 from loadtest.common import machine, memory, texts, wrk
 from loadtest.common.benchmark import Benchmark, Figure, Figures, Plan, Side
 from loadtest.common.report import Bar, Row
-from loadtest.common.server import Server, Service
+from loadtest.common.server import Server, Service, free_port
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
-from service.deployment.ports import free_port
 
 BULK_TEXTS, SHORT_BATCH = 2048, 32
 SAME_MODEL = 0.999  # smallest cosine of two servers' embeddings; with the same weights, fp32 runtimes differ in the seventh digit

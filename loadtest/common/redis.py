@@ -2,14 +2,12 @@
 
 import shutil
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from loadtest.common.server import Program, until
+from loadtest.common.server import Program, free_port, until
 from loadtest.errors import LoadtestError
-from service.deployment.ports import free_port
 
 
 class Redis(Program):
@@ -18,18 +16,8 @@ class Redis(Program):
         if (found := program or shutil.which("redis-server")) is None:
             raise LoadtestError("this needs redis-server: apt-get install redis-server")
         self.port = port or free_port()
-        arguments: Sequence[str] = (
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--dir",
-            str(folder),
-            "--save",
-            "",
-            "--appendonly",
-            "yes",
-        )
+        kept = ("--dir", str(folder), "--save", "", "--appendonly", "yes")
+        arguments = ("--port", str(self.port), "--bind", "127.0.0.1", *kept)
         super().__init__([str(found), *arguments, *flags], **how)
 
     @property

@@ -2,14 +2,16 @@
 
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +22,6 @@ import psutil
 
 from loadtest.common import memory
 from loadtest.errors import LoadtestError
-from service.deployment.ports import free_port
 
 START_S = 600.0  # longest wait for a program to be ready: more than the largest models need on a slow machine
 STOP_S = 45.0  # wait for a program to end after SIGTERM, before it is told to end at once
@@ -266,3 +267,24 @@ def answers(url: str) -> bool:
 def tail(output: str) -> str:
     """Return the last lines of a program's output."""
     return "\n".join(output.strip().splitlines()[-15:])
+
+
+def free_ports(count: int) -> list[int]:
+    """Return `count` free ports of 127.0.0.1, below the kernel's ephemeral range, from which programs take ports while they start. Another
+    program may take one before it is used; then the program that needs it ends with an error that says so.
+    """
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = list(range(20_000, end))  # Ray's workers use lower ones
+    random.SystemRandom().shuffle(candidates)  # not the module's `random`, which may have the same seed in several processes
+    with ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < count:
+            with suppress(OSError):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", candidates[-1]))
+                ports.append(candidates[-1])
+            candidates.pop()
+        return ports
+
+
+def free_port() -> int:
+    return free_ports(1)[0]

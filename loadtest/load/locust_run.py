@@ -8,10 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from loadtest.common.server import Program, tail
+from loadtest.common.server import Program, free_port, tail
 from loadtest.errors import LoadtestError
 from loadtest.load.plan import LoadPlan
-from service.deployment.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LOCUSTFILE = ROOT / "loadtest" / "users" / "planned.py"

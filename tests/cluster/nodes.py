@@ -23,10 +23,9 @@ import psutil
 import yaml
 
 from loadtest.common.redis import Redis
-from loadtest.common.server import Program, until
+from loadtest.common.server import Program, free_port, free_ports, until
 from loadtest.errors import LoadtestError
 from service.deployment import haproxy
-from service.deployment.ports import free_port, free_ports
 
 APPLICATION = "attnserve"
 WAIT_S = 300.0  # longest wait in seconds; a longer one counts as a hang. Replicas may start one after the other, on few cores

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from promql_parser import MatchOp
 
-from service.deployment.ports import free_port
+from loadtest.common.server import free_port
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.deploy.exported import LISTS, binary
 from tests.deploy.promql import Series, labels_of, metrics_of, numbers_of, plain, selectors_of

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from service.deployment.ports import free_port
+from loadtest.common.server import free_port
 from tests.docs.pages import ROOT, Block, commands
 
 OWN = {".git", ".venv", "bundles", "data", "out"}

@@ -8,9 +8,9 @@ from tests.imports import ROOT, folder_of, imported, is_module, libraries, name_
 
 LOADTEST = ROOT / "loadtest"
 ENGINES = {"torch", "transformers", "onnx", "onnxruntime", "models"}
-# What a measurement from outside shares with the service: errors, output of commands, free ports, HAProxy, what a bundle is.
+# What a measurement from outside shares with the service: errors, output of commands, HAProxy, what a bundle is.
 SHARED = {
-    *("service.errors", "service.terminal", "service.deployment", "service.deployment.ports", "service.deployment.haproxy"),
+    *("service.errors", "service.terminal", "service.deployment", "service.deployment.haproxy"),
     *("export", "export.contract"),
 }
 IN_ANOTHER_ENVIRONMENT = {"infinity_model.py"}

@@ -16,8 +16,8 @@ from typing import TypeVar
 import httpx
 import pytest
 
+from loadtest.common.server import free_port
 from loadtest.load.kinds import KINDS
-from service.deployment.ports import free_port
 from tests.service.fakes import PATIENCE_S, fake_app, fake_bundle, serve_in_thread
 from tests.service.live import LiveService
 

@@ -7,9 +7,8 @@ import sys
 import psutil
 import pytest
 
-from loadtest.common.server import SHORTCUTS, Program, Server, summed
+from loadtest.common.server import SHORTCUTS, Program, Server, free_port, summed
 from loadtest.errors import LoadtestError
-from service.deployment.ports import free_port
 from tests.service.fakes import PATIENCE_S
 
 METRICS = """\

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.deployment.ports import free_port
+from loadtest.common.server import free_port
 from tests.service.fakes import PATIENCE_S, wait_until
 from tests.service.live import LiveService, live
 

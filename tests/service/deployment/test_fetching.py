@@ -19,10 +19,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from export import contract
+from loadtest.common.server import free_port
 from service.cli import app
 from service.deployment import fetching
 from service.deployment.fetching import Bounds, Fetched, FetchError
-from service.deployment.ports import free_port
 from tests.service.fakes import PATIENCE_S
 
 LARGEST = "model.onnx.data"

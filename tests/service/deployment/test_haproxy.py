@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadtest.common.server import free_ports
 from service.app import DIALECTS
 from service.deployment import haproxy
 from service.deployment.front import Front, listen
-from service.deployment.ports import free_ports
 from service.errors import NotReady
 from service.settings import Settings
 from tests.service.exposition import samples

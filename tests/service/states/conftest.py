@@ -12,7 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from service.deployment.ports import free_port
+from loadtest.common.server import free_port
 from service.states.engine import StateEngine
 from service.states.redis import RedisEngine
 from service.states.sqlite import SqliteEngine

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.samples import Sample
 
-from service.deployment.ports import free_ports
+from loadtest.common.server import free_ports
 from tests.service.exposition import samples
 
 # In a process of its own: Ray reads its flags when it is imported, and what it starts must not outlive the test.

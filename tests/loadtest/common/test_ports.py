@@ -1,7 +1,7 @@
 import socket
 from pathlib import Path
 
-from service.deployment.ports import free_port, free_ports
+from loadtest.common.server import free_port, free_ports
 
 
 def test_ports_are_different_and_can_be_listened_on() -> None:
