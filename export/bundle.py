@@ -36,30 +36,22 @@ def export_bundle(
     out: Path,
     *,
     name: str | None = None,
-    precision: contract.Precision = "fp32",
-    attention: str = "softmax",
-    min_cosine: float = 0.99,
-    held_out: Path | None = None,
-    maps: bool = False,
-    gpu: bool = False,
-    window: int | None = None,
     progress: Progress = lambda step, fraction: None,
     check_template: Callable[[str], None] = lambda source: None,
+    **chosen: Any,
 ) -> contract.Manifest:
     """Write the bundle `out`, replacing a bundle that exists there, and return its manifest.
 
-    `name` is what clients send as `model`; None: the name of `out`. `min_cosine`: the lowest cosine of an int8 encoder to fp32 torch on a
-    golden text. `held_out`: the text of a decoder's bits per byte; None: built-in passages. `maps` and `gpu` add graphs. `window`: how many
-    tokens a decoder's softmax layers attend to. `progress` is called with a step's name and, in long steps, the fraction done.
-    `check_template` is called with the source of a chat template and may raise ExportError.
+    `name` is what clients send as `model`; None: the name of `out`. `progress` is called with a step's name and, in long steps, the
+    fraction done. `check_template` is called with the source of a chat template and may raise ExportError. `chosen`: fields of `Options`.
 
     Raises CheckpointError, CorpusError if `held_out` is a folder but not a data folder, and ExportError. After an error `out` is unchanged.
     """
-    options = Options(precision, attention, min_cosine, held_out, maps, gpu, window=window)
+    options = Options(**chosen)
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):
         name = checked_name(name or out.resolve().name)
-        if maps and precision != "fp32":
-            raise ExportError(f"attention maps need an fp32 graph, but precision={precision}; leave out --maps or --precision")
+        if options.maps and options.precision != "fp32":
+            raise ExportError(f"attention maps need an fp32 graph, but precision={options.precision}; leave out --maps or --precision")
         with replacing(out) as folder, TemporaryDirectory(dir=folder) as scratch:
             return _export(checkpoint, options, name, folder, Path(scratch), progress, check_template)
 
@@ -95,16 +87,15 @@ def _export(
     for file, text in exporter.texts().items():
         (folder / file).write_text(text, encoding="utf-8")
     (folder / contract.GOLDEN).write_text(golden.model_dump_json(), encoding="utf-8")
-    short_graph = exporter.short_graph(folder, scratch)
-    graph_of_maps = None
+    more: dict[str, Any] = {"short_graph": exporter.short_graph(folder, scratch)}
     if model is not None:
         progress("maps", None)
-        graph_of_maps = add_attention_graph(model, folder, scratch, max_tokens=exporter.map_tokens, vocab_size=exporter.vocab_size)
-    gpu_graph = None
+        sizes = {"max_tokens": exporter.map_tokens, "vocab_size": exporter.vocab_size}
+        more["attention_graph"] = add_attention_graph(model, folder, scratch, **sizes)
     if options.gpu:
         progress("gpu", None)
-        gpu_graph = exporter.gpu_graph(folder / contract.GPU_GRAPH)
-    manifest = _manifest(exporter, name, folder, parity, short_graph, graph_of_maps, gpu_graph)
+        more["gpu_graph"] = exporter.gpu_graph(folder / contract.GPU_GRAPH)
+    manifest = _manifest(exporter, name, folder, parity=parity, **more)
     (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
     return manifest
 
@@ -117,16 +108,8 @@ def _checked(exporter: Exporter, graphs: Files, precision: contract.Precision, p
     return exporter.check(graphs, precision, progress)
 
 
-def _manifest(
-    exporter: Exporter,
-    name: str,
-    folder: Path,
-    parity: contract.Parity,
-    short_graph: contract.ShortGraph | None,
-    attention_graph: contract.AttentionGraph | None,
-    gpu_graph: contract.GpuGraph | None,
-) -> contract.Manifest:
-    """Return the manifest of the bundle in `folder`, whose other files are already written."""
+def _manifest(exporter: Exporter, name: str, folder: Path, **measured: Any) -> contract.Manifest:
+    """Return the manifest of the bundle in `folder`, whose other files are already written. `measured` are fields of it."""
     how = exporter.optimisation()
     described = {file: describe(folder / file, graph.inputs, graph.outputs, how) for file, graph in exporter.graphs.items()}
     return contract.Manifest(
@@ -136,11 +119,8 @@ def _manifest(
         files=files_of(folder),
         graph=described[contract.GRAPH],
         limits=contract.Limits(max_tokens=exporter.max_tokens, vocab_size=exporter.vocab_size),
-        parity=parity,
-        short_graph=short_graph,
-        attention_graph=attention_graph,
-        gpu_graph=gpu_graph,
         created=now(),
         tool=tools(),
+        **measured,
         **exporter.fields(described),
     )
