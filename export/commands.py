@@ -1,6 +1,5 @@
 """The commands of this package: export, inspect, attention, compare. PyTorch is imported only when a command runs, so `--help` is fast."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,20 +7,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from export import contract
 from service.terminal import command_app, console, needing, progress_bar
 
 app = command_app()
-
-
-class Precision(StrEnum):
-    fp32 = "fp32"
-    fp16 = "fp16"
-    int8 = "int8"
-    int4 = "int4"
-    as_stored = "as-stored"
-    int8_rough = "int8-rough"
-    int4_rough = "int4-rough"
-    as_stored_rough = "as-stored-rough"
 
 
 @app.command()
@@ -35,12 +24,12 @@ def export(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
     precision: Annotated[
-        Precision,
+        contract.Precision,
         typer.Option(
             help="fp16 is for GPUs, as-stored for GGUF files. Decoders: int4, and rough ones, which may change answers. "
             "Encoders: int8 must reach --min-cosine."
         ),
-    ] = Precision.fp32,
+    ] = "fp32",
     attention: Annotated[
         str, typer.Option(help="softmax keeps the attention of the checkpoint; linear replaces it untrained.")
     ] = "softmax",
@@ -67,18 +56,17 @@ def export(
         from export.bundle import export_bundle, export_file
         from export.summary import bits_per_byte
     if checkpoint is not None:
-        from export.contract import TOKENIZER
         from models.checkpoints.gguf.file import gguf_file
         from service.tokenization.tokenizer_file import check_form
 
         if gguf_file(checkpoint) is None:  # the tokenizer of a GGUF file is made by the export
-            check_form(checkpoint / TOKENIZER, any_pattern=any_tokenizer_pattern)
+            check_form(checkpoint / contract.TOKENIZER, any_pattern=any_tokenizer_pattern)
     with progress_bar() as show:
         manifest = (export_file if config else export_bundle)(
             source,
             out,
-            name=name or out.resolve().name,
-            precision=precision.value,
+            name=name,
+            precision=precision,
             attention=attention,
             min_cosine=min_cosine,
             held_out=held_out,

@@ -6,11 +6,10 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from enum import StrEnum
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -61,12 +60,10 @@ def _flag(setting: str, *names: str, repeated: bool = False, **options: Any) -> 
     return typer.Option(*names, help=f"{field.description}{' May be given several times.' if repeated else ''}", **options)
 
 
-Provider = StrEnum("Provider", ["auto", "cpu", "cuda"])
-
 # Flags of both `serve` and `config`.
 BundleFlag = Annotated[list[Path] | None, _flag("bundles", "--bundle", repeated=True)]
 ConfigFlag = Annotated[Path | None, typer.Option(help="YAML file of settings.")]
-ProviderFlag = Annotated[Provider | None, _flag("provider")]
+ProviderFlag = Annotated[Literal["auto", "cpu", "cuda"] | None, _flag("provider")]
 EncodersFlag = Annotated[int | None, _flag("encoders")]
 GeneratorsFlag = Annotated[int | None, _flag("generators")]
 ThreadsFlag = Annotated[int | None, _flag("threads")]
