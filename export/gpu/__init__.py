@@ -3,5 +3,4 @@
 - `packed_encoder.py`: encoders, rerankers and classifiers, over packed tokens.
 - `kernels.py`: checks that the CUDA provider computes every node.
 - `cpu_twin.py`: makes a graph computable on a CPU, to check it.
-- `description.py`: the manifest's entry.
 """

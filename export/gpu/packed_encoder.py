@@ -5,6 +5,7 @@ PackedMultiHeadAttention, which only CUDA has; `cpu_twin.py` makes a graph for C
 included, B the largest number of texts, N the longest text in tokens.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from export import contract
 from export.checks.parity import Feed, Tensors
 from export.errors import ExportError
 from export.graphs.compact import one
+from export.graphs.encoder import width_of
 from export.graphs.packed_encoder import with_children
 from export.graphs.torch_graph import TorchGraph
 from models.attention.layers.softmax import SoftmaxAttention
@@ -24,6 +26,7 @@ from models.encoder.model import Embeddings, Encoder, EncoderBlock
 from models.parts.modules import Modules
 from models.parts.positions import Rotation, rotate
 
+HOW = "weights in float16; no shape or work depends on data, so that CUDA can record it"
 SIZES = {"T": 96, "B": 5, "E": 6, "N": 33}  # sizes of the traced example
 
 
@@ -36,7 +39,7 @@ def gpu_encoder_graph(checkpoint: Checkpoint) -> TorchGraph:
     if (reason := unsupported(model)) is not None:
         raise ExportError(f"{checkpoint.folder} has no graph for GPUs: {reason}")
     typed = 2 in contract.KINDS[checkpoint.kind].texts and checkpoint.uses_token_types
-    return TorchGraph(PackedModel(model), *contract.packed_interface(checkpoint.kind, _width(model), typed=typed), SIZES)
+    return TorchGraph(PackedModel(model), *contract.packed_interface(checkpoint.kind, width_of(checkpoint), typed=typed), SIZES)
 
 
 def pack_one(feed: Feed, inputs: Tensors, pooling: contract.PoolingByWeights) -> Feed:
@@ -154,9 +157,20 @@ def _with_given_positions(embeddings: Embeddings) -> Embeddings:
     return given
 
 
-def _width(model: SentenceEncoder | SequenceClassifier) -> int:
-    """Return the width of the output: the number of labels of a classifier, or the length of an encoder's vector."""
-    if isinstance(model, SequenceClassifier):
-        return model.classifier.out_features
-    widths = [module.out_features for module in model.dense.modules() if isinstance(module, nn.Linear)]
-    return int(widths[-1]) if widths else int(model.encoder.config.d_model)
+def largest_value(model: nn.Module, run: Callable[[], object]) -> float:
+    """Return the largest absolute value that a module within `model` returns while `run` runs it."""
+    largest = 0.0
+
+    def look(module: nn.Module, arguments: object, output: object) -> None:
+        nonlocal largest
+        if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
+            largest = max(largest, float(output.abs().max()))
+
+    hooks = [module.register_forward_hook(look) for module in model.modules()]
+    try:
+        with torch.inference_mode():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return largest

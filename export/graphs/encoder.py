@@ -34,7 +34,7 @@ def encoder_graph(checkpoint: Checkpoint, model: nn.Module | None = None) -> Tor
     sizes = {"B": 3, "N": min(EXAMPLE_TOKENS, checkpoint.max_tokens - 1)}
     module = Float32Outputs(checkpoint.model if model is None else model)
     typed = 2 in contract.KINDS[checkpoint.kind].texts and checkpoint.uses_token_types
-    interface = contract.encoder_interface(checkpoint.kind, _width(checkpoint), checkpoint.config.d_model, typed=typed)
+    interface = contract.encoder_interface(checkpoint.kind, width_of(checkpoint), checkpoint.config.d_model, typed=typed)
     return TorchGraph(module, *interface, sizes, max_tokens=checkpoint.max_tokens)
 
 
@@ -46,7 +46,7 @@ def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = Fa
     encoder_graph(checkpoint, packed).export(file, weights_beside=weights_beside)
 
 
-def _width(checkpoint: Checkpoint) -> int:
+def width_of(checkpoint: Checkpoint) -> int:
     """Return the width of the output: the number of labels of a classifier, or the length of an encoder's vector."""
     if contract.KINDS[checkpoint.kind].has_labels:
         return len(checkpoint.id2label)

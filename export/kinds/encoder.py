@@ -15,9 +15,8 @@ from export.checks.golden_texts import MORE_TEXTS, TEXTS
 from export.checks.parity import FP32_TOLERANCE, answers, check_interface, compare, feeds, largest_error, open_graph, scale, shapes_of
 from export.errors import ExportError
 from export.gpu.cpu_twin import write_cpu_twin
-from export.gpu.description import gpu_description, largest_value
 from export.gpu.kernels import check as check_kernels
-from export.gpu.packed_encoder import gpu_encoder_graph, pack_one
+from export.gpu.packed_encoder import HOW, gpu_encoder_graph, largest_value, pack_one
 from export.graphs.encoder import encoder_graph, trace
 from export.graphs.onnx_file import REWRITTEN, describe, optimise
 from export.graphs.shared_weights import share
@@ -227,7 +226,8 @@ class EncoderExporter(Exporter):
         if self.traits.has_labels:
             largest_error(rows, examples.rows, bar.logit_error, "a logit of the graph for GPUs is")
         largest = largest_value(self.source.model, lambda: [self.graphs[contract.GRAPH].answer(feed) for feed in examples.feeds])
-        return gpu_description(file, graph, min_cosine=worst, largest=largest, pooling=pooling)
+        described = describe(file, graph.inputs, graph.outputs, HOW)
+        return contract.GpuGraph(graph=described, pooling=pooling, min_cosine=worst, largest=largest)
 
     def golden(self) -> contract.Golden:
         bar, examples, bound = self.bar(self.options.precision), self.examples, self.traits.golden_bound

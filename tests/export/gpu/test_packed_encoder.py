@@ -12,8 +12,8 @@ from torch import nn
 
 from export import contract
 from export.gpu.cpu_twin import write_cpu_twin
-from export.gpu.description import gpu_description
 from export.gpu.packed_encoder import unsupported
+from export.graphs.onnx_file import describe
 from models.encoder.heads import SentenceEncoder, SequenceClassifier, TokenClassifier
 from models.encoder.model import Encoder, EncoderConfig
 from service.encoding.gpu import session as packed
@@ -39,7 +39,8 @@ class Both:
         graph = encoder_graph(self.model)
         graph.export(folder / "gpu.onnx", weights_beside=True)
         write_cpu_twin(folder / "gpu.onnx", folder / "twin.onnx")
-        gpu = gpu_description(folder / "twin.onnx", graph, min_cosine=1, largest=1, pooling=self.model.pooling)
+        described = describe(folder / "twin.onnx", graph.inputs, graph.outputs, "")
+        gpu = contract.GpuGraph(graph=described, pooling=self.model.pooling, min_cosine=1, largest=1)
         self.session = PackedSession(folder / "twin.onnx", gpu, max_tokens=MAX_TOKENS, most_tokens=1024, provider=CPU)
 
     def padded(self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]]) -> np.ndarray:
