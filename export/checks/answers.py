@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from export import contract
 from export.checks.bits_per_byte import LOGITS
-from export.checks.decoder_parity import States, Steps, Values
+from export.checks.decoder_parity import Steps, Values, feed
 
 TOKENS = 64  # longest answer
 FIRST = 16  # an answer that has so many of fp32's first tokens begins as fp32's does
@@ -60,7 +60,8 @@ class Fp32Answers:
 
 def _written(steps: Steps, prompts: Sequence[Sequence[int]], end_token_ids: Collection[int]) -> list[list[int]]:
     """Return the greedy answer to each prompt, its end token included."""
-    _, states = _fed(steps, [prompt[:-1] for prompt in prompts], max(map(len, prompts)) + TOKENS, logits_of_all=False)
+    states = steps.begin(len(prompts), max(map(len, prompts)) + TOKENS)
+    _, states = feed(steps, [prompt[:-1] for prompt in prompts], CHUNK, states, with_logits=False)
     tokens, positions = np.array([prompt[-1] for prompt in prompts]), np.array([len(prompt) - 1 for prompt in prompts])
     answers: list[list[int]] = [[] for _ in prompts]
     while True:
@@ -79,27 +80,8 @@ def _written(steps: Steps, prompts: Sequence[Sequence[int]], end_token_ids: Coll
 def _read(steps: Steps, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Values]:
     """Return the logits before each token of each answer, (T, V)."""
     texts = [[*prompt, *answer[:-1]] for prompt, answer in rows]
-    pieces, _ = _fed(steps, texts, max(map(len, texts)), logits_of_all=True)
-    logits = np.concatenate(pieces, axis=1)
-    return [found[len(prompt) - 1 : len(text)] for found, text, (prompt, _) in zip(logits, texts, rows, strict=True)]
-
-
-def _fed(steps: Steps, texts: Sequence[Sequence[int]], longest: int, *, logits_of_all: bool) -> tuple[list[Values], States]:
-    """Return the logits (B, n, V) of each piece of the texts, n = 1 unless `logits_of_all`, and the states after them, for `longest`
-    tokens.
-    """
-    lengths = np.array([len(text) for text in texts])
-    padded = np.zeros((len(texts), lengths.max()), np.int64)
-    for row, text in zip(padded, texts, strict=True):
-        row[: len(text)] = text
-    states, logits = steps.begin(len(texts), longest), []
-    for start in range(0, padded.shape[1], CHUNK):
-        tokens = padded[:, start : start + CHUNK]
-        left = np.clip(lengths - start, 0, tokens.shape[1])
-        wanted = None if logits_of_all else np.zeros((len(texts), 1), np.int64)
-        found, states = steps.run(tokens, left, np.minimum(start, lengths), states, wanted)
-        logits.append(found)
-    return logits, states
+    logits, _ = feed(steps, texts, CHUNK, steps.begin(len(texts), max(map(len, texts))))
+    return [found[len(prompt) - 1 :] for found, (prompt, _) in zip(logits, rows, strict=True)]
 
 
 def _divergence(got: Values, want: Values) -> NDArray[np.float64]:

@@ -66,7 +66,7 @@ def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float
     random = np.random.default_rng(0)
     largest = 0.0
     lived_for = 0 if graph.n_slots is None else graph.n_slots + LIVED
-    lived = _fed(reference, random.integers(0, vocab_size, (1, lived_for)), reference.begin(1))
+    _, lived = feed(reference, random.integers(0, vocab_size, (1, lived_for)), WHOLE, reference.begin(1), with_logits=False)
     for (B, N), N_after in sizes_within(graph.n_positions):
         positions = np.array([_start(b, N + N_after, graph) for b in range(B)])
         got = want = graph.begin(B)
@@ -88,12 +88,32 @@ def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float
     return largest
 
 
-def _fed(steps: Steps, tokens: Ids, states: States, start: int = 0) -> States:
-    """Return the states after tokens (1, N), of which the first is at position `start`."""
-    for done in range(0, tokens.shape[1], WHOLE):
-        piece = tokens[:, done : done + WHOLE]
-        _, states = steps.run(piece, np.array([piece.shape[1]]), np.array([start + done]), states, np.zeros((1, 1), np.int64))
-    return states
+def feed(
+    steps: Steps,
+    texts: Sequence[Sequence[int] | Ids] | Ids,
+    piece: int,
+    states: States,
+    *,
+    starts: Sequence[int] | None = None,
+    padding: int = 0,
+    with_logits: bool = True,
+) -> tuple[list[Values], States]:
+    """Feed texts in one batch, `piece` tokens of each per call, and return the logits of each text's tokens (n, V) and the states after
+    them. `starts` are the positions of the first tokens, 0 by default. Each call has `padding` columns beyond its longest piece. Without
+    `with_logits`, only the first token of each piece has logits.
+    """
+    lengths, first = np.array([len(text) for text in texts]), np.zeros(len(texts), np.int64) if starts is None else np.array(starts)
+    wanted = None if with_logits else np.zeros((len(texts), 1), np.int64)
+    logits: list[list[Values]] = [[] for _ in texts]
+    for done in range(0, lengths.max(), piece):
+        here = np.clip(lengths - done, 0, piece)
+        tokens = np.ones((len(texts), here.max() + padding), np.int64)
+        for row, text, n in zip(tokens, texts, here, strict=True):
+            row[:n] = text[done : done + n]
+        found, states = steps.run(tokens, here, first + np.minimum(done, lengths), states, wanted)
+        for parts, row, n in zip(logits, found, here, strict=True):
+            parts.append(row[:n])
+    return [np.concatenate(parts) if parts else np.empty((0, 0), np.float32) for parts in logits], states
 
 
 def sizes_within(n_positions: int | None) -> tuple[tuple[tuple[int, int], int], ...]:
@@ -135,7 +155,7 @@ def changed_by_slots(steps: Steps, tokens: Ids, counts: Sequence[int]) -> str | 
     with_slots = {state.name for state in steps.states if contract.has_slots(state)}
     for count in counts:
         last = count - 2  # the position of the last token that has a slot, as the first slot has none
-        states = _fed(steps, tokens[:, done:last], states, done)
+        _, states = feed(steps, tokens[:, done:last], WHOLE, states, starts=[done], with_logits=False)
         few = {name: state[:, :, :count] if name in with_slots else state for name, state in states.items()}
         (got, got_states), (want, states) = (
             steps.run(tokens[:, last : last + 1], np.array([1]), np.array([last]), each) for each in (few, states)
@@ -159,18 +179,9 @@ class PromptRow:
 
 def run(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
     """Run all rows in one batch, `piece` tokens of each per call. Each call has `padding` columns beyond its longest piece."""
-    states = steps.begin(len(rows))
-    logits: list[list[Values]] = [[] for _ in rows]
-    for done in range(0, max(len(row.tokens) for row in rows), piece):
-        lengths = np.array([min(piece, max(0, len(row.tokens) - done)) for row in rows])
-        tokens = np.ones((len(rows), lengths.max() + padding), np.int64)
-        for b, row in enumerate(rows):
-            tokens[b, : lengths[b]] = row.tokens[done : done + lengths[b]]
-        positions = np.array([row.start + min(done, len(row.tokens)) for row in rows])
-        out, states = steps.run(tokens, lengths, positions, states)
-        for b, n in enumerate(lengths):
-            logits[b].append(out[b, :n])
-    return [(np.concatenate(parts), {k: v[b : b + 1] for k, v in states.items()}) for b, parts in enumerate(logits)]
+    starts = [row.start for row in rows]
+    logits, states = feed(steps, [row.tokens for row in rows], piece, steps.begin(len(rows)), starts=starts, padding=padding)
+    return [(each, {k: v[b : b + 1] for k, v in states.items()}) for b, each in enumerate(logits)]
 
 
 def _alone(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
