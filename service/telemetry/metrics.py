@@ -4,12 +4,13 @@ Metrics of encoders are named as in text-embeddings-inference (`te_*`) and those
 `vllm/v1/metrics/loggers.py`), so that existing dashboards work. All other metrics are named `attnserve_*`.
 """
 
+from bisect import bisect_left
 from functools import cache, partial
 from typing import Literal, get_args
 
+import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
-from service.telemetry.histogram import Histogram, Series
 from service.telemetry.usage import Usage
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a second series to each counter, with the start time of the process
@@ -28,6 +29,14 @@ _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 _BETWEEN_TOKENS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _REQUEST_S = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 30, 60, 120, 300, 960)
 _COUNTERS_WITHOUT_TOTAL = ("te_request_count", "te_request_success", "te_request_failure")
+
+
+class Histogram(prometheus_client.Histogram):
+    """A histogram that counts a value several times in one call, because a decode step takes equally long for all its runs."""
+
+    def observe(self, amount: float, times: int = 1) -> None:  # type: ignore[override]
+        self._sum.inc(amount * times)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(times)
 
 
 class Metrics:
@@ -88,7 +97,7 @@ class Metrics:
         self.damaged_blobs = counter("attnserve_state_damaged_blobs", "Stored bytes of states that were found damaged, and set apart")
         self.store_seconds = histogram(
             "attnserve_state_store_seconds", "Seconds of one group of calls of the store, until it is durable", buckets=_STEP_S
-        ).labels()
+        )
         self.store_trouble = gauge(
             "attnserve_state_store_trouble", "1 while the store is full, its files are lost or damaged, or its last call failed", ["reason"]
         )
@@ -135,7 +144,7 @@ class Metrics:
             self.tenant_tokens.remove(name, kind)
         self.tenant.cache_clear()
 
-    def _answers(self, route: str, model: str, bulk: bool) -> tuple[Gauge, Series | None]:
+    def _answers(self, route: str, model: str, bulk: bool) -> tuple[Gauge, Histogram | None]:
         lane = "bulk" if bulk else "interactive"
         return self.successes.labels(route, model), self.duration.labels(route, model, lane) if model else None
 

@@ -3,7 +3,7 @@
 import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
 
-from service.telemetry.histogram import Histogram
+from service.telemetry.metrics import Histogram
 
 
 def test_it_is_exposed_as_the_one_it_stands_for() -> None:
