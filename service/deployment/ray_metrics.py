@@ -6,7 +6,7 @@ dashboards work on one machine and on a cluster.
 """
 
 import logging
-import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,36 +26,22 @@ class Gauge(Protocol):
 MakeGauge = Callable[[str, str, tuple[str, ...]], Gauge]  # (name, description, label names)
 
 
-class RayMetrics:
-    """A thread that copies every sample that /metrics shows, including histogram buckets and totals of counters, into a gauge of Ray."""
+def copy(registry: CollectorRegistry, make_gauge: MakeGauge, gauges: dict[str, Gauge]) -> None:
+    """Copy every sample that /metrics shows, including histogram buckets and totals of counters, into a gauge of Ray, one a name."""
+    for family in registry.collect():
+        for sample in family.samples:
+            name = sample.name.replace(":", "_")
+            if name not in gauges:
+                gauges[name] = make_gauge(name, family.documentation, tuple(sample.labels))
+            gauges[name].set(sample.value, dict(sample.labels))
 
-    def __init__(self, registry: CollectorRegistry, make_gauge: MakeGauge, *, every_s: float = EVERY_S) -> None:
-        self._registry = registry
-        self._make_gauge = make_gauge
-        self._every_s = every_s
-        self._gauges: dict[str, Gauge] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ray-metrics", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def copy(self) -> None:
-        for family in self._registry.collect():
-            for sample in family.samples:
-                name = sample.name.replace(":", "_")
-                gauge = self._gauges.get(name)
-                if gauge is None:
-                    gauge = self._gauges[name] = self._make_gauge(name, family.documentation, tuple(sample.labels))
-                gauge.set(sample.value, dict(sample.labels))
-
-    def _work(self) -> None:
-        while not self._stopping.wait(self._every_s):
-            try:
-                self.copy()
-            except Exception:  # any error, because the thread must survive a copy that fails
-                log.exception("metrics could not be copied to Ray's exporter")
+def keep_copying(registry: CollectorRegistry, make_gauge: MakeGauge) -> None:
+    """Copy all samples every `EVERY_S` seconds, as long as the process lives."""
+    gauges: dict[str, Gauge] = {}
+    while True:
+        time.sleep(EVERY_S)
+        try:
+            copy(registry, make_gauge, gauges)
+        except Exception:  # the thread must survive any copy that fails
+            log.exception("metrics could not be copied to Ray's exporter")

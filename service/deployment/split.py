@@ -6,6 +6,7 @@ starts, checks, replaces and stops the replicas, and its router (`ray_private.py
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from service.catalog import Catalog
 from service.deployment.flags import shutdown_s
 from service.deployment.ingress import WarmIngress, options_of_serve
 from service.deployment.lifeline import Lifeline, keep_files_in
-from service.deployment.ray_metrics import RayMetrics
+from service.deployment.ray_metrics import keep_copying
 from service.deployment.ray_private import REPLICAS, ByName, ReplicaNotFound, keep_calls_on_loopback
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling, replica_gpus
 from service.errors import CANNOT_START
@@ -138,7 +139,8 @@ class Gateway(WarmIngress):
 def _export(catalog: Catalog) -> None:
     """Start to copy this process's metrics to Ray's exporter, unless `flags.prepare` has turned it off, as on one machine."""
     if os.environ.get("RAY_enable_metrics_collection") != "0":  # noqa: SIM112  Ray's own spelling
-        RayMetrics(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray annotates `tag_keys` as one name
+        copied = catalog.metrics.registry, Gauge
+        threading.Thread(target=keep_copying, args=copied, name="ray-metrics", daemon=True).start()
 
 
 def application(args: dict[str, Any]) -> Any:

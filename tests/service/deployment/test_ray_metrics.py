@@ -1,14 +1,13 @@
 """Ray gets what /metrics says, under names that it takes."""
 
-import threading
-
+import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.deployment.ray_metrics import RayMetrics
+from service.deployment import ray_metrics
+from service.deployment.ray_metrics import copy, keep_copying
 from service.telemetry.metrics import GeneratorMetrics, Metrics, ModelMetrics
-from tests.service.fakes import PATIENCE_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -18,13 +17,10 @@ class Rays:
 
     def __init__(self) -> None:
         self.samples: Samples = {}
-        self.made: list[str] = []
-        self.changed = threading.Condition()
 
     def gauge(self, name: str, description: str, labels: tuple[str, ...]) -> "_Gauge":
         assert ":" not in name
         assert description
-        self.made.append(name)
         return _Gauge(self, name, labels)
 
 
@@ -34,9 +30,7 @@ class _Gauge:
 
     def set(self, value: float, tags: dict[str, str]) -> None:
         assert set(tags) == set(self._labels)
-        with self._rays.changed:
-            self._rays.samples[self._name, frozenset(tags.items())] = value
-            self._rays.changed.notify_all()
+        self._rays.samples[self._name, frozenset(tags.items())] = value
 
 
 def filled() -> Metrics:
@@ -52,7 +46,7 @@ def filled() -> Metrics:
 
 def test_every_sample_is_copied_as_metrics_says_it() -> None:
     metrics, rays = filled(), Rays()
-    RayMetrics(metrics.registry, rays.gauge).copy()
+    copy(metrics.registry, rays.gauge, {})
     said: Samples = {
         (sample.name.replace(":", "_"), frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(generate_latest(metrics.registry).decode())
@@ -63,18 +57,15 @@ def test_every_sample_is_copied_as_metrics_says_it() -> None:
     assert rays.samples["vllm_inter_token_latency_seconds_bucket", frozenset({("model_name", "wordy"), ("le", "+Inf")})] == 3
 
 
-def test_a_copy_that_fails_is_not_the_last() -> None:
-    registry, rays, calls = CollectorRegistry(), Rays(), []
+def test_a_copy_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_metrics, "EVERY_S", 0.0)
+    registry, calls = CollectorRegistry(), []
     Counter("cats", "Seen", registry=registry)
 
     def gauge(name: str, description: str, labels: tuple[str, ...]) -> _Gauge:
         calls.append(name)
-        if len(calls) == 1:
-            raise RuntimeError("no Ray yet")
-        return rays.gauge(name, description, labels)
+        raise RuntimeError("no Ray yet") if len(calls) == 1 else KeyboardInterrupt
 
-    copier = RayMetrics(registry, gauge, every_s=0.001)
-    copier.start()
-    with rays.changed:
-        assert rays.changed.wait_for(lambda: rays.samples, PATIENCE_S)
-    copier.stop()
+    with pytest.raises(KeyboardInterrupt):
+        keep_copying(registry, gauge)
+    assert calls == ["cats_total"] * 2
