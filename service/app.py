@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -64,12 +64,10 @@ class Application(FastAPI):
             return self.openapi_schema
 
 
-def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None) -> Application:
-    """Return the application. It loads the catalog in the background, and answers 503 until every bundle has passed its self-test.
-
-    If a bundle fails, it sets `catalog.failure` to the reason and calls `on_failure`.
+def build_app(catalog: Catalog) -> Application:
+    """Return the application. It loads the catalog in the background, and answers 503 until every bundle has passed its self-test. If a
+    bundle fails, it sets `catalog.failure` to the reason.
     """
-
     sharing = SharedLimits()
     keys = Keys(catalog.settings, catalog.metrics, sharing=sharing)
 
@@ -78,9 +76,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         running = running_of(catalog)
         running.tenant_named = keys.tenant
         kept = [history.watch()] if catalog.settings.console else []
-        tasks = [
-            asyncio.create_task(work) for work in (_warm(catalog, on_failure), keys.watch(), running.watch(), sharing.watch(catalog), *kept)
-        ]
+        tasks = [asyncio.create_task(work) for work in (_warm(catalog), keys.watch(), running.watch(), sharing.watch(catalog), *kept)]
         yield
         for task in tasks:
             task.cancel()
@@ -114,7 +110,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     return app
 
 
-async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None:
+async def _warm(catalog: Catalog) -> None:
     try:
         await catalog.connect()
         await asyncio.to_thread(catalog.load)
@@ -125,8 +121,6 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
     except Exception as error:
         catalog.failure = f"{CANNOT_START}: {error}"
         log.exception("start failed")
-        if on_failure:
-            on_failure()
     finally:
         catalog.warm.set()
 

@@ -351,11 +351,10 @@ pooled = False  # whether the applications made here stand before a pool; `tests
 
 
 class FakeCatalog(Catalog):
-    """A catalog over fake sessions that says when its start has succeeded or failed, and forgets the runs of the warm-up."""
+    """A catalog over fake sessions that forgets the runs of the warm-up."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, open_session=self._open)
-        self.settled = threading.Event()
         self._sessions: dict[str, FakeSession] = {}
 
     def _open(self, bundle: Path, manifest: contract.Manifest, **_: Any) -> FakeSession:
@@ -367,7 +366,6 @@ class FakeCatalog(Catalog):
             self.session(name).forget()
             model.engine._queue.run_cost_tokens = 16.0  # not what was measured of a session that computes nothing
         super().start()
-        self.settled.set()
 
     def session(self, name: str) -> FakeSession:
         """The session of a model, to hold, break or read it."""
@@ -392,7 +390,7 @@ def fake_app(*bundles: Path, **settings: Any) -> Application:
         from tests.service.pool_fakes import FakeGateway
 
         catalog = FakeGateway(catalog.settings)
-    app = build_app(catalog, on_failure=catalog.settled.set)
+    app = build_app(catalog)
     app.state.catalog = catalog
     return app
 
@@ -416,7 +414,7 @@ def app_of(http: httpx.AsyncClient) -> Application:
 async def client(app: FastAPI, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """The application started and warm (or failed: see `app.state.catalog.failure`), and an HTTP client to it without a socket."""
     async with app.router.lifespan_context(app):
-        assert await asyncio.to_thread(app.state.catalog.settled.wait, PATIENCE_S)
+        await asyncio.wait_for(app.state.catalog.warm.wait(), PATIENCE_S)
         async with Client(app, **options) as http:
             yield http
 
@@ -424,11 +422,13 @@ async def client(app: FastAPI, **options: Any) -> AsyncIterator[httpx.AsyncClien
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.listening = threading.Event()
+        self.warm = threading.Event()
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
-        self.listening.set()
+        app: Any = self.config.app
+        await asyncio.wait_for(app.state.catalog.warm.wait(), PATIENCE_S)
+        self.warm.set()
 
     @property
     def port(self) -> int:
@@ -444,8 +444,7 @@ def serve_in_thread(app: FastAPI) -> Iterator[str]:
     thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
     thread.start()
     try:
-        assert server.listening.wait(PATIENCE_S)
-        assert app.state.catalog.settled.wait(PATIENCE_S)
+        assert server.warm.wait(PATIENCE_S)
         yield f"http://127.0.0.1:{server.port}"
     finally:
         server.should_exit = True

@@ -1,7 +1,6 @@
 """A decoder without a model, whose engine says what its script says (`scripted_engine.py`), and an application around it."""
 
 import json
-import threading
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -143,7 +142,6 @@ class FakeGeneratorCatalog(Catalog):
     def __init__(self, generators: Sequence[FakeGenerator], settings: Settings) -> None:
         super().__init__(settings)
         self._generators = generators
-        self.settled = threading.Event()
 
     def load(self) -> None:
         models: dict[str, Any] = {generator.name: generator for generator in self._generators}
@@ -151,10 +149,6 @@ class FakeGeneratorCatalog(Catalog):
         self.states = open_store(self.settings.states)
         for generator in self._generators:
             generator.engine.states = self.states
-
-    def start(self) -> None:
-        super().start()
-        self.settled.set()
 
     def generator(self, name: str | None) -> Any:
         return self.find(name, "decoder")
@@ -166,7 +160,7 @@ def generator_app(*generators: FakeGenerator, **settings: Any) -> Application:
     if fakes.pooled:
         from tests.service.pool_fakes import FakeGeneratorGateway as make  # type: ignore[no-redef]
     catalog = make(generators, Settings(**{"threads": 1, "stream_interval_s": 0, **settings}))
-    app = build_app(catalog, on_failure=catalog.settled.set)
+    app = build_app(catalog)
     app.state.catalog = catalog
     app.state.generators = {generator.name: generator for generator in generators}
     return app

@@ -80,21 +80,16 @@ async def stop(gateway: GatewayCatalog, pool: Loopback) -> None:
 
 
 class LoopbackGateway(GatewayCatalog):
-    """A gateway before one replica, which has the engines of `behind`. Says when it has started."""
+    """A gateway before one replica, which has the engines of `behind`."""
 
     def __init__(self, behind: Catalog, pool: Literal["encoders", "generators"]) -> None:
         self.behind = behind
         self._host = Host(behind)
         super().__init__(behind.settings, **{"encoders": None, "generators": None, pool: Loopback(self._host)})
-        self.settled = threading.Event()
 
     async def connect(self) -> None:
         await self._host.start()
         await super().connect()
-
-    def start(self) -> None:
-        super().start()
-        self.settled.set()
 
     async def stop(self) -> None:
         await super().stop()

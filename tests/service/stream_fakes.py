@@ -71,7 +71,7 @@ class StoringCatalog(FakeGeneratorCatalog):
 
 def storing_app(generator: RealGenerator, store: Store | None, **settings: Any) -> Application:
     catalog = StoringCatalog([generator], Settings(**{"threads": 1, "stream_interval_s": 0, **settings}), store)
-    app = build_app(catalog, on_failure=catalog.settled.set)
+    app = build_app(catalog)
     app.state.catalog = catalog
     return app
 

@@ -1,6 +1,5 @@
 """`/v1/completions` of an encoder-decoder, over its real bundle: greedy, beams, streams, attention, and what is refused."""
 
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,11 @@ TOKENIZER = byte_tokenizer()
 TOLERANCE = 1e-3  # what is sent has four digits
 
 
-class LoadedCatalog(Catalog):
-    """One that says when it has started."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.settled = threading.Event()
-
-    def start(self) -> None:
-        super().start()
-        self.settled.set()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(encoder_decoder_bundle: Path, where: str) -> AsyncIterator[httpx.AsyncClient]:
     settings = Settings(bundles=(encoder_decoder_bundle,), threads=1, stream_interval_s=0, aliases={"words": "tiny-writer"})
-    catalog = LoadedCatalog(settings) if where == "here" else LoopbackGateway(Catalog(settings), "generators")
-    app: Any = build_app(catalog, on_failure=catalog.settled.set)
+    catalog = Catalog(settings) if where == "here" else LoopbackGateway(Catalog(settings), "generators")
+    app: Any = build_app(catalog)
     app.state.catalog = catalog
     async with client(app) as made:
         assert catalog.failure is None, catalog.failure

@@ -31,7 +31,6 @@ class _Catalog(FakeCatalog):
 
     def start(self) -> None:
         super(FakeCatalog, self).start()
-        self.settled.set()
 
 
 class Watch:
@@ -89,7 +88,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, decoder_bundle: Path, imag
 @asynccontextmanager
 async def asked(bundles: list[Path]) -> AsyncIterator[httpx.AsyncClient]:
     catalog = _Catalog(Settings(bundles=tuple(bundles), threads=2))
-    app = build_app(catalog, on_failure=catalog.settled.set)
+    app = build_app(catalog)
     app.state.catalog = catalog
     async with client(app, timeout=PATIENCE_S) as http:
         assert catalog.failure is None, catalog.failure

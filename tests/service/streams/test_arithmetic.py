@@ -74,7 +74,7 @@ class TwoKindsCatalog(StoringCatalog):
 @asynccontextmanager
 async def two_kinds(tokenizer: Path, store: Store) -> AsyncIterator[tuple[httpx.AsyncClient, TwoKindsCatalog]]:
     catalog = TwoKindsCatalog(tokenizer, store)
-    app = build_app(catalog, on_failure=catalog.settled.set)
+    app = build_app(catalog)
     app.state.catalog = catalog
     async with asyncio.timeout(PATIENCE_S), client(app) as http:
         http.app = app  # type: ignore[attr-defined]

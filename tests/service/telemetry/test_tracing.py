@@ -186,7 +186,7 @@ async def test_the_spans_of_a_replica_behind_a_gateway_are_of_the_same_trace(tmp
     gateway, replica = Spans(), Spans()
     catalog = FakeGateway(Settings(bundles=(fake_bundle(tmp_path / "mini"),), threads=1))
     catalog.tracer, catalog.behind.tracer = gateway.tracer, replica.tracer
-    app = build_app(catalog, on_failure=catalog.settled.set)
+    app = build_app(catalog)
     app.state.catalog = catalog
     async with client(app) as http:
         assert (await embed(http, "cat")).status_code == 200

@@ -1,6 +1,5 @@
 """The same routes before a real decoder: its states give the tokens that the whole text gives, to the last digit."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,9 +26,8 @@ def where() -> None:
 
 @pytest_asyncio.fixture
 async def http(decoder_bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
-    failed = asyncio.Event()
     catalog = Catalog(Settings(bundles=(decoder_bundle,), threads=1))
-    app = build_app(catalog, on_failure=failed.set)
+    app = build_app(catalog)
     async with app.router.lifespan_context(app):
         await catalog.warm.wait()
         assert catalog.failure is None
