@@ -14,7 +14,6 @@ from service.generation.model import Generator
 from service.generation.reopening import Reopening
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run, join
-from service.runtime.timer import ResettableTimer
 from service.states.record import new_state_id
 
 log = logging.getLogger("attnserve")
@@ -71,7 +70,6 @@ class Runs:
         self._not_before = 0.0  # time before which deltas are not read, except the last delta of a run
         self._later: asyncio.TimerHandle | None = None
         self._first = 0  # index of the run that is read first
-        self._quiet = ResettableTimer(self._wake)
         for run in self.runs:
             run.listen(self._told)
 
@@ -122,7 +120,6 @@ class Runs:
 
     def close(self) -> None:
         """Cancel unfinished runs, and record the tokens used so far in the call's accounting."""
-        self._quiet.stop()
         if self._opening is not None:
             self._opening.cancel()
         if self._later is not None:
@@ -217,10 +214,12 @@ class Runs:
         self._look()
         if self._waiter.done():
             return
-        if timeout_s is not None:
-            self._quiet.set(timeout_s)
-        await self._waiter
-        self._quiet.clear()
+        over = None if timeout_s is None else self._loop.call_later(timeout_s, self._wake)
+        try:
+            await self._waiter
+        finally:
+            if over is not None:
+                over.cancel()
 
     def _told(self, ended: bool) -> None:
         """Note that a run has new deltas. The run calls this; `ended` is True after its last delta."""

@@ -14,6 +14,7 @@ completion. A client that reads nothing for `stream_stall_s` is treated as disco
 stream ends.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -29,7 +30,6 @@ from service.errors import DocumentMoved, ServiceError
 from service.http.answers import PIECE_BYTES, in_slices, pieces, whole
 from service.http.interrupts import ClientGone, Interruptible
 from service.runtime.pacing import Pace
-from service.runtime.timer import ResettableTimer
 from service.settings import Settings
 
 log = logging.getLogger("attnserve")
@@ -153,14 +153,16 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with _PACE.stream(), Interruptible(ClientGone) as interrupt:
-            timer, owner = ResettableTimer(interrupt), self._owner
+            loop, owner = asyncio.get_running_loop(), self._owner
 
             async def write(message: Message) -> None:
                 if owner is not None and not await owner.holds():
                     raise ClientGone
-                timer.set(self._settings.stream_stall_s)
-                await send(message)
-                timer.clear()
+                stalled = loop.call_later(self._settings.stream_stall_s, interrupt)
+                try:
+                    await send(message)
+                finally:
+                    stalled.cancel()
 
             try:
                 if owner is not None:
@@ -173,7 +175,6 @@ class EventStream(Response):
                         await write({"type": "http.response.body", "body": chunk, "more_body": True})
                 await write({"type": "http.response.body", "body": b""})
             finally:
-                timer.stop()
                 self._source.close()
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
