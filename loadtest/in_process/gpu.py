@@ -20,8 +20,7 @@ from loadtest.common.report import Bar, Row
 from loadtest.common.server import Server, Service
 from loadtest.errors import LoadtestError
 from service.encoding.gpu.session import PackedSession
-from service.runtime.assignment import assigned
-from service.runtime.onnx import CPU, CUDA, OnnxSession, check_install
+from service.runtime.onnx import CPU, CUDA, OnnxSession, check_install, elsewhere
 
 PROVIDERS = {"cuda": CUDA, "cpu": CPU}
 LEAST_COSINE = 0.999  # between vectors of the GPU and of the CPU, whose bundle may have weights in float32
@@ -105,7 +104,7 @@ def lowest_cosine(got: Any, want: Any) -> float:
 
 def operators(session: PackedSession) -> str:
     """Return the number of nodes of each operator. All are on the session's provider, or it would not have been opened."""
-    return ", ".join(f"{n} {operator}" for (_, operator), n in sorted(assigned(session.session).items()))
+    return ", ".join(f"{n} {operator}" for operator, n in sorted(elsewhere(session.session, "").items()))
 
 
 def timed(call: Callable[[], object], seconds: float) -> float:

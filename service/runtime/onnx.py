@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from export import contract
 from service.errors import AttnserveError
-from service.runtime.assignment import RECORD, elsewhere
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -87,7 +87,7 @@ def open_graph(
         _share_memory(options)
     asked = [(provider, cuda_options(gpu_memory_gib, cuda_graphs=whole) if provider == CUDA else {})]
     if whole:
-        options.add_session_config_entry(RECORD, "1")
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")  # what `elsewhere` reads
     if provider == CUDA:
         ort.preload_dlls()  # loads the libraries of onnxruntime-gpu[cuda,cudnn], because the dynamic loader does not find them
     try:
@@ -103,8 +103,14 @@ def open_graph(
     if provider not in (got := session.get_providers()):
         raise _no_provider(graph, provider, f"the session has only {', '.join(got)}")
     if whole and (others := elsewhere(session, provider)):
-        raise _no_provider(graph, provider, f"it has no kernel for {', '.join(others)}")
+        raise _no_provider(graph, provider, f"it has no kernel for {', '.join(sorted(others))}")
     return session
+
+
+def elsewhere(session: "ort.InferenceSession", provider: str) -> Counter[str]:
+    """Return the number of nodes of each operator that `provider` does not compute."""
+    parts = session.get_provider_graph_assignment_info()
+    return Counter(node.op_type for part in parts if part.ep_name != provider for node in part.get_nodes())
 
 
 def open_twice(graph: Path, *, threads: int, promised: contract.Graph) -> tuple["ort.InferenceSession", "ort.InferenceSession"]:
