@@ -19,33 +19,47 @@ from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.run import Run, join
 from service.generation.sampling.grammar import Grammars, Words
+from service.generation.saved.keeper import StateKeeper
+from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, set_forward, until
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, GatedSteps, timed_by_calls
 
 GREEDY = Sampling(seed=0, temperature=0)
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, frequency_penalty=0.3)
 
 
 @asynccontextmanager
-async def running(steps: FakeSteps, tokenizer: Path, **limits: Any) -> AsyncIterator[GeneratorEngine]:
+async def running(
+    steps: Any,
+    tokenizer: Path,
+    *,
+    numerics: str = "0",
+    keeper: StateKeeper | None = None,
+    shared: SharedPrefixes | None = None,
+    metrics: Metrics | None = None,
+    **limits: Any,
+) -> AsyncIterator[GeneratorEngine]:
     engine = GeneratorEngine(
         steps,
         Vocabulary(tokenizer),
         eos_token_ids=(EOS,),
         grammars=Grammars(tokenizer, (EOS,)),
-        numerics="0",
+        keeper=keeper,
+        shared=shared,
+        numerics=numerics,
         limits=GeneratorLimits(**{"max_wait_s": PATIENCE_S, "max_bulk_wait_s": PATIENCE_S, **limits}),  # else a slow machine would refuse
-        metrics=GeneratorMetrics(Metrics(), "fake"),
+        metrics=GeneratorMetrics(metrics or Metrics(), "fake"),
     )
     with timed_by_calls(steps):
         engine.start()
         try:
             yield engine
         finally:
-            steps.open()
+            if isinstance(steps, GatedSteps):
+                steps.open()
             await engine.stop()
 
 

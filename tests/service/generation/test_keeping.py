@@ -14,20 +14,17 @@ from tokenizers import pre_tokenizers
 from export import contract
 from service.errors import InputTooLong, InvalidRequest, QuotaExceeded, ServiceError, StateNotFound
 from service.generation import prefill, sequence
-from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.engine import GeneratorEngine
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
-from service.generation.sampling.grammar import Grammars
 from service.generation.saved.keeper import StateKeeper
 from service.generation.session import OnnxStepSession, StepSession
 from service.generation.state import State
-from service.generation.text import Vocabulary
 from service.states.record import Keep, Quota, StateRecord, StateReference, new_state_id
 from service.states.sqlite import SqliteEngine
 from service.states.store import Store
-from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, set_forward, until
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
-from tests.service.generation.test_engine import all_of, ask, begun, tokens_of
+from tests.service.generation.fake_steps import VOCAB_SIZE, FakeSteps
+from tests.service.generation.test_engine import all_of, ask, begun, running, tokens_of
 from tests.service.states.sequences import a_record
 
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.3)
@@ -70,24 +67,11 @@ async def keeping(
     keeper = StateKeeper(
         own, steps.decoder, vocab_size=steps.vocab_size, fingerprint=steps.fingerprint, numerics=numerics, hot_bytes=hot_bytes
     )
-    engine = GeneratorEngine(
-        steps,
-        Vocabulary(tokenizer),
-        eos_token_ids=(EOS,),
-        grammars=Grammars(tokenizer, (EOS,)),
-        keeper=keeper,
-        numerics=numerics,
-        limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S, prefix_cache_bytes=cache_bytes, hand_over_s=hand_over_s),
-        metrics=GeneratorMetrics(Metrics(), "fake"),
-    )
-    with timed_by_calls(steps):
-        engine.start()
-        try:
-            yield Kept(engine, own, keeper)
-        finally:
-            await engine.stop()
-            if store is None:
-                own.close()
+    limits = {"prefix_cache_bytes": cache_bytes, "hand_over_s": hand_over_s}
+    async with running(steps, tokenizer, numerics=numerics, keeper=keeper, **limits) as engine:
+        yield Kept(engine, own, keeper)
+    if store is None:
+        own.close()
 
 
 def fed(steps: FakeSteps, since: int = 0) -> int:

@@ -11,25 +11,23 @@ from typing import Any
 import pytest
 
 from service.errors import DocumentMoved
-from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.engine import GeneratorEngine
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
-from service.generation.sampling.grammar import Grammars
 from service.generation.saved import shared_prefixes
 from service.generation.saved.packing import Packing
 from service.generation.saved.prefix_cache import Salt
 from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.saved.writer import NO_QUOTA
 from service.generation.state import State
-from service.generation.text import Vocabulary
 from service.states.engine import StateEngine
 from service.states.record import Document
 from service.states.sqlite import SqliteEngine
 from service.states.store import Store
-from service.telemetry.metrics import GeneratorMetrics, Metrics
+from service.telemetry.metrics import Metrics
 from tests.service.fakes import PATIENCE_S
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, timed_by_calls
-from tests.service.generation.test_engine import all_of, ask
+from tests.service.generation.fake_steps import VOCAB_SIZE, FakeSteps
+from tests.service.generation.test_engine import all_of, ask, running
 from tests.service.generation.test_keeping import fed
 
 RANDOM = Sampling(seed=3, temperature=1.0, top_k=50, repetition_penalty=1.2)
@@ -74,22 +72,9 @@ async def process(
 ) -> AsyncIterator[Engine]:
     steps, metrics = FakeSteps(), Metrics()
     steps.fingerprint = fingerprint
-    engine = GeneratorEngine(
-        steps,
-        Vocabulary(tokenizer),
-        eos_token_ids=(EOS,),
-        grammars=Grammars(tokenizer, (EOS,)),
-        shared=SharedPrefixes(store, packing(fingerprint, numerics), room, LEAST),
-        numerics=numerics,
-        limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S, prefix_cache_bytes=2**20),
-        metrics=GeneratorMetrics(metrics, "fake"),
-    )
-    with timed_by_calls(steps):
-        engine.start()
-        try:
-            yield Engine(engine, steps, metrics)
-        finally:
-            await engine.stop()
+    shared = SharedPrefixes(store, packing(fingerprint, numerics), room, LEAST)
+    async with running(steps, tokenizer, numerics=numerics, shared=shared, metrics=metrics, prefix_cache_bytes=2**20) as engine:
+        yield Engine(engine, steps, metrics)
 
 
 def packing(fingerprint: str = "fake", numerics: str = "ab") -> Packing:
