@@ -83,7 +83,7 @@ def test_a_full_queue_is_shared_too() -> None:
     waiting = SourceAdmission(QueueLimits(slots=2, max_waiting=4, max_wait_s=1000))
     put(waiting, request("many", 0.0, sources=2))
     put(waiting, request("many", 0.1, sources=2))
-    with pytest.raises(Overloaded, match="4 requests with 4 prompt tokens wait, and the most is 4"):
+    with pytest.raises(Overloaded, match="4 requests with 2 prompt tokens wait, and the most is 4 requests"):
         put(waiting, request("many", 0.2))
     assert put(waiting, request("one", 0.3)) == ["many", "many"]
     assert len(waiting) == 3
