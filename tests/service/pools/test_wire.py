@@ -79,7 +79,7 @@ def test_deltas_arrive_in_the_run_that_waits_for_them() -> None:
     for message in [*before, *messages.in_deltas([made])]:
         receiver.give(crossed(message))
     assert runs[1].take() == delta
-    assert runs[1].prompt_logprobs == prompt_logprobs
+    assert list(runs[1].prompt_logprobs) == prompt_logprobs
     assert runs[1].attention is not None
     assert runs[1].attention.token_ids == attention.token_ids
     np.testing.assert_array_equal(runs[1].attention.weights, attention.weights)
