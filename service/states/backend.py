@@ -103,8 +103,8 @@ class Backend(ABC):
 
     @abstractmethod
     def newest(self, tenant: str, index: str, below: float, limit: int) -> list[str]:
-        """Return ids with a number below `below`, the highest number first. `index`: `ready` or `children:ID` for states that are ready,
-        `docs:KIND` for documents."""
+        """Return ids with a number below `below`, the highest number first. `index`: `ready` for states, `docs:KIND` for
+        documents."""
 
     @abstractmethod
     def oldest(self, tenant: str, index: str, skip: int, limit: int) -> list[str]:

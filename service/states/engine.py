@@ -246,12 +246,6 @@ class StateEngine(Backend):
             following = part[-1].record.parent if part else None
         return line
 
-    def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:
-        """Return the ready states whose parent is this state, newest first."""
-        self.get(tenant, state)
-        ids = self.newest(tenant, f"children:{state}", math.inf, limit)
-        return [each for each in self.rows(tenant, [("state", id) for id in ids]) if each is not None and each.status == "ready"]
-
     # Names and idempotency keys --------------------------------------------------------------------------------------------------------
 
     def name(self, tenant: str, name: str) -> Name:

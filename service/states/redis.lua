@@ -109,28 +109,4 @@ function functions.commit()
     return 1
 end
 
--- Count what version 2 of the store did not: the metadata and token ids of states, and the rows of documents. States that are gone lose their
--- metadata. ARGV: the bytes of the rows of documents.
-function functions.recount()
-    if call("HSETNX", KEYS[1], "recounted", 1) == 0 then
-        return -- by another process, which opens the store now too
-    end
-    call("HINCRBY", KEYS[1], "size", ARGV[2])
-    call("DEL", prefix .. "kin") -- it kept counts of 0
-    for index, field in pairs({ ready = "size", gone = "gone_size" }) do
-        for _, id in ipairs(call("ZRANGE", prefix .. index, 0, -1)) do
-            local key = prefix .. "state:" .. id
-            if index == "gone" then
-                call("HSET", key, "metadata", "{}")
-            end
-            call("HINCRBY", KEYS[1], field, call("STRLEN", prefix .. "ids:" .. id) + call("HSTRLEN", key, "metadata") - #"{}")
-            local parent = call("HGET", key, "parent")
-            if parent and parent ~= "" then
-                call("HINCRBY", prefix .. "kin", parent, 1)
-            end
-        end
-    end
-    call("HINCRBY", KEYS[1], "version", 1)
-end
-
 return functions[ARGV[1]]()

@@ -14,21 +14,21 @@ All keys of a tenant have the same hash tag, so they are on one node of a cluste
 | damaged:SHA256, staged:ID | damaged bytes, for a week; the bytes of a state that is being written |
 | ready, lru, end | ready states by sequence number; unpinned states by time of use; states by time of expiry |
 | gone | states that are gone, by the time of their end |
-| children:ID, kin | the states whose parent is this state; for each parent the number of rows that name it |
+| kin | for each parent the number of rows that name it |
 | names, named:ID | a hash with the version and the state of each name; the names of a state |
 | key:KEY, keys | an idempotency key; all idempotency keys by their age |
 | doc:KIND:ID | a hash with a document |
 | docs:KIND, due:KIND, docs_end | documents by sequence number; by the time at which they are due; by time of expiry |
 
 `attnserve:tenants` has all tenants. A sweep asks for each tenant: an index over all tenants would be on another node of the cluster than a
-tenant's keys. Earlier releases had the same keys: version 1 without a version in `usage`, version 2 without counting metadata,
-token ids and rows of documents. The first start of this release counts them and marks such a store as version 3. Earlier releases refuse
-it, because they would not count.
+tenant's keys. Earlier releases had the same keys and `children:ID`: version 1 without a version in `usage`, version 2 without counting
+metadata, token ids and rows of documents. The first start of this release counts them and marks such a store as version 3. Earlier
+releases refuse it, because they would not count.
 """
 
 import hashlib
+import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -43,6 +43,7 @@ from service.states.backend import Changes, KeptKey, Key, Meta, Sharing, Tenant
 from service.states.engine import StateEngine
 from service.states.record import DOCUMENT_BYTES, Ancestor, Document, Fork, Name, NameChange, Quota, StateRecord, StoredBlob, Usage
 from service.states.redis_client import connected, failing
+from service.states.rows import Rows, row_size
 
 _DAMAGED_S = 604_800  # seconds for which damaged bytes are kept for analysis
 _STAGED_S = 600  # seconds for which the bytes of a state are kept whose writer was killed
@@ -63,18 +64,26 @@ class RedisEngine(StateEngine):
             self._script = self._redis.register_script(_SCRIPT)
             version = _VERSION if self._redis.set(_VERSION_KEY, _VERSION, nx=True) else self._redis.get(_VERSION_KEY)
             if version in _OLD:
-                self._recount()
+                for tenant in self._tenants():
+                    self._recount(tenant)
                 self._redis.set(_VERSION_KEY, version := _VERSION)
         if version != _VERSION:
             raise StoreFailed(f"the store in Redis has version {version!r}, and this release reads {_VERSION!r}: use another database")
 
-    def _recount(self) -> None:
-        """Count what earlier versions did not."""
-        documents = Counter[str]()
-        for key in set(self._redis.scan_iter(match="attnserve:{*}:docs:*", count=1000)):
-            documents[key.decode().rpartition("docs:")[0]] += self._redis.zcard(key)
-        for tenant in self._tenants():
-            self._call(tenant, "recount", documents[_prefix(tenant)] * DOCUMENT_BYTES)
+    def _recount(self, tenant: str) -> None:
+        """Count the bytes of a tenant, of which earlier versions counted less."""
+
+        def recount(rows: Rows) -> None:
+            ready = list(self._newest(tenant, "ready", math.inf, 200))
+            gone = [self._row(tenant, "state", id) for id in _texts(self._redis.zrange(_prefix(tenant) + "gone", 0, -1))]
+            bodies = set(self._redis.scan_iter(match=f"{_prefix(tenant)}doc:*", count=1000))
+            size = sum({each.sha256: each.size for each in ready}.values()) + sum(map(row_size, ready))
+            size += sum(DOCUMENT_BYTES + self._redis.hstrlen(key, "body") for key in bodies)
+            rows.after["tenant",] = replace(rows.usage, size=size, gone_size=sum(map(row_size, gone)))
+
+        self._change(tenant, recount)
+        for key in set(self._redis.scan_iter(match=f"{_prefix(tenant)}children:*", count=1000)):  # an index that is no longer used
+            self._redis.delete(key)
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -255,7 +264,6 @@ def _indexes(key: Key, row: Any) -> dict[tuple[str, str], float | None]:
         case ("state", id), StateRecord(status="ready"):
             found = {("ready", id): row.seq, (f"sharing:{row.sha256}", id): None}
             found |= {(f"pins:{row.sha256}", id): None} if row.pinned else {("lru", id): row.used}
-            found |= {(f"children:{row.parent}", id): row.seq} if row.parent else {}
             found |= {} if row.expires is None else {("end", id): row.expires}
         case ("state", id), StateRecord():
             found = {("gone", id): row.used}

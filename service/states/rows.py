@@ -72,15 +72,14 @@ class Rows(Changes):
         for record, by in ((old, -1), (new, 1)):
             if record is None:
                 continue
-            row_size = len(orjson.dumps(record.metadata)) - len("{}") + record.ids_size
             if record.status == "ready":
                 states, pins = self.get("sharing", record.sha256)
                 now = Sharing(states + by, pins + by * record.pinned)
                 size, pinned = ((after > 0) - (before > 0) for before, after in zip((states, pins), now, strict=True))
                 self.after["sharing", record.sha256] = now
-                self.count(states=by, size=size * record.size + by * row_size, pinned_size=pinned * record.size)
+                self.count(states=by, size=size * record.size + by * row_size(record), pinned_size=pinned * record.size)
             else:
-                self.count(gone=by, gone_size=by * row_size)
+                self.count(gone=by, gone_size=by * row_size(record))
             if (old is None or new is None) and record.parent is not None:
                 self._new_kin[record.parent] += by
         self.after["state", id] = new
@@ -242,6 +241,11 @@ class Rows(Changes):
                 kind, id = member.split(":", 1)
                 if (found := self.document(kind, id)) is not None and is_over(found.expires, until):
                     self.erase(kind, id)
+
+
+def row_size(record: StateRecord) -> int:
+    """Return the bytes of a state's metadata and token ids."""
+    return len(orjson.dumps(record.metadata)) - len("{}") + record.ids_size
 
 
 def is_over(expires: float | None, now: float) -> bool:

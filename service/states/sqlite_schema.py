@@ -107,7 +107,6 @@ OLDEST = {  # ids of an index, the earliest first
 _NEWEST = "AND seq < ? ORDER BY seq DESC LIMIT ?"
 NEWEST = {  # ids of an index, newest first
     "ready": f"SELECT id FROM states WHERE tenant = ? AND status = 'ready' {_NEWEST}",
-    "children": f"SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND parent = ? {_NEWEST}",
     "docs": f"SELECT id FROM documents WHERE tenant = ? AND kind = ? {_NEWEST}",
 }
 TIMED = {  # tenants and members of an index up to a time

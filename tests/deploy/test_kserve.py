@@ -74,7 +74,8 @@ def test_the_service_starts_so(runtime: dict[str, Any], example: dict[str, Any],
     # The store is on the one volume that can be written, within its size.
     (volume,) = [each["emptyDir"] for each in runtime["spec"]["volumes"] if each["name"] == "tmp"]
     assert Path(loaded.states).parent == Path("/tmp")
-    assert loaded.max_state_bytes < bytes_of(volume["sizeLimit"])
+    of_a_tenant = loaded.max_state_bytes * 17 / 16 + loaded.max_states * 3_100  # as deploy/README.md says, with the longest names and keys
+    assert 4 * of_a_tenant < bytes_of(volume["sizeLimit"])
     # A bundle's folder has the bundle's name, unless it was exported under another --name.
     assert loaded.aliases == {example["metadata"]["name"]: Path(example["spec"]["predictor"]["model"]["storageUri"]).name}
 

@@ -1,6 +1,6 @@
 """The bodies of requests to `/v1/states`, and the answers to them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
@@ -10,6 +10,8 @@ from service.dialects.text.schemas import ChatMessage, TokenId
 from service.http.fields import Body, Fields, schema_of
 from service.http.routing import Many
 from service.states.record import Origin, Status, Turn
+
+Listed = TypeVar("Listed")
 
 MOST_FORKS = 100
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -102,12 +104,15 @@ class AncestorObject(StateObject):
     tokens: int = Field(description="Known tokens that were fed to make it.")
 
 
-class StateList(BaseModel):
+class Page(BaseModel, Generic[Listed]):
     object: Literal["list"]
-    data: list[StateObject]
+    data: list[Listed]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class StateList(Page[StateObject]): ...
 
 
 class GoneState(BaseModel):
@@ -116,22 +121,11 @@ class GoneState(BaseModel):
     status: Status
 
 
-class ForkList(BaseModel):
-    object: Literal["list"]
-    data: list[StateObject | GoneState]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class ForkList(Page[StateObject | GoneState]): ...
 
 
-class Lineage(BaseModel):
+class Lineage(Page[AncestorObject]):
     """One page of a state's lineage: the state, its parent, and so on to its first ancestor."""
-
-    object: Literal["list"]
-    data: list[AncestorObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class StateDeleted(BaseModel):

@@ -33,7 +33,6 @@ def contents(engine: StateEngine) -> dict[str, Any]:
         states = engine.page(tenant, Filter(limit=1000))
         found[tenant] = {
             "states": plain([(each, engine.names(tenant, each.id), engine.lineage(tenant, each.id)) for each in states]),
-            "children": plain([engine.children(tenant, each.id, 5) for each in states]),
             "blobs": [engine.blob(tenant, each.id) for each in states],
             "documents": engine.documents(tenant, "run", None, 1000),
             "usage": engine.usage(tenant),

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag, TypeAdapter
 
 from service.dialects.states.options import Metadata, StateFields
+from service.dialects.states.schemas import Page
 from service.dialects.text.schemas import (
     EMPTY_IS_ABSENT,
     MAX_TOKENS,
@@ -277,12 +278,7 @@ class ListedItem(BaseModel):
     output: str | None = None
 
 
-class ItemList(BaseModel):
-    object: Literal["list"]
-    data: list[ListedItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class ItemList(Page[ListedItem]): ...
 
 
 class InputTokenCount(BaseModel):
