@@ -241,9 +241,6 @@ async def test_a_prompt_that_is_too_long_is_the_fault_of_the_messages(service: R
     assert (answer.status_code, answer.json()["error"]["param"]) == (413, "messages")
 
 
-# Errors ----------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_what_is_wrong_is_a_400_that_names_it(service: Route) -> None:
     """Fields that `/v1/completions` has too are refused alike, as its table says."""
     rows: list[tuple[dict[str, Any], str, str]] = [

@@ -1,11 +1,10 @@
 """Clients that people really use, unchanged, against the real service."""
 
 import base64
-from collections.abc import Iterator
+import json
 from pathlib import Path
 
-import cohere
-import httpx
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -45,30 +44,34 @@ def test_openai_asks_for_base64_and_floats_are_the_same(client: openai.OpenAI) -
     assert by_default.usage.prompt_tokens == 4
 
 
-@pytest.fixture
-def http() -> Iterator[httpx.Client]:
-    """For clients that leave their connections open otherwise."""
-    with httpx.Client() as client:
-        yield client
-
-
-def test_cohere_embed_and_rerank(live_service: LiveService, http: httpx.Client) -> None:
-    client = cohere.ClientV2(base_url=live_service.url, api_key="not needed", httpx_client=http)
-    answer = client.embed(model=MODEL, texts=["a", "b"], input_type="search_document", embedding_types=["float", "int8", "ubinary"])
-    assert answer.embeddings.float_ is not None
-    assert answer.embeddings.int8 is not None
-    assert answer.embeddings.ubinary is not None
-    assert [len(answer.embeddings.float_[0]), len(answer.embeddings.int8[0]), len(answer.embeddings.ubinary[0])] == [384, 384, 48]
-    documents = ["Bananas are yellow.", "Paris is the capital of France.", "Fish swim."]
-    ranked = client.rerank(model=MODEL, query="What is the capital of France?", documents=documents, top_n=2)
-    assert [result.index for result in ranked.results][:1] == [1]
-    assert len(ranked.results) == 2
-    assert len(client.rerank(model="tiny-reranker", query="one", documents=documents).results) == 3
-
-
 def test_huggingface_hub(live_service: LiveService) -> None:
     with InferenceClient(base_url=live_service.url) as client, InferenceClient(f"{live_service.url}/similarity") as likeness:
         vector = client.feature_extraction("Paris is the capital of France.")
         scores = likeness.sentence_similarity("The cat sat.", ["A cat was sitting.", "Stocks fell."])
     assert vector.shape == (1, 384)
     assert scores[0] > scores[1]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer", "minimum": -9, "maximum": 99},
+        "kind": {"enum": ["odd", "even"]},
+        "digits": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["n", "kind", "digits"],
+    "additionalProperties": False,
+}
+LONGEST = 1000  # tokens: at most 70 characters of JSON, and 40 of white space in each of 22 places
+
+
+def test_json_that_must_match_a_schema_is_complete_and_does(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny-decoder",
+        messages=[{"role": "user", "content": "a number"}],
+        max_tokens=LONGEST,
+        seed=1,
+        response_format={"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA}},
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)

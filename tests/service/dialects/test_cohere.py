@@ -18,8 +18,6 @@ from export import contract
 from service.dialects.cohere import CohereRerankResponse, EmbedResponse
 from tests.service.fakes import WIDTH, FakeSession, client, fake_app, fake_bundle, fake_ids, serve_in_thread
 
-FLOAT32 = 1e-6  # a unit vector rounded to float32
-
 
 def vector(text: str) -> np.ndarray:
     return FakeSession().row(contract.EMBEDDING, fake_ids(text))
@@ -95,12 +93,6 @@ async def test_input_type_chooses_the_prompt(
     async with client(app) as http:
         assert (await http.post("/v2/embed", json=embed("the cat", input_type=input_type))).status_code == 200
         assert app.state.catalog.session("enc").batches == [[fake_ids(prompt + "the cat")]]
-
-
-async def test_output_dimension_is_cut_then_brought_back_to_length_1(http: httpx.AsyncClient) -> None:
-    body = (await http.post("/v2/embed", json=embed("the cat", output_dimension=8))).json()
-    head = vector("passage: the cat")[:8]
-    assert body["embeddings"]["float"][0] == pytest.approx((head / np.linalg.norm(head)).tolist(), abs=FLOAT32)
 
 
 @pytest.mark.parametrize(("truncate", "kept"), [("END", "one two"), ("START", "four five")])
@@ -196,14 +188,6 @@ async def test_scores_that_saturate_still_stand_in_the_order_of_their_logits(htt
     assert [result["relevance_score"] for result in raw] == [50.0, 40.0, 40.0, -800.0]
 
 
-@pytest.mark.pool
-async def test_a_logit_that_is_no_number_never_leaves(http: httpx.AsyncClient, app: FastAPI) -> None:
-    app.state.catalog.session("ranker").bad_rows = {tuple(fake_ids("where is the cat", "a dog")): math.nan}
-    response = await http.post("/v2/rerank", json=rerank(*DOCUMENTS), headers={"x-item-errors": "1"})
-    assert response.status_code == 500
-    assert "not finite" in response.json()["message"]
-
-
 async def test_max_tokens_per_doc_cuts_the_document_alone_and_says_so(http: httpx.AsyncClient, app: FastAPI) -> None:
     response = await http.post("/v2/rerank", json=rerank("one two three four", "one", max_tokens_per_doc=2))
     query = "where is the cat"
@@ -258,9 +242,6 @@ async def test_rerank_refuses(http: httpx.AsyncClient) -> None:
     await expect_refused(http, "/v2/rerank", rerank("a"), rows)
 
 
-# Both ------------------------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.pool
 async def test_priority_0_passes_a_higher_number(http: httpx.AsyncClient, app: FastAPI) -> None:
     session, engine = app.state.catalog.session("enc"), app.state.catalog.computing("enc")
@@ -284,23 +265,6 @@ async def test_priority_0_passes_a_higher_number(http: httpx.AsyncClient, app: F
 
 
 # The real client -------------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_cohere_client_raises_its_own_errors(tmp_path: Path) -> None:
-    app = fake_app(fake_bundle(tmp_path / "enc"), api_keys=("secret-key",))
-    with serve_in_thread(app) as url:
-        with cohere.ClientV2(base_url=url, api_key="wrong-key", max_retries=0) as co, pytest.raises(cohere.UnauthorizedError) as refused:
-            co.embed(model="enc", texts=["a"], input_type="search_query")
-        assert refused.value.body == {"message": "the API key is not known"}
-        with cohere.ClientV2(base_url=url, api_key="secret-key", max_retries=0) as co:
-            with pytest.raises(cohere.NotFoundError):
-                co.embed(model="embed-v4.0", texts=["a"], input_type="search_query")
-            with pytest.raises(cohere.BadRequestError) as invalid:
-                co.embed(model="enc", images=["data:image/png;base64,AA"], input_type="image")
-            assert "text and no images" in invalid.value.body["message"]
-            app.state.catalog.session("enc").broken = True
-            with pytest.raises(cohere.InternalServerError):
-                co.rerank(model="enc", query="a", documents=["b"])
 
 
 async def test_embed_reads_inputs_in_blocks_of_text(tmp_path: Path) -> None:

@@ -60,11 +60,6 @@ async def test_sixteen_tokens_are_the_default_and_length_is_the_reason(service: 
     assert content["usage"]["completion_tokens"] == 16
 
 
-async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Route) -> None:
-    for name in ("wordy", "gpt", None):
-        assert (await service.whole(model=name))["model"] == "wordy", name
-
-
 async def test_prompts_are_texts_or_ids_one_or_many(service: Route) -> None:
     asked: list[tuple[Any, list[list[int]]]] = [
         ("ab", [[BOS, *tokens("ab")]]),
@@ -236,9 +231,6 @@ async def test_prompt_logprobs_have_vllms_form(service: Route) -> None:
 async def test_a_log_probability_that_is_very_low_is_a_number_in_json(service: Route) -> None:
     (choice,) = (await service.whole(prompt=[70, 200], max_tokens=0, echo=True, logprobs=0))["choices"]
     assert choice["logprobs"]["token_logprobs"] == [None, -9999.0]
-
-
-# Ends ------------------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_how_a_text_ends(service: Route) -> None:
@@ -420,9 +412,6 @@ async def test_a_grammar_that_cannot_be_compiled_is_called_as_it_was_sent(servic
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-# Clients that leave ----------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.pool
 @pytest.mark.parametrize(("stream", "said"), [(False, 3), (True, 3)])
 async def test_work_ends_with_the_client_that_asked_for_it(service: Route, said: int, stream: bool) -> None:
@@ -437,9 +426,6 @@ async def test_work_ends_with_the_client_that_asked_for_it(service: Route, said:
     assert [run.cancelled for run in service.engine.runs] == [True, True]
     assert b"[DONE]" not in b"".join(message.get("body", b"") for message in caller.sent)
     assert service.app.state.catalog.active == 0
-
-
-# OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.pool

@@ -12,7 +12,7 @@ from PIL import Image
 
 from export import contract
 from service.dialects.text.request import seed_of
-from service.errors import NotReady, Overloaded, RuntimeFailed
+from service.errors import RuntimeFailed
 from service.generation.request import GenerationRequest
 from tests.service.dialects.asking import Route, expect_refusals
 from tests.service.fakes import client
@@ -77,13 +77,6 @@ async def test_nothing_but_grey_levels_is_drawn_to_the_last_pixel(service: Route
     assert request.prompt == (BOS, *service.model.encode("7", add_special_tokens=False))
     assert request.sampling.allowed_token_ids == tuple(service.model.encode("abcd", add_special_tokens=False))
     assert (request.max_tokens, request.min_tokens, request.ignore_eos, request.stop, request.grammar) == (12, 0, True, (), None)
-
-
-async def test_how_pixels_are_drawn_reaches_the_engine(service: Route) -> None:
-    (request,) = await requests_of(service, temperature=0.5, top_p=0.25, top_k=3, min_p=0.125, typical_p=0.75, seed=5, user="me")
-    sampling = request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.typical_p) == (0.5, 0.25, 3, 0.125, 0.75)
-    assert sampling.seed == seed_of(5, 0)
 
 
 async def test_n_pictures_have_seeds_of_their_own_and_count_the_prompt_once(service: Route) -> None:
@@ -158,14 +151,6 @@ async def test_what_cannot_be_meant_is_refused_with_its_field(service: Route) ->
         ({"model": "nobody"}, "model", "does not exist"),
     ]
     await expect_refusals(service, rows)
-
-
-async def test_what_the_engine_refuses_has_its_own_status(service: Route) -> None:
-    for error, status in ((Overloaded("full", retry_after_s=2), 429), (NotReady("stopping"), 503)):
-        for streamed in (False, True):
-            service.engine.refusal = error
-            answer = await service.post(stream=streamed)
-            assert (answer.status_code, "retry-after" in answer.headers) == (status, True)
 
 
 async def test_where_nothing_draws_the_text_model_says_so() -> None:

@@ -59,12 +59,6 @@ async def test_documents_come_back_unless_they_are_not_wanted(http: httpx.AsyncC
     assert [set(result) for result in results] == [{"index", "relevance_score"}] * 4
 
 
-async def test_top_n_keeps_the_best(http: httpx.AsyncClient) -> None:
-    for top_n, count in ((None, 4), (0, 4), (3, 3), (9, 4)):
-        results = (await http.post("/v1/rerank", json=rerank(*DOCUMENTS, top_n=top_n))).json()["results"]
-        assert [result["index"] for result in results] == ORDER[:count], top_n
-
-
 async def test_equal_documents_keep_their_order(http: httpx.AsyncClient) -> None:
     for model in ("ranker", "enc"):
         results = (await http.post("/v1/rerank", json=rerank(*["a dog"] * 20, model=model))).json()["results"]

@@ -4,7 +4,6 @@ import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -87,18 +86,6 @@ async def test_the_server_says_what_it_is(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v2/health/ready")).json() == {"ready": True}
 
 
-async def test_health_is_open_and_tells_a_drain(tmp_path: Path) -> None:
-    app = fake_app(fake_bundle(tmp_path / "enc"), api_keys=("secret-key",))
-    async with client(app) as http:
-        assert (await http.get("/v2/health/ready")).status_code == 200
-        refused = await http.get("/v2/models/enc")
-        assert (refused.status_code, list(refused.json())) == (401, ["error"])
-        app.state.catalog.draining = True
-        response = await http.get("/v2/health/ready")
-        assert (response.status_code, response.json()) == (503, {"ready": False})
-        assert (await http.get("/v2/health/live")).status_code == 200
-
-
 @pytest.mark.pool
 async def test_a_model_whose_runs_fail_is_not_ready_and_recovers(http: httpx.AsyncClient, app: FastAPI) -> None:
     session = app.state.catalog.session("enc")
@@ -169,15 +156,6 @@ async def test_what_continues_texts_has_metadata_and_readiness_and_is_asked_else
         response = await infer(http, texts("a"), model=model)
         assert response.status_code == 400
         assert "POST /v1/completions" in response.json()["error"]
-
-
-async def test_a_name_may_hold_slashes_plain_or_encoded(http: httpx.AsyncClient) -> None:
-    for name in ("org/team.model", quote("org/team.model", safe=""), "short"):
-        path = f"/v2/models/{name}"
-        for place in ("", "/versions/1", "/ready", "/versions/1/ready"):
-            assert (await http.get(path + place)).json()["name"] == "org/team.model"
-        assert (await infer(http, texts("the cat"), model=name)).json()["model_name"] == "org/team.model"
-        assert (await infer(http, texts("the cat"), model=f"{name}/versions/1")).json()["model_version"] == "1"
 
 
 async def test_what_is_not_there_is_a_404(http: httpx.AsyncClient) -> None:

@@ -2,19 +2,18 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from pydantic import ValidationError
 
 from service.dialects.openai.embeddings import EmbeddingRequest
 from service.runtime.onnx import Array
-from tests.service.fakes import PATIENCE_S, FakeCatalog, case, client, fake_app, fake_bundle, serve_in_thread, until
+from tests.service.fakes import FakeCatalog, case, client, fake_app, fake_bundle, until
 from tests.service.http.test_edge import Caller
 
 
@@ -65,12 +64,6 @@ async def test_the_answer_has_openais_form(service: Service) -> None:
     assert content["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
     assert content["data"][0]["object"] == "embedding"
     assert content["data"][0]["embedding"] == pytest.approx(service.row("the cat").tolist(), abs=1e-7)
-
-
-async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Service) -> None:
-    for fields in ({}, {"model": "text-embedding-3-small"}, {"model": None}):
-        answer = await service.http.post("/v1/embeddings", json={"input": "cat", **fields})
-        assert (answer.status_code, answer.json()["model"]) == (200, "mini")
 
 
 async def test_a_base_url_without_v1_does_too(service: Service) -> None:
@@ -272,41 +265,3 @@ async def test_what_fails_after_the_first_line_is_the_last_one_and_there_are_no_
     assert "usage" not in last
     assert last["error"]["type"] == "timeout_error"
     service.session.open()
-
-
-# OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, where: str) -> Iterator[tuple[str, FakeCatalog]]:
-    folder = tmp_path_factory.mktemp("served")
-    app = fake_app(fake_bundle(folder / "mini"), api_keys=("sk-0123456789",))
-    with serve_in_thread(app) as url:
-        yield f"{url}/v1", app.state.catalog
-
-
-@pytest.fixture(scope="module")
-def official(served: tuple[str, FakeCatalog]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served[0], api_key="sk-0123456789", max_retries=0, timeout=PATIENCE_S) as made:
-        yield made
-
-
-def test_openais_client_raises_the_class_of_each_status(official: openai.OpenAI, served: tuple[str, FakeCatalog]) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        official.embeddings.create(model="mini", input="")
-    assert (refused.value.code, refused.value.type) == ("empty_input", "invalid_request_error")
-    assert refused.value.request_id
-    with pytest.raises(openai.NotFoundError):
-        official.embeddings.create(model="huge", input="cat")
-    with pytest.raises(openai.AuthenticationError):
-        official.with_options(api_key="sk-nobody").embeddings.create(model="mini", input="cat")
-
-
-def test_openais_client_retries_what_is_worth_retrying(official: openai.OpenAI, served: tuple[str, FakeCatalog]) -> None:
-    session = served[1].session("mini")
-    session.forget()
-    session.failures[0] = RuntimeError("once")
-    answer = official.with_options(max_retries=1).embeddings.create(model="mini", input="retry me")
-    assert len(answer.data) == 1
-    assert session.batches.count(session.batches[0]) == 2, "other runs are those of a replica that is tested after a failure"
-    session.failures.clear()

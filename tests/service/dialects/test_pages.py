@@ -1,11 +1,7 @@
 """What a browser opens: `/`, `/docs` and `/redoc`, without a request to any other origin."""
 
 import gzip
-import html
-import json
 import re
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,10 +10,9 @@ import pytest
 from service.dialects import pages
 from service.http.content_encoding import LEAST_BYTES
 from service.telemetry.history import KEPT
-from tests.service.fakes import PATIENCE_S, client, fake_app, fake_bundle, serve_in_thread
+from tests.service.fakes import client, fake_app, fake_bundle
 from tests.service.http.test_edge import KEY
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NAMES = {"enc": "encoder", "rank": "reranker", "class": "classifier", "tags": "token_classifier"}
 
 
@@ -113,18 +108,6 @@ async def test_models_are_named_to_those_with_a_key_alone(bundles: list[Path]) -
         assert (await http.post("/", json={"inputs": "cat"})).status_code == 401
 
 
-async def test_while_the_runtime_fails_it_says_so(bundles: list[Path]) -> None:
-    app = fake_app(bundles[0])
-    async with client(app) as http:
-        app.state.catalog.session("enc").broken = True
-        await http.post("/embed", json={"inputs": "a"})
-        assert (await http.get("/health/ready")).status_code == 503
-        assert 'err="503"' not in (await http.get("/metrics")).text, "a probe is no refused request"
-        answer = await http.get("/")
-        assert answer.status_code == 503
-        assert "unhealthy" in answer.text
-
-
 # Docs ------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -144,31 +127,3 @@ async def test_every_file_is_there_with_its_type_and_its_licence(bundles: list[P
     assert {path.name for path in pages._ASSETS.iterdir() if path.name != "README.md"} == set(re.findall(r"`([\w.-]+\.\w+)`", listed)) - {
         "README.md"
     }
-
-
-@pytest.mark.live
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not here (apt-get install chromium)")
-@pytest.mark.parametrize(
-    ("path", "shown"),
-    [
-        ("/docs", ["/v1/embeddings", "/v2/models/{model}/infer", "Authorize", "attnserve"]),
-        ("/redoc", ["/v1/embeddings", "/v1/chat/completions", "attnserve"]),
-    ],
-)
-def test_chromium_shows_the_routes_and_asks_no_other_origin(bundles: list[Path], tmp_path: Path, path: str, shown: list[str]) -> None:
-    """Every request of the page is in the browser's log of the network, also one to what cannot be reached."""
-    assert CHROMIUM is not None
-    log = tmp_path / "net.json"
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update"
-    more = ["--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}", "--virtual-time-budget=20000"]
-    with serve_in_thread(fake_app(*bundles, api_keys=(KEY,))) as url:
-        command = [CHROMIUM, *flags.split(), *more, "--dump-dom", f"{url}{path}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    page = html.unescape(re.sub(r"<wbr>|\u200b", "", done.stdout))  # Swagger UI lets long paths be broken
-    for text in shown:
-        assert text in re.sub(r"<[^>]*>", "", page), done.stderr[-2000:]
-    requests = [event["params"] for event in json.loads(log.read_text())["events"] if "initiator" in event.get("params", {})]
-    asked = {request["url"] for request in requests if request["initiator"] == url}  # the browser has business of its own besides
-    assert [request for request in asked if not request.startswith((f"{url}/", "data:", "blob:"))] == []
-    assert f"{url}/openapi.json" in asked
-    assert not re.search(r'(?:src|href)="https?://(?!127\.0\.0\.1)[^"]*\.(?:js|css|svg|png|woff2?)', page)

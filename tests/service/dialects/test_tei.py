@@ -445,6 +445,7 @@ async def test_health_is_200_with_nothing_in_it_and_503_while_the_runtime_fails(
         session(http, "encoder").broken = True
         assert_error(await http.post("/embed", json={"inputs": "a"}), 424, "Backend", "runtime failed")
         assert_error(await http.get(path), 503, "Unhealthy", "unhealthy")
+        assert 'err="503"' not in (await http.get("/metrics")).text, "a probe is no refused request"
         session(http, "encoder").broken = False
         assert (await http.get(path)).status_code == 200
 

@@ -128,27 +128,6 @@ async def test_the_root_is_for_what_the_model_is_for(service: Route) -> None:
     assert told[-1]["generated_text"] == SAID
 
 
-async def test_a_model_is_chosen_by_url_or_header(service: Route) -> None:
-    other = service.app.state.generators["other"].engine
-    ways: list[tuple[str, dict[str, str], dict[str, str]]] = [
-        ("/generate?model=other", {}, {}),
-        ("/models/other/generate", {}, {}),
-        ("/models/other", {}, {}),
-        ("/models/other", {}, {"model": "wordy"}),
-        ("/generate", {"x-model": "other"}, {}),
-        ("/generate", {"x-model": "wordy"}, {"model": "other"}),
-    ]
-    for path, headers, fields in ways:
-        other.forget()
-        assert (await service.http.post(path, json={"inputs": PROMPT, **fields}, headers=headers)).status_code == 200
-        assert len(other.requests) == 1, path
-    other.forget()
-    said = await service.http.post("/models/other/v1/completions", json={"model": "dummy", "prompt": PROMPT})  # as huggingface_hub says
-    assert (said.status_code, said.json()["model"], len(other.requests)) == (200, "other", 1)
-    lost = await service.http.post("/models/huge/generate", json={"inputs": PROMPT})
-    assert (lost.status_code, lost.json()["error_type"]) == (404, "validation")
-
-
 # The official client ---------------------------------------------------------------------------------------------------------------------
 
 

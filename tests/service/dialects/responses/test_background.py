@@ -14,7 +14,7 @@ from service.dialects.openai.responses import stored
 from service.dialects.openai.responses.events import Events, number_after
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.running import running_of
-from service.errors import InvalidRequest, Overloaded, RuntimeFailed, StoreFailed
+from service.errors import InvalidRequest, Overloaded, StoreFailed
 from service.streams.lease import LEASE_S
 from tests.service.dialects.responses.conftest import Responses, service, so
 from tests.service.fakes import PATIENCE_S, first
@@ -74,15 +74,6 @@ async def test_a_background_response_is_polled_until_it_is_completed(responses: 
     assert (whole["status"], text_of(whole), whole["metadata"]) == ("completed", SAID, {"a": "b"})
     assert whole["completed_at"] >= whole["created_at"]
     assert (await responses.make(input="More", previous_response_id=made["id"]))["status"] == "completed"
-
-
-async def test_a_background_response_that_fails_says_why(responses: Responses) -> None:
-    responses.engine.failures[0] = (2, RuntimeFailed("broken"))
-    made = await responses.make(background=True)
-    ended = await responses.ended(made["id"])
-    assert (ended["status"], ended["error"]["message"], text_of(ended)) == ("failed", "broken", "On")
-    *_, last = await responses.streamed(made["id"])
-    assert (last["type"], last["response"]) == ("response.failed", ended)
 
 
 @pytest.mark.pool

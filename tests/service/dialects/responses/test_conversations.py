@@ -34,9 +34,6 @@ def read_by(responses: Responses) -> str:
     return responses.model.decode(responses.engine.requests[-1].prompt)
 
 
-# The client ------------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_conversation_with_the_official_client(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
     client = official.conversations
     made = client.create(metadata={"topic": "sums"}, items=[{"type": "message", "role": "system", "content": "Be brief."}])

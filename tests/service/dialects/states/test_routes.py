@@ -286,9 +286,6 @@ async def test_a_service_without_decoders_has_no_states(tmp_path: Any) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
-# Logs ------------------------------------------------------------------------------------------------------------------------------------
-
-
 async def test_names_and_ids_are_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
     """Also where the request is refused before it has a route."""
     caplog.set_level(logging.DEBUG, "attnserve")
