@@ -93,13 +93,6 @@ def test_a_plain_answer_is_compressed_as_any_other(serve: Serve, taken: list[boo
     assert taken == [True, False] * 3
 
 
-def test_a_body_that_is_no_json_is_refused_as_ever(serve: Serve) -> None:
-    _, http = serve()
-    for body in (b"", b"{", b'{"input": "\xff"}', b'{"input": "\\ud800"}', b'{"input": NaN}'):
-        plain, other = (http.post("/v1/embeddings", content=body, headers=headers) for headers in ({}, NOT_PLAIN))
-        assert (plain.status_code, said(plain)) == (400, said(other)), body
-
-
 def test_its_id_comes_back(serve: Serve, taken: list[bool]) -> None:
     _, http = serve()
     for sent in ("a-1", "forged\tid", ""):

@@ -331,15 +331,6 @@ async def test_a_text_is_tokenised_in_the_turn_of_its_client(
     assert clients == {"127.0.0.1:123"}, "httpx's address, by which the edge knows the client"
 
 
-async def test_a_header_that_cannot_be_meant_is_refused_by_name(bundle: Path) -> None:
-    async with client(fake_app(bundle)) as http:
-        for name, value in [("x-request-timeout-ms", "soon"), ("x-lane", "fast")]:
-            with case(name, value):
-                refused = await embeddings(http, headers={name: value})
-                assert said(refused)[0] == 400
-                assert refused.json()["error"]["param"] == name
-
-
 async def test_a_client_that_hangs_up_within_its_body_is_not_answered_and_nothing_runs(bundle: Path) -> None:
     """What came is a whole request by accident: without the disconnect it would be embedded."""
     app = fake_app(bundle)
@@ -354,24 +345,6 @@ async def test_a_client_that_hangs_up_within_its_body_is_not_answered_and_nothin
 
 
 # Overload --------------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_over_the_queue_the_answer_is_429_with_both_retry_headers(bundle: Path) -> None:
-    app = fake_app(bundle, threads=1, max_queue_tokens=10)
-    async with client(app) as http:
-        session = app.state.catalog.session("mini")
-        session.hold()
-        held = [asyncio.create_task(embeddings(http))]
-        await session.entered(1)
-        running = app.state.catalog.get("mini").engine.queued_tokens
-        held.append(asyncio.create_task(embeddings(http, json={"input": "dog fish tree"})))
-        await until(lambda: app.state.catalog.get("mini").engine.queued_tokens > running)
-        refused = await embeddings(http, json={"input": "one two three four five"})
-        assert said(refused) == (429, "rate_limit_error", "overloaded")
-        assert int(refused.headers["retry-after"]) >= 1
-        assert int(refused.headers["retry-after-ms"]) >= 1
-        session.open()
-        assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
 
 
 async def test_in_overload_a_text_is_refused_before_it_is_tokenised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

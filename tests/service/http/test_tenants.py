@@ -7,19 +7,9 @@ import pytest
 from service.call import Call
 from service.errors import RateLimited
 from service.http.tenants import Rate, Tenant, TenantLimits, duration
+from tests.service.states.conftest import Clock, clock
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+__all__ = ("clock",)  # a fixture
 
 
 def tenant(clock: Clock, **limits: object) -> Tenant:
@@ -84,20 +74,6 @@ def test_tokens_are_charged_when_they_were_used_and_a_debt_is_paid_by_time(clock
     acme.admit()
 
 
-async def test_streams_are_counted_while_they_last(clock: Clock) -> None:
-    acme = tenant(clock, streams=2)
-    calls = [used(), used()]
-    for call in calls:
-        await acme.begin_stream(call)
-    with pytest.raises(RateLimited, match="its limit is 2 open streams"):
-        await acme.begin_stream(refused := used())
-    acme.settle(refused, 429)  # never one of them
-    assert acme.streams == 2
-    acme.settle(calls[0], 499)
-    await acme.begin_stream(used())
-    assert told(acme) == {}, "OpenAI has no header for it"
-
-
 def test_a_new_limit_keeps_what_was_used(clock: Clock) -> None:
     acme = tenant(clock, requests=Rate(10, 60.0))
     for _ in range(10):
@@ -111,18 +87,6 @@ def test_a_new_limit_keeps_what_was_used(clock: Clock) -> None:
     acme.limit(TenantLimits())
     assert told(acme) == {}
     acme.admit()
-
-
-def test_usage_is_what_models_answered(clock: Clock) -> None:
-    acme = tenant(clock)
-    acme.settle(used(7, 3), 200)
-    acme.settle(used(5, 1, "other-model"), 499)  # it left in the middle, and has had tokens
-    acme.settle(used(0), 400)
-    acme.settle(used(9, model=""), 200)
-    assert {name: (u.requests, u.prompt_tokens, u.completion_tokens) for name, u in acme.usage.items()} == {
-        "mini": (1, 4, 3),
-        "other-model": (1, 4, 1),
-    }
 
 
 @pytest.mark.parametrize(

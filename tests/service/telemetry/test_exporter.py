@@ -94,22 +94,6 @@ def test_rays_exporter_has_ours_and_its_own_by_deployment(encoder_bundle: Path, 
     assert len(series) - mirrored < RAYS_AT_MOST
 
 
-def test_rays_agent_forgets_gauges_of_the_gone_and_no_counters() -> None:
-    """Why `service/deployment/ray_metrics.py` copies counters as gauges: every replica that ran on a node would stay at its exporter."""
-    from ray._private.telemetry.metric_types import MetricType
-    from ray._private.telemetry.open_telemetry_metric_recorder import OpenTelemetryMetricRecorder
-
-    recorder = OpenTelemetryMetricRecorder(gauge_metric_ttl_seconds=-1)  # each value is too old at once
-    recorder.register_gauge_metric("attnserve_tokens_total", "-")
-    recorder.register_counter_metric("attnserve_tokens", "-")
-    for name in ("attnserve_tokens_total", "attnserve_tokens"):
-        recorder.set_metric_value(name, {"replica": "gone"}, 7.0)
-    gauges = recorder._create_observable_callback("attnserve_tokens_total", MetricType.GAUGE)
-    counters = recorder._create_observable_callback("attnserve_tokens", MetricType.COUNTER)
-    assert not gauges({})
-    assert [each.value for each in counters({})] == [7.0]
-
-
 def _last_words(folder: Path) -> str:
     """Of Ray's own processes, whose end takes a driver with it and of which it says nothing."""
     logs = sorted(folder.glob("session_2*/logs/**/*.*"))

@@ -1,7 +1,6 @@
 """Traces, through the whole application: who is whose child, what crosses in headers, and what is not there when they are off."""
 
 import asyncio
-import json
 import logging
 import re
 import subprocess
@@ -24,9 +23,8 @@ from opentelemetry.trace import StatusCode, format_trace_id
 from service.app import Application, build_app
 from service.catalog import Catalog
 from service.settings import Settings, freeze
-from service.telemetry import logs
 from service.telemetry.tracing import Tracer, TracingUnavailable
-from tests.service.fakes import PATIENCE_S, Client, FakeCatalog, FakeSession, app_of, client, fake_app, fake_bundle, put_forward, until
+from tests.service.fakes import PATIENCE_S, Client, FakeCatalog, FakeSession, app_of, client, fake_app, fake_bundle, until
 from tests.service.pool_fakes import FakeGateway
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -147,25 +145,6 @@ async def test_a_run_that_fails_is_an_error_of_run_and_request(tmp_path: Path) -
     assert (request.attributes or {})["error.type"] == "500"
 
 
-async def test_what_expires_in_the_queue_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with traced(tmp_path, threads=1) as (http, session, spans):
-        session.hold()
-        held = asyncio.create_task(embed(http, "one"))
-        await session.entered(1)
-        engine, forward = app_of(http).state.catalog.computing("mini"), put_forward(monkeypatch)
-        running = engine.queued_tokens
-        late = asyncio.create_task(embed(http, "two", x_request_timeout_ms="1000000"))
-        await until(lambda: engine.queued_tokens > running)
-        await forward(1001)
-        assert (await late).status_code == 504
-        session.open()
-        await held
-        await until(lambda: len(spans.named("queue")) == 2)
-    (expired,) = (span for span in spans.named("queue") if span.status.status_code == StatusCode.ERROR)
-    assert "expired" in str(expired.status.description)
-    assert len(spans.named("batch")) == 1
-
-
 async def test_a_refused_request_is_no_error_of_ours(tmp_path: Path) -> None:
     async with traced(tmp_path) as (http, _, spans):
         assert (await embed(http, "")).status_code == 400
@@ -226,30 +205,6 @@ async def test_a_traceparent_that_is_none_begins_a_new_trace(tmp_path: Path) -> 
             assert answer.status_code == 200
             assert TRACE not in answer.headers["traceresponse"], bad
     assert not any(span.parent for span in spans.named("POST /v1/embeddings"))
-
-
-# Logs ------------------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_records_carry_the_trace_beside_the_request(tmp_path: Path) -> None:
-    kept = [(logger, logger.handlers, logger.level, logger.propagate) for logger in map(logging.getLogger, ("attnserve", "opentelemetry"))]
-    logs.to_file(file := tmp_path / "log", "info")
-    try:
-        async with traced(tmp_path, access_log=True) as (http, session, _):
-            await embed(http, "cat", traceparent=SAMPLED, x_request_id="find-me")
-            session.broken = True
-            await embed(http, "dog", traceparent=SAMPLED, x_request_id="find-me-too")
-            await embed(http, "dog", traceparent=SAMPLED, x_request_id="not-meant", x_lane="fast")
-    finally:
-        logging.getLogger("attnserve").handlers[0].close()
-        for logger, handlers, level, propagate in kept:
-            logger.handlers, logger.level, logger.propagate = handlers, level, propagate
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    told = [(record["request_id"], record["trace_id"], record["status"]) for record in records if record["message"] == "request"]
-    assert told == [("find-me", TRACE, 200), ("find-me-too", TRACE, 500), ("not-meant", TRACE, 400)]
-
-
-# Decoders --------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
