@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import signal
 import threading
 import time
@@ -9,12 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import psutil
 
 from loadtest.common.server import Server
-from loadtest.faults.striking import records
 
 EVERY_S = 0.1  # interval between two requests of the same probe
 CLIENT_TIMEOUT_S = 60.0  # a client that waits longer counts the request as hung
@@ -65,7 +64,7 @@ class Outcome:
     ended_with: int | None = None  # the command's exit status, if it ended
     last_words: str = ""
     answers: list[ProbeAnswer] = field(default_factory=list)
-    steps: dict[str, float] = field(default_factory=dict)  # step of the recovery -> seconds from the fault to this step
+    gone: float = math.inf  # when the process had ended, on the clock of `time.monotonic`
 
     @property
     def statuses(self) -> Counter[str]:
@@ -141,9 +140,8 @@ def hit(running: Server, clients: Clients, title: str, how: Fault, *, within_s: 
     Waits until this process has ended and the service has recovered. With `to_the_end`, waits until the service has ended. Waits at most
     `within_s` seconds.
     """
-    said, outcome, process, family = len(running.output), Outcome(), running.find(title), running.family()
-    began, on_the_wall = time.monotonic(), time.time()
-    gone: float | None = None
+    outcome, process, family = Outcome(), running.find(title), running.family()
+    began = time.monotonic()
     if isinstance(how, signal.Signals):
         process.send_signal(how)
     else:
@@ -158,15 +156,14 @@ def hit(running: Server, clients: Clients, title: str, how: Fault, *, within_s: 
             own = [line for line in lines if line.startswith("error")]
             outcome.last_words = "".join([*lines, *own][-1:]) + "".join(f" LEFT {each.pid}" for each in alive)
             break
-        if gone is None and _has_ended(process):  # a process stopped by SIGSTOP ends too: the service kills it before it replaces it
-            gone = time.monotonic()
-        if gone is not None and not to_the_end and (since := clients.good_since(gone)) is not None:
+        if outcome.gone == math.inf and _has_ended(process):  # one stopped by SIGSTOP too: the service kills it before it replaces it
+            outcome.gone = time.monotonic()
+        if outcome.gone < math.inf and not to_the_end and (since := clients.good_since(outcome.gone)) is not None:
             clients.settle()
-            if clients.good_since(gone) == since:
+            if clients.good_since(outcome.gone) == since:
                 outcome.whole_s = since - began
                 break
     outcome.answers = [answer for answer in clients.answers if answer.ended >= began]
-    outcome.steps = steps(running.output[said:], on_the_wall)
     return outcome
 
 
@@ -175,20 +172,3 @@ def _has_ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def steps(output: str, began: float) -> dict[str, float]:
-    """Return the seconds from the fault (`began`) to each step of the recovery that the log `output` contains.
-
-    The steps are: a replica ended, started, has loaded its models, has tested them, is ready.
-    """
-    found: dict[str, float] = {}
-    for record in records(output, "replica ended|replica started|loaded|tested|ready"):
-        name = " ".join(filter(None, (record["message"], record.get("model"))))
-        found.setdefault(name, wall(record["time"]) - began)
-    return found
-
-
-def wall(stamp: str) -> float:
-    """Convert the time of a log record (RFC 3339) to seconds since 1970, like `time.time()`."""
-    return datetime.fromisoformat(stamp).timestamp()

@@ -27,7 +27,6 @@ from service.encoding.pending import PendingRequest
 from service.encoding.queue import EncoderLimits, EncoderQueue
 from service.encoding.request import EncodeTask
 from service.errors import Overloaded
-from service.overload.refusals import RefusedRequests
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered, OfferedSlots
 from service.tokenization.texts import Encoded
@@ -121,9 +120,6 @@ class Encoder:
         if not self._busy:
             self._draw()
 
-    def refused(self, work: float) -> None:
-        self.offered.add(work / self._tokens_per_s)
-
     def _draw(self) -> None:
         draw = self._queue.draw(self._clock.now)
         self._busy = bool(draw.batch)
@@ -156,12 +152,10 @@ START_S = 12.0  # from a decision until a new replica has loaded its bundles, wh
 
 class Fleet:
     """Replicas that report as Serve's do, clients that ask the next one in turn, and Serve's own autoscaling state with the configuration
-    that ships. If there are `gateways`, they count refusals, and clients send a refused request again when they were told to, through any
-    gateway."""
+    that ships."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, make: Callable[[Clock], Encoder], replicas: int, gateways: int = 0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, make: Callable[[Clock], Encoder], replicas: int) -> None:
         self.clock = Clock()
-        self._gateways = [RefusedRequests() for _ in range(gateways)]
         self.refused = self.asked = 0
         self.numbers: list[tuple[float, int]] = []
         self._make, self._random, self._names = make, random.Random(7), itertools.count()
@@ -190,7 +184,7 @@ class Fleet:
     def _start(self) -> None:
         name = ReplicaID(f"{next(self._names):08}", self._id)
         self._there[name], self._samples[name] = self._make(self.clock), deque()
-        self._there[name].offered.counts_refusals = not self._gateways
+        self._there[name].offered.counts_refusals = True
         self._serve.update_running_replica_ids(list(self._there))
         self.clock.at(self.clock.now + self._random.uniform(0, self._every_s), lambda: self._report(name))
 
@@ -232,19 +226,10 @@ class Fleet:
 
     def _ask(self, client: str, tokens: int) -> None:
         self.asked += 1
-        replica, content, now = list(self._there.values())[self.asked % len(self._there)], hash((client, tokens)), self.clock.now
-        gateway = self._random.choice(self._gateways) if self._gateways else None
         try:
-            replica.ask(client, tokens)
-        except Overloaded as error:
+            list(self._there.values())[self.asked % len(self._there)].ask(client, tokens)
+        except Overloaded:
             self.refused += 1
-            if gateway is not None:
-                told_s = error.retry_after_s
-                replica.refused(gateway.refuse(client, content, now, tokens, told_s, len(self._gateways)))
-                self.clock.at(now + error.retry_after_s, lambda: self._ask(client, tokens))
-        else:
-            if gateway is not None:
-                replica.refused(-gateway.come_back(client, content, now, len(self._gateways)))
 
 
 def settles(numbers: list[int], right: float) -> bool:
@@ -272,15 +257,6 @@ def test_a_burst_has_its_replicas_decided_within_20_s(monkeypatch: pytest.Monkey
     numbers = fleet.play(4.3 * 3 * ENCODER_TARGET * 10, 500, 60)
     assert next(second for second, number in enumerate(numbers, 1) if number > numbers[0]) <= 10
     assert next(second for second, number in enumerate(numbers, 1) if number >= 0.9 * 12.9) <= 20
-    assert settles(numbers, 12.9), numbers
-
-
-@pytest.mark.parametrize("gateways", [1, 4])
-def test_requests_that_are_sent_again_count_once(monkeypatch: pytest.MonkeyPatch, gateways: int) -> None:
-    """The burst above, whose clients send each refused request again, through any gateway, until it is answered."""
-    fleet = Fleet(monkeypatch, lambda clock: Encoder(clock, 5_000.0), 3, gateways)
-    fleet.play(0.9 * 3 * ENCODER_TARGET * 10, 500, 60)
-    numbers = fleet.play(4.3 * 3 * ENCODER_TARGET * 10, 500, 60)
     assert settles(numbers, 12.9), numbers
 
 

@@ -20,7 +20,6 @@ import yaml
 
 from service.settings import LIVE
 from tests.encoder_decoders import endless_encoder_decoder_bundle
-from tests.service.dialects.test_encoder_decoder_clients import expect_what_torch_writes
 from tests.service.fakes import PATIENCE_S, wait_until
 from tests.service.live import LiveService, live
 
@@ -71,29 +70,6 @@ def until_there_are(service: LiveService, pool: str, number: int) -> None:
     wait_until(lambda: len(replicas(service, pool)) == number and known() == 4)
 
 
-def test_openais_client_embeds(client: openai.OpenAI) -> None:
-    """One text, and more than go to one replica at a time: the same vector for the same text wherever it was computed."""
-    (one,) = client.embeddings.create(model="tiny-encoder", input="three red birds").data
-    many = client.embeddings.create(model="tiny-encoder", input=["three red birds", "a cat"] * 100)
-    assert len(many.data) == 200
-    assert all(each.embedding == pytest.approx(one.embedding, abs=1e-6) for each in many.data[::2])
-    assert many.usage.prompt_tokens > 0
-
-
-def test_openais_client_streams_the_text_it_would_get_at_once(client: openai.OpenAI) -> None:
-    asked = {"model": "tiny-decoder", "prompt": "one two", "max_tokens": 40, "seed": 7, "extra_body": {"ignore_eos": True}}
-    whole = client.completions.create(**asked)
-    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
-    assert chunks[-1].usage == whole.usage
-    assert whole.usage is not None
-    assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (40, "length")
-
-
-def test_openais_client_has_an_encoder_decoder_write(client: openai.OpenAI) -> None:
-    expect_what_torch_writes(client)
-
-
 def streams_of_both(client: openai.OpenAI) -> list[openai.Stream[Any]]:
     """Of a decoder and of an encoder-decoder in turn, for sessions enough that both generators have some; all have begun."""
     streams = [
@@ -106,18 +82,6 @@ def streams_of_both(client: openai.OpenAI) -> list[openai.Stream[Any]]:
     for stream in streams:
         assert next(iter(stream))
     return streams
-
-
-def test_a_generator_killed_costs_no_stream(split: LiveService, client: openai.OpenAI) -> None:
-    """Each session is in one of the two, with all its streams; those of the dead one go on in the other, which takes what comes next."""
-    streams = streams_of_both(client)
-    replicas(split, "generator")[0].kill()
-    for endless in ENDLESS:
-        again = client.completions.create(**endless, prompt="a", max_tokens=3)
-        assert again.choices[0].finish_reason == "length"
-    assert [error_of(stream) for stream in streams] == [None] * len(streams)
-    until_there_are(split, "generator", 2)
-    assert split.output.count('"message": "runs opened again"') > 0
 
 
 @contextlib.contextmanager
@@ -173,23 +137,6 @@ def test_a_replica_that_hangs_costs_no_request_of_its_pool(split: LiveService, c
     assert max(seconds for _, seconds, _ in outcomes) < LONGEST_S
 
 
-def test_while_a_pool_has_no_replica_it_is_said_at_once_and_the_other_pool_answers(split: LiveService) -> None:
-    """Both generators hang, until they are replaced."""
-    stopped = replicas(split, "generator")
-    with asking(split, TEXT) as texts, asking(split, VECTORS) as vectors:
-        wait_until(lambda: len(texts) > 10)
-        for process in stopped:
-            process.suspend()
-        wait_until(lambda: texts[-1][0] == 503)
-        refused = len(texts)
-        wait_until(lambda: len(texts) > refused + 10)
-        assert all(seconds < LONGEST_S and retry_after and int(retry_after) >= 1 for _, seconds, retry_after in texts[refused:][:10])
-        wait_until(lambda: texts[-1][0] == 200)
-    assert {status for status, *_ in texts} == {200, 503}
-    assert {status for status, *_ in vectors} == {200}
-    until_there_are(split, "generator", 2)
-
-
 def error_of(stream: openai.Stream[Any], enough: Callable[[int], bool] = lambda read: read == 50) -> str | None:
     """What ends the stream before enough of its chunks are read, if anything does; then it is left."""
     try:
@@ -211,15 +158,6 @@ def test_a_provider_that_is_missing_stops_the_start(encoder_bundle: Path) -> Non
     assert "error: provider=cuda, but this onnxruntime offers only" in service.output
     assert "starting Ray" not in service.output
     assert "Traceback" not in service.output
-
-
-def test_more_gpus_than_there_are_stop_the_start(encoder_bundle: Path) -> None:
-    """The same where onnxruntime is the right one: auto has no default share of a GPU, so it is set here."""
-    service = LiveService([encoder_bundle], "--profile", "split", "--set", "replica_gpus=64")
-    service.process.wait(PATIENCE_S)
-    assert service.stop() == 1
-    assert "error: encoders=1 and replica_gpus=64 need 64 GPUs, but this machine has" in service.output
-    assert "starting Ray" not in service.output
 
 
 def test_the_configuration_is_one_that_serve_takes(encoder_bundle: Path, decoder_bundle: Path) -> None:

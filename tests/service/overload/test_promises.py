@@ -2,10 +2,7 @@
 
 import heapq
 import math
-import random
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +16,8 @@ from service.generation.admission import Admission, Holding, QueueLimits
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.submission import Submission
 from service.overload.promises import Promises
-from service.pools.replicas import Replica, Replicas
-from service.pools.tries import Tries
 from service.runtime.lanes import Lane
 from service.tokenization.texts import Encoded
-
-Ask = Callable[[str, float], None]  # raises Overloaded for a client at a time
 
 
 @dataclass
@@ -135,43 +128,6 @@ class Vectors:
         return math.inf if self._run is None else self._run[0], late
 
 
-class Pool:
-    """Four of them, among which gateways choose."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._services = {f"replica {number}": make() for number in range(4)}
-        names = tuple(self._services)
-        self._replicas = Replicas(SimpleNamespace(replicas=lambda: names))  # type: ignore[arg-type]
-        self._all: list[Replica] = []
-        for _ in names:
-            self._all.append(self._replicas.least(None, self._all))
-
-    def ask(self, client: Client, now: float) -> None:
-        tries = Tries(self._replicas, ("model", ""), lambda: client.name)
-        while True:
-            replica = tries.choose(self._least)
-            service = self._services[replica.name]
-            try:
-                if not tries.last and service.keeps_places(now):
-                    raise Overloaded("as the replica's side of a pool says", retry_after_s=1.0)
-                service.ask(client, now)
-            except Overloaded as error:
-                if not tries.last:
-                    service.withdraw(client.name, error.retry_after_s)
-                if not tries.again(replica, error):
-                    raise
-            else:
-                return
-
-    def _least(self, tried: Collection[Replica]) -> Replica:
-        left = [replica for replica in self._all if replica not in tried] or self._all
-        return min(left, key=lambda replica: (self._services[replica.name].pending, random.random()))
-
-    def go_on(self, now: float) -> tuple[float, list[tuple[Client, Overloaded]]]:
-        wakes, late = zip(*(service.go_on(now) for service in self._services.values()), strict=True)
-        return min(wakes), [each for some in late for each in some]
-
-
 def play(service: Any, clients: list[Client]) -> None:
     """Until all are answered."""
     events = [(client.arrived, number, client) for number, client in enumerate(clients)]
@@ -201,9 +157,8 @@ def play(service: Any, clients: list[Client]) -> None:
         (lambda: Texts(slots=8, turn_s=10.0), 60, 8 / 10),
         (lambda: Vectors(per_s=100), 400, 100),
         (lambda: Vectors(per_s=10), 100, 10),
-        (lambda: Pool(lambda: Vectors(per_s=10)), 400, 4 * 10),
     ],
-    ids=["texts", "slots", "vectors", "slow vectors", "vectors of a pool"],
+    ids=["texts", "slots", "vectors", "slow vectors"],
 )
 @pytest.mark.parametrize("newcomers", [0, 1], ids=["a burst", "others all the time"])
 def test_clients_that_wait_as_told_are_answered_at_the_second_try(

@@ -17,7 +17,6 @@ from service.encoding.request import EncodeRequest
 from service.errors import DeadlineExceeded, NotReady, QueueTooLong, ServiceError
 from service.generation.request import GenerationRequest, Sampling
 from service.pools import catalog as catalogs
-from service.pools import replicas
 from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolEncoder
 from service.pools.generators import PoolGenerator
@@ -88,26 +87,6 @@ async def test_a_row_that_came_before_its_replica_was_lost_comes_once(tmp_path: 
     assert sorted(came) == [0, 1, 2]
     assert len(answer.rows) == 3
     assert pool.asked.count("encode_by_row") == 2
-    await stop(gateway, pool)
-
-
-async def test_a_pool_that_is_lost_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not longer than for a silent replica."""
-    monkeypatch.setattr(replicas, "SILENCE_S", 0.1)
-    gateway, pool = await encoding(tmp_path)
-    assert await gateway.ready()
-    pool.deaths = {"encode": 2, "heartbeat": 1000}
-    with pytest.raises(NotReady, match="gone"):
-        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))
-    assert not await gateway.ready()
-    asked = pool.asked.count("encode")
-    with pytest.raises(NotReady, match="no replica answers") as refused:
-        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))
-    assert refused.value.retry_after_s > 1
-    assert pool.asked.count("encode") == asked
-    pool.deaths = {}
-    assert await gateway.ready()
-    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))).rows
     await stop(gateway, pool)
 
 
@@ -306,35 +285,6 @@ async def test_a_prompt_that_others_delay_past_its_deadline_is_refused_before_it
             pass
     run.cancel()
     model.engine.release()
-
-
-async def test_a_run_that_was_not_accepted_is_asked_for_once_more() -> None:
-    engine, pool, model = await generating()
-    pool.deaths = {"generate": 1}
-    (run,) = await engine.open([REQUEST], "key")
-    async with asyncio.timeout(PATIENCE_S):
-        text = "".join([delta.text async for delta in run])
-    assert text == "Once "
-    assert pool.asked.count("generate") == 2
-    assert len(model.engine.runs) == 2
-
-
-@pytest.mark.parametrize("after", [1, 2, 3])
-async def test_a_run_that_was_accepted_ends_with_an_error_after_what_it_made(after: int) -> None:
-    """The first message accepts it."""
-    engine, pool, _ = await generating()
-    pool.deaths, pool.after_messages = {"generate": 1}, after
-    (run,) = await engine.open([REQUEST], "key")
-    made: list[str] = []
-
-    async def read() -> None:
-        async for delta in run:
-            made.append(delta.text)  # noqa: PERF401  # kept when the stream ends with an error
-
-    with pytest.raises(ReplicaLost):
-        await asyncio.wait_for(read(), PATIENCE_S)
-    assert "".join(made) == "Once"[: after - 1]
-    assert pool.asked.count("generate") == 1
 
 
 class Full(Mortal):

@@ -128,55 +128,6 @@ async def test_a_run_waits_for_the_generator_that_is_started_again(decoder_bundl
     assert pool.opened == 1 + 5 + 1, "the lost stream, the attempts without a generator, and one that goes on"
 
 
-class Draining(Loopback):
-    """Two generators. A stream of the first one stands still after some messages, as if its text were very long."""
-
-    def __init__(self, host: Host) -> None:
-        super().__init__(host, ("one", "other"))
-        self.opened: list[str] = []
-        self.ended: list[str] = []
-        self.standing = asyncio.Event()
-
-    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        self.opened.append(replica)
-        messages = 0
-        try:
-            async for message in super().stream(replica, method, *arguments):
-                yield message
-                messages += 1
-                if len(self.opened) == 1 and messages == 2:  # the first one has no tokens
-                    self.standing.set()
-                    await asyncio.Event().wait()
-        finally:
-            self.ended.append(replica)
-
-
-@pytest.mark.parametrize("alone", [False, True])
-async def test_runs_of_a_generator_that_is_drained_go_on_in_another_one_once_there_is_one(decoder_bundle: Path, alone: bool) -> None:
-    request = replace(HARD["plain"], max_tokens=800)  # far more than one message has
-    async with gateway(decoder_bundle) as (catalog, pool):
-        (plain,), _ = await read(catalog, [request])
-    async with gateway(decoder_bundle, Draining) as (catalog, pool), asyncio.timeout(PATIENCE_S):
-        reading = asyncio.create_task(read(catalog, [request]))
-        await pool.standing.wait()
-        (first,) = pool.opened
-        engine = catalog.generator(None).engine
-        if alone:
-            pool.names = ()
-            await engine.probe(0.0)
-            for _ in range(20):  # a call that is ended ends in the next turns of the event loop
-                await asyncio.sleep(0)
-            assert not pool.ended, "there is no generator that could go on, so this one completes its text"
-            pool.names = ("new",)
-        else:
-            pool.names = tuple(name for name in pool.names if name != first)
-        await engine.probe(0.0)  # as heartbeats do
-        (moved,), _ = await reading
-    assert moved == plain
-    assert pool.opened == [first, *pool.names]
-    assert pool.ended[0] == first
-
-
 async def test_a_reader_that_leaves_while_runs_are_opened_again_leaves_nothing(decoder_bundle: Path) -> None:
     async with gateway(decoder_bundle) as (catalog, pool):
         pool.lives, model = [3], catalog.generator(None)

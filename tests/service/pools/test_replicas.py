@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from service.call import Call
 from service.encoding.request import EncodeRequest
 from service.errors import NotReady
 from service.generation.run import Run
-from service.generation.runs import Runs
 from service.pools import replicas as module
 from service.pools.catalog import GatewayCatalog
 from service.pools.generators import PoolGenerator
@@ -105,13 +103,6 @@ async def read(run: Run) -> str:
     return "".join([delta.text async for delta in run])
 
 
-async def to_the_end(runs: Runs) -> str:
-    texts = []
-    while not runs.done:
-        texts += [delta.text for _, delta in await runs.take()]
-    return "".join(texts)
-
-
 async def test_what_a_silent_encoder_was_asked_for_is_asked_of_another(tmp_path: Path) -> None:
     async with encoding(tmp_path) as (gateway, pool):
         pool.freeze("one")
@@ -191,25 +182,6 @@ async def test_what_a_silent_generator_had_not_accepted_is_asked_of_another() ->
             (run,) = await engine.open([REQUEST], "session")
             assert await read(run) == "Once "
         assert pool.asked["one", "generate"] == pool.asked["other", "generate"] == 1
-
-
-async def test_texts_of_a_silent_generator_go_on_in_another_one() -> None:
-    async with generating() as (engine, pool, model, _):
-        model.engine.hold(after=4)  # enough for a token of each run, fed alone or together, and too few for the end of one
-        served = SimpleNamespace(name="wordy", engine=engine)
-        of_one = Call("a", 0.0, session="a")
-        whole, streamed = [await Runs.submit(served, [REQUEST], of_one, n=1, prompt_field="prompt", stream=False) for _ in range(2)]  # type: ignore[arg-type]
-        both = asyncio.create_task(whole.all())
-        async with asyncio.timeout(PATIENCE_S):
-            begun = await streamed.take()
-            for name in [name for name in pool.names if pool.asked[name, "generate"]]:
-                pool.freeze(name)
-            model.engine.release()
-            rest = await to_the_end(streamed)
-            (delta,) = await both
-        assert delta.text == "Once "
-        assert "".join(delta.text for _, delta in begun) + rest == "Once "
-        assert sum(pool.asked[name, "generate"] for name in pool.names) == 4
 
 
 async def test_a_gateway_that_stood_still_itself_calls_no_replica_silent() -> None:
