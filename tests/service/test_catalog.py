@@ -15,17 +15,14 @@ from service.encoding.request import EncodeRequest
 from service.errors import (
     BatchTooLarge,
     DeadlineExceeded,
-    EmptyInput,
     InputTooLong,
     ModelNotFound,
-    NotReady,
     Overloaded,
     RuntimeFailed,
     ServiceError,
     WrongKind,
 )
 from service.generation.model import DecoderModel
-from service.runtime.lanes import Lane
 from service.settings import Settings, SettingsError
 from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_app, fake_bundle, fake_catalog
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
@@ -83,9 +80,6 @@ def test_no_bundle_at_all_stops_the_start() -> None:
         fake_catalog().load()
 
 
-# Finding ---------------------------------------------------------------------------------------------------------------------------------
-
-
 def test_a_model_is_found_by_name_by_alias_and_by_kind(tmp_path: Path) -> None:
     catalog = fake_catalog(fake_bundle(tmp_path / "mini"), fake_bundle(tmp_path / "rank", "reranker"), aliases={"ada": "mini"})
     catalog.load()
@@ -99,26 +93,7 @@ def test_a_model_is_found_by_name_by_alias_and_by_kind(tmp_path: Path) -> None:
         catalog.get(None, "classifier")
 
 
-def test_before_the_load_there_is_no_model_and_afterwards_the_reason_why(bundle: Path) -> None:
-    catalog = fake_catalog(bundle)
-    with pytest.raises(NotReady, match="still being loaded"):
-        catalog.get("mini")
-    catalog.failure = "the service cannot start: no memory"
-    with pytest.raises(NotReady, match="no memory"):
-        catalog.get("mini")
-
-
 # Being ready -----------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_ready_means_loaded_started_and_not_draining(bundle: Path) -> None:
-    catalog = fake_catalog(bundle)
-    assert not await catalog.ready()
-    await started(catalog)
-    assert await catalog.ready()
-    catalog.draining = True
-    assert not await catalog.ready()
-    await catalog.stop()
 
 
 async def test_a_sick_model_is_asked_again_and_recovers_without_traffic(bundle: Path) -> None:
@@ -151,33 +126,6 @@ async def test_a_sick_decoder_is_asked_again_too(monkeypatch: pytest.MonkeyPatch
 
 
 # From inputs to rows ---------------------------------------------------------------------------------------------------------------------
-
-
-async def test_the_number_of_inputs_is_bounded(bundle: Path) -> None:
-    catalog = await started(fake_catalog(bundle, max_client_batch=2))
-    model = catalog.get("mini")
-    with pytest.raises(EmptyInput):
-        await model.answer(EncodeRequest(inputs=[]), call())
-    with pytest.raises(BatchTooLarge, match="batch size 3 > maximum allowed batch size 2"):
-        await model.answer(EncodeRequest(inputs=["a", "b", "c"]), call())
-    assert len((await model.answer(EncodeRequest(inputs=["a", "b"]), call())).rows) == 2
-    await catalog.stop()
-
-
-async def test_many_inputs_wait_in_the_bulk_lane_unless_the_call_says_otherwise(bundle: Path) -> None:
-    catalog = await started(fake_catalog(bundle, bulk_inputs=2, threads=1))
-    model, session = catalog.get("mini"), catalog.session("mini")
-    session.hold()
-    tasks = [asyncio.create_task(model.answer(EncodeRequest(inputs=["cat"]), call()))]
-    await session.entered(1)
-    tasks.append(asyncio.create_task(model.answer(EncodeRequest(inputs=["a", "b", "c"]), call())))
-    tasks.append(asyncio.create_task(model.answer(EncodeRequest(inputs=["d", "e", "f"]), call(lane=Lane.INTERACTIVE))))
-    tasks.append(asyncio.create_task(model.answer(EncodeRequest(inputs=["g", "h"]), call())))
-    await asyncio.sleep(0)
-    assert [lane.size for lane in model.engine._queue.lanes] == [5, 3]
-    session.open()
-    await asyncio.gather(*tasks)
-    await catalog.stop()
 
 
 async def test_tokenising_ends_at_the_deadline_and_its_errors_name_the_input_of_the_request(bundle: Path) -> None:

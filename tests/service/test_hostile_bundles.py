@@ -289,8 +289,6 @@ def test_tokens_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None
         open_tokenizer(tokenizer_file(tmp_path, model={"type": "WordLevel", "vocab": {"a": 7, "[UNK]": 1}, "unk_token": "[UNK]"}), 2)
 
 
-# A campaign ------------------------------------------------------------------------------------------------------------------------------
-
 ANYTHING = st.recursive(
     st.none()
     | st.booleans()

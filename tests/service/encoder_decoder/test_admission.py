@@ -51,15 +51,6 @@ def test_rows_go_round_by_client_and_then_by_request() -> None:
     assert waiting.turn(0.3, [], free=1) is None
 
 
-def test_bulk_work_is_passed_for_a_while() -> None:
-    waiting = SourceAdmission(QueueLimits(slots=1, bulk_delay_s=2.0, max_wait_s=1000))
-    put(waiting, request("bulk", 0.0, sources=2, lane=Lane.BULK))
-    put(waiting, request("quick", 1.0))
-    put(waiting, request("quick", 1.0))
-    assert turns(waiting, 1.5, 1) == ["quick"]
-    assert turns(waiting, 2.5, 3) == ["bulk", "quick", "bulk"]
-
-
 def test_who_would_wait_too_long_is_refused_by_what_is_before_it() -> None:
     """A client with much in the queue is refused, another one is not: its turn comes sooner."""
     waiting = SourceAdmission(QueueLimits(slots=2, max_wait_s=1.0))
@@ -72,12 +63,6 @@ def test_who_would_wait_too_long_is_refused_by_what_is_before_it() -> None:
         put(waiting, request("late", 0.3), job_s=3.0)
 
 
-def test_an_empty_queue_takes_any_request() -> None:
-    waiting = SourceAdmission(QueueLimits(slots=2, max_waiting=2, max_wait_s=0.0))
-    put(waiting, request("one", 0.0, sources=100, beams=2), job_s=60.0)
-    assert len(waiting) == 100
-
-
 def test_a_full_queue_is_shared_too() -> None:
     """Its longest client gives up its last request for one that has less in it, and is refused itself."""
     waiting = SourceAdmission(QueueLimits(slots=2, max_waiting=4, max_wait_s=1000))
@@ -87,15 +72,3 @@ def test_a_full_queue_is_shared_too() -> None:
         put(waiting, request("many", 0.2))
     assert put(waiting, request("one", 0.3)) == ["many", "many"]
     assert len(waiting) == 3
-
-
-def test_a_request_that_has_begun_is_not_overdue() -> None:
-    waiting = SourceAdmission(QueueLimits(slots=1, max_wait_s=1.0))
-    put(waiting, request("a", 0.0, sources=2))
-    put(waiting, request("b", 0.1, sources=2), job_s=0.1)
-    assert turns(waiting, 0.2, 1) == ["a"]
-    assert not waiting.overdue(1.0)
-    ((late, error),) = waiting.overdue(1.5)
-    assert (late.client, len(late.fresh)) == ("b", 2)
-    assert 1.4 <= error.retry_after_s <= 1.1 * 1.4
-    assert len(waiting) == 1

@@ -13,7 +13,7 @@ import torch
 from models.encoder_decoder.search import attended, beam, greedy
 from service.encoder_decoder.engine import EncoderDecoderEngine
 from service.encoder_decoder.request import EncoderDecoderRequest
-from service.errors import DeadlineExceeded, NotReady, RuntimeFailed
+from service.errors import DeadlineExceeded, RuntimeFailed
 from service.generation.admission import QueueLimits
 from service.generation.request import Sampling
 from service.generation.run import Run, join
@@ -112,16 +112,6 @@ async def test_max_tokens_and_the_models_own_limit_end_an_output(vocabulary: Voc
             assert (len(end.token_ids), end.finish_reason) == (length, "length")
 
 
-async def test_log_probabilities_are_those_of_the_model(vocabulary: Vocabulary) -> None:
-    model = random_encoder_decoder()
-    async with running(TorchSession(model), vocabulary) as engine:
-        (run,) = await engine.open([asked(top_logprobs=2)])
-        made = join([delta async for delta in run])
-    assert [each.token_id for each in made.logprobs] == list(made.token_ids)
-    assert sum(each.logprob for each in made.logprobs) == pytest.approx(float(greedy(model, *tensors("forty-two")).log_p), abs=TOLERANCE)
-    assert all(each.top[0] == (each.token_id, each.logprob) and len(each.top) == 2 for each in made.logprobs)
-
-
 async def test_who_leaves_makes_room_and_changes_nothing_for_the_others(vocabulary: Vocabulary) -> None:
     session = TorchSession(random_encoder_decoder())
     want = cut(greedy(session.model, *tensors("seventeen")).tokens[0].tolist())
@@ -186,20 +176,3 @@ async def test_a_failed_step_belongs_to_those_who_took_part(broken: Exception | 
         session.error, bias[3] = None, 0.0
         await engine.probe(time.monotonic() + PATIENCE_S)
         assert engine.healthy
-
-
-async def test_stopping_tells_everybody(vocabulary: Vocabulary) -> None:
-    session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, slots=1) as engine:
-        session.hold()
-        runs = [(await engine.open([asked()]))[0] for _ in range(2)]
-        assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
-        stopping = asyncio.create_task(engine.stop())
-        await until(lambda: engine.admission._closed)
-        session.open()
-        await stopping
-        for run in runs:
-            with pytest.raises(NotReady):
-                await written(run)
-        with pytest.raises(NotReady):
-            await engine.open([asked()])

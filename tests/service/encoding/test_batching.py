@@ -38,12 +38,6 @@ def lengths(batch: Sequence[QueuedInput]) -> list[int]:
     return [len(each.ids) for each in batch]
 
 
-def test_the_input_that_waited_longest_opens_the_batch() -> None:
-    waiting = queue(run_cost_tokens=0)
-    first, second, third = put(waiting, item(30), item(10), item(20))
-    assert [waiting.take(0.0)[0] for _ in range(3)] == [[first], [second], [third]]
-
-
 def test_inputs_of_two_graphs_never_share_a_batch() -> None:
     for arrivals, batches in (((10, 11, 9, 12), [[10, 9], [11, 12]]), ((11, 10, 12, 9), [[11, 12], [10, 9]])):
         waiting = queue(short_tokens=10)
@@ -107,31 +101,12 @@ def test_a_long_bulk_request_has_one_batch_in_four() -> None:
     assert drawn[0] == Lane.BULK
 
 
-def test_cancelled_and_expired_inputs_are_dropped_wherever_they_stand() -> None:
-    waiting = queue()
-    gone, late, live, joined_gone, joined = put(waiting, item(8), item(8, deadline=1.0), item(8), item(8), item(9))
-    gone.waiters[0][0].cancelled = True
-    joined_gone.waiters[0][0].cancelled = True
-    batch, dropped = waiting.take(1.0)
-    assert batch == [live, joined]
-    assert dropped == [gone, late, joined_gone]
-
-
 def test_an_input_is_kept_while_one_of_its_waiters_is_there() -> None:
     waiting = queue()
     (shared,) = put(waiting, item(8))
     shared.waiters[0][0].cancelled = True
     shared.waiters.append((pending(math.inf), 0))
     assert waiting.take(0.0) == ([shared], [])
-
-
-def test_tokens_are_counted_by_lane() -> None:
-    waiting = queue()
-    put(waiting, item(5), item(7, lane=Lane.BULK))
-    assert waiting.tokens == 12
-    assert (waiting.tokens_before(Lane.INTERACTIVE), waiting.tokens_before(Lane.BULK)) == (5, 12)
-    waiting.take(0.0)
-    assert waiting.tokens == 7
 
 
 class QueueMachine(RuleBasedStateMachine):

@@ -17,7 +17,7 @@ from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
 from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeTask
-from service.errors import DeadlineExceeded, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.errors import NotReady, Overloaded, RuntimeFailed
 from service.runtime.lanes import Lane
 from service.runtime.onnx import Array
 from service.telemetry.metrics import Metrics, ModelMetrics
@@ -120,68 +120,6 @@ async def test_a_row_owns_its_memory() -> None:
     assert all(isinstance(row, tuple) and row[0].base is None for row in rows)
 
 
-async def test_on_row_is_called_for_each_input_as_its_run_ends() -> None:
-    session = FakeSession()
-    seen: list[tuple[int, Any]] = []
-    async with running(session) as engine:
-        held = await busy(engine, session)
-        task = await queued(engine, text(1, 90), text(2, 3), text(3, 90), on_row=lambda *entry: seen.append(entry))
-        session.release(2)
-        await held
-        await session.entered(2)
-        await asyncio.sleep(0)
-        assert [index for index, _ in seen] == [0, 2], "the first batch, before the second is through"
-        session.open()
-        rows = await task
-    assert sorted(index for index, _ in seen) == [0, 1, 2]
-    assert all(rows[index] is row for index, row in seen)
-
-
-# Cancellation and deadlines --------------------------------------------------------------------------------------------------------------
-
-
-async def test_the_queued_inputs_of_a_cancelled_request_never_run() -> None:
-    session = FakeSession()
-    async with running(session) as engine:
-        held = await busy(engine, session)
-        gone, stays = await queued(engine, text(1), text(2, 90)), await queued(engine, text(3))
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        session.open()
-        await asyncio.gather(held, stays)
-        await engine.run(EncodeTask(inputs=encode(text(4)), outputs=(VECTOR,)))
-        assert session.batches == [[text(3)], [text(4)]]
-        assert engine.queued_tokens == 0
-
-
-async def test_a_request_out_of_time_is_told_so_and_its_inputs_never_run() -> None:
-    session = FakeSession()
-    async with running(session) as engine:
-        held = await busy(engine, session)
-        with pytest.raises(DeadlineExceeded):
-            await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,), deadline=time.monotonic() + 0.01))
-        session.open()
-        await held
-        await engine.run(EncodeTask(inputs=encode(text(2)), outputs=(VECTOR,)))
-    assert session.batches == [[text(2)]]
-
-
-# Admission -------------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_over_the_queue_a_request_is_refused_with_the_time_until_there_is_room() -> None:
-    session = FakeSession()
-    async with running(session, max_queue_tokens=100, tokens_per_s=1000) as engine:
-        held = await busy(engine, session)
-        waiting = await queued(engine, text(1, 90))
-        with pytest.raises(Overloaded, match="90 of 100 tokens are queued and the request has 20") as refused:
-            await engine.run(EncodeTask(inputs=encode(text(2, 20)), outputs=(VECTOR,)))
-        assert 10 / 1000 <= refused.value.retry_after_s <= 1.1 * 10 / 1000
-        session.open()
-        await asyncio.gather(held, waiting)
-        await computed_anew(engine, session, text(2, 20))
-
-
 async def test_a_request_whose_deadline_is_shorter_than_the_queue_is_refused_at_once() -> None:
     session = FakeSession()
     async with running(session, tokens_per_s=1 / PATIENCE_S) as engine:
@@ -193,26 +131,6 @@ async def test_a_request_whose_deadline_is_shorter_than_the_queue_is_refused_at_
         assert -1e-6 < late_s <= time.monotonic() - began
         session.open()
         await held
-
-
-async def test_when_the_queue_must_be_short_what_has_waited_too_long_is_refused_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.overload.queue_bound._CALM_S", 3600.0)
-    session = FakeSession()
-    async with running(session, max_batch_tokens=4, tokens_per_s=1e6, max_wait_s=5e-6) as engine:
-        held = await busy(engine, session)
-        first, second = await queued(engine, text(1)), await queued(engine, text(2))
-        with pytest.raises(QueueTooLong, match="Model is overloaded"):
-            engine.check(Lane.INTERACTIVE)
-        third = await queued(engine, text(3))
-        session.open()
-        refused = await asyncio.gather(first, second, third, return_exceptions=True)
-        await held
-    assert [[str(row) for row in rows] for rows in refused[:2]] == [["Model is overloaded: it took too long to begin"]] * 2  # type: ignore[union-attr]
-    assert isinstance(refused[2], QueueTooLong)
-    assert session.batches == [], "none of them was computed"
-
-
-# Lanes -----------------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_an_interactive_request_does_not_wait_for_an_equal_input_in_the_bulk_lane() -> None:
@@ -252,19 +170,6 @@ async def test_equal_inputs_of_two_tenants_are_two_inputs() -> None:
         session.open()
         await asyncio.gather(held, *tasks)
     assert session.batches == [[text(1), text(1)]]
-
-
-async def test_when_the_first_of_two_is_cancelled_the_second_still_gets_its_row() -> None:
-    session = FakeSession()
-    async with running(session) as engine:
-        held = await busy(engine, session)
-        first, second = await queued(engine, text(1)), await queued(engine, text(1))
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        session.open()
-        await held
-        assert same((await second)[0], session, text(1))
-    assert session.batches == [[text(1)]]
 
 
 async def dropped_as_joined(engine: EncoderEngine, session: FakeSession, *also: Any) -> "asyncio.Task[Any]":
@@ -467,18 +372,6 @@ async def test_an_answer_of_the_wrong_shape_is_an_error_and_not_the_end_of_the_t
             rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), outputs=(VECTOR,)))
         assert all(isinstance(row, RuntimeFailed) for row in rows)
         assert engine.alive
-
-
-async def test_a_failed_run_turns_health_off_and_the_next_good_one_turns_it_on() -> None:
-    session = FakeSession()
-    session.broken = True
-    async with running(session) as engine:
-        assert engine.healthy
-        await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,)))
-        assert not engine.healthy
-        session.broken = False
-        await engine.run(EncodeTask(inputs=encode(text(1)), outputs=(VECTOR,)))
-        assert engine.healthy
 
 
 # Start and stop --------------------------------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from service.pools.catalog import GatewayCatalog
 from service.pools.host import Host
 from service.settings import Settings
 from tests.checkpoints import N_HEADS, N_LAYERS
-from tests.service.fakes import PATIENCE_S, fake_bundle
-from tests.service.live import LiveService
+from tests.service.fakes import fake_bundle
 from tests.service.pool_fakes import Loopback
 
 SAME = 1e-4  # float32 on both sides, sums in another order
@@ -133,12 +132,3 @@ async def test_a_bundle_without_the_graph_says_how_to_add_it(tmp_path: Path) -> 
     assert answer.status_code == 400
     said = "model mini was exported without its attention graph, which gives what layers attend to: `attnserve export --checkpoint fake"
     assert answer.json()["error"]["message"].startswith(said)
-
-
-@pytest.mark.live
-def test_over_http(service: LiveService) -> None:
-    """Without a model's name, of the first that has the graph: a classifier behind Ray Serve and HAProxy."""
-    answer = httpx.post(f"{service.url}/v1/attention", json={"input": TEXT, "layers": [0]}, timeout=PATIENCE_S).json()
-    (layer,) = answer["layers"]
-    assert (answer["model"], answer["tokens"]) == ("tiny-classifier", ["[CLS]", "the", "cat", "[SEP]"])
-    assert np.abs(np.array(layer["weights"]).sum(-1) - 1).max() <= SAME

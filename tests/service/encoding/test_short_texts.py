@@ -1,8 +1,6 @@
 """Short texts that have a graph of their own: which graph computes a text, and that it alone decides; and damaged graphs."""
 
-import asyncio
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from export import contract
-from service.call import Call
-from service.catalog import Catalog
-from service.encoding.request import EncodeRequest
 from service.runtime.onnx import Array, OnnxSession
-from service.settings import Settings
 from tests.service.encoding.test_selftest import copied, refusal, spoil
 from tests.service.test_hostile_bundles import nothing, rewritten
 
@@ -68,34 +62,6 @@ def test_a_text_in_a_batch_gets_what_it_gets_alone(session: OnnxSession, lengths
             row, wanted = together[output][at], own[output][0]
             assert abs(row[: len(wanted)] - wanted).max() <= SAME * max(1, abs(wanted).max()), (output, length)
         assert not together[contract.TOKEN_EMBEDDINGS][at, length:].any(), "padding is 0"
-
-
-async def test_a_bundle_without_such_a_graph_computes_all_texts_by_its_first(hybrid_bundle: Path, tmp_path: Path) -> None:
-    """As bundles did that were written before: the same files without the graph, whose golden vectors are of the first graph."""
-    bundle = copied(hybrid_bundle, tmp_path)
-    (bundle / contract.SHORT_GRAPH).unlink()
-    (bundle / contract.ATTENTION_GRAPH).unlink()
-    golden = json.loads((bundle / contract.GOLDEN).read_text(encoding="utf-8"))
-
-    def older(described: dict) -> None:
-        described.pop("short_graph")
-        described.pop("attention_graph")
-
-    described = json.loads((bundle / contract.MANIFEST).read_text(encoding="utf-8"))
-    described["files"] = [file for file in described["files"] if file["name"] not in (contract.SHORT_GRAPH, contract.ATTENTION_GRAPH)]
-    (bundle / contract.MANIFEST).write_text(json.dumps(described), encoding="utf-8")
-    golden["min_cosine"] = 0.9
-    rewritten(bundle, older, golden=json.dumps(golden).encode())
-    assert "short" not in (bundle / contract.MANIFEST).read_text(encoding="utf-8")
-    catalog = Catalog(Settings(bundles=(bundle,), threads=1))
-    await asyncio.to_thread(catalog.load)
-    catalog.start()
-    model = catalog.get(None)
-    assert model.engine.limits.short_tokens == 0
-    answer = await model.answer(EncodeRequest(inputs=[text(n) for n in (SHORT, SHORT + 1)]), Call("id", time.monotonic()))
-    await catalog.stop()
-    for row, length in zip(answer.rows, (SHORT, SHORT + 1), strict=True):
-        assert abs(np.array(row) - graph(bundle, "model.onnx", text(length))[contract.EMBEDDING]).max() <= 1e-5
 
 
 # Damaged graphs --------------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, RuntimeFailed
 from service.generation import step_engine
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
@@ -22,7 +22,6 @@ from service.generation.sampling.grammar import Grammars, Words
 from service.generation.saved.keeper import StateKeeper
 from service.generation.saved.shared_prefixes import SharedPrefixes
 from service.generation.text import Vocabulary
-from service.runtime.lanes import Lane
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, set_forward, until
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, GatedSteps, timed_by_calls
@@ -236,30 +235,6 @@ async def test_a_run_whose_grammar_leaves_no_token_is_told_why_and_ends_alone(
     assert run.usage.completion_tokens == 20
 
 
-# Log-probabilities -----------------------------------------------------------------------------------------------------------------------
-
-
-async def test_log_probabilities_are_of_the_model_itself(steps: FakeSteps, tokenizer: Path) -> None:
-    prompt = tuple(range(1, 200))
-    async with running(steps, tokenizer) as engine:
-        run = engine.submit(ask(*prompt, top_logprobs=3, prompt_logprobs=2, max_tokens=4))
-        answer = await all_of(run)
-    assert [logprob.token_id for logprob in answer.logprobs] == list(answer.token_ids)
-    for logprob in answer.logprobs:
-        assert logprob.top[0] == (logprob.token_id, pytest.approx(logprob.logprob)), "greedy takes the likeliest"
-        assert len(logprob.top) == 3
-    first, *others = run.prompt_logprobs
-    assert first is None
-    assert [told.token_id for told in others if told] == list(prompt[1:])
-    S = np.zeros((2, 4), np.float32)
-    for token, told in zip(prompt, run.prompt_logprobs, strict=True):
-        if told is not None:
-            logits = steps.logits(S).astype(np.float64)
-            assert told.logprob == pytest.approx(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max(), abs=1e-5)
-            assert told.top[0][0] == logits.argmax()
-        S = np.float32(0.75) * S + steps.embedding[token]
-
-
 # Leaving ---------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -390,19 +365,6 @@ async def test_what_cannot_run_is_refused(
     assert steps.calls == []
 
 
-async def test_a_full_queue_refuses_with_a_time_to_come_back(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=1, max_waiting=2) as engine:
-        steps.hold()
-        first = engine.submit(ask(1))
-        await begun(steps, 1)
-        waiting = [engine.submit(ask(2)), engine.submit(ask(3))]
-        with pytest.raises(Overloaded, match="2 requests") as refused:
-            engine.submit(ask(4))
-        assert refused.value.retry_after_s > 0
-        steps.open()
-        await asyncio.gather(*map(tokens_of, [first, *waiting]))
-
-
 async def test_a_request_whose_runs_begin_at_once_has_them_all(steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(steps, tokenizer, slots=2) as engine:
         steps.hold()
@@ -416,26 +378,6 @@ async def test_a_request_whose_runs_begin_at_once_has_them_all(steps: FakeSteps,
         runs = await engine.open([ask(1), ask(2), ask(3)])
         steps.open()
         assert [await tokens_of(run) for run in runs] == [steps.expected((first,), 8) for first in (1, 2, 3)]
-
-
-async def test_a_request_that_would_wait_too_long_for_a_slot_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=1, max_wait_s=2, max_bulk_wait_s=5) as engine:
-        steps.hold()
-        runs = [engine.submit(ask(1))]
-        await begun(steps, 1)
-        engine._run_s = 1.0  # what runs have taken
-        runs += await engine.open([ask(2)])
-        runs += await engine.open([ask(3)])
-        runs += await engine.open([ask(4), ask(4), ask(4)])  # of one request, one run waits before those of others
-        with pytest.raises(QueueTooLong, match=r"needs about 3.00 s and may need 2.00 s") as refused:
-            await engine.open([ask(5)])
-        assert 3 <= refused.value.retry_after_s <= 3.3
-        runs += [run for n in range(3) for run in await engine.open([ask(6 + n, lane=Lane.BULK)])]
-        with pytest.raises(QueueTooLong, match=r"needs about 6.00 s and may need 5.00 s"):
-            await engine.open([ask(9, lane=Lane.BULK)])
-        steps.open()
-        assert all(await asyncio.gather(*map(tokens_of, runs)))
-        assert await engine.open([ask(10)]), "nobody waits any more"
 
 
 async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(steps: FakeSteps, tokenizer: Path) -> None:
@@ -454,17 +396,6 @@ async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(st
         assert engine.healthy
 
 
-@pytest.mark.parametrize("prompt", [(8,), (8, 250)])
-async def test_logits_that_are_no_numbers_end_their_own_run_alone(steps: FakeSteps, tokenizer: Path, prompt: tuple[int, ...]) -> None:
-    steps.bad_tokens = {250, steps.expected((8,), 2)[1]}
-    good = [at for at in range(20, 60) if not steps.bad_tokens & set(steps.expected((at,), 5))]
-    async with running(steps, tokenizer) as engine:
-        bad, other = engine.submit(ask(*prompt, max_tokens=50)), engine.submit(ask(good[0], max_tokens=5))
-        with pytest.raises(RuntimeFailed, match="not finite"):
-            await tokens_of(bad)
-        assert await tokens_of(other) == steps.expected((good[0],), 5)
-
-
 # Fairness --------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -481,19 +412,6 @@ async def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(steps:
     between = [call for call in steps.calls[before:][pieces[0] : pieces[-1]] if set(call[0]) != {2}]
     assert len(pieces) > 3
     assert len(between) >= 0.95 * len(pieces), "a step of the stream between two pieces"
-
-
-async def test_short_prompts_are_fed_together(steps: FakeSteps, tokenizer: Path) -> None:
-    prompts = [tuple(range(at, at + 1 + at % 5)) for at in range(1, 9)]
-    async with running(steps, tokenizer) as engine:
-        steps.hold()
-        runs = [engine.submit(ask(250, max_tokens=1))]
-        await begun(steps, 1)
-        runs += [engine.submit(ask(*prompt, max_tokens=2)) for prompt in prompts]
-        steps.open()
-        answers = await asyncio.gather(*map(tokens_of, runs))
-    assert answers[1:] == [steps.expected(prompt, 2) for prompt in prompts]
-    assert sorted(steps.calls[1]) == sorted(map(list, prompts)), "all in one call"
 
 
 async def test_runs_with_one_prompt_share_the_reading_of_it(steps: FakeSteps, tokenizer: Path) -> None:

@@ -65,24 +65,6 @@ async def test_a_request_that_takes_all_slots_gives_one_to_the_next_client_and_g
     assert answers[2:] == alone
 
 
-@pytest.mark.parametrize("client", ["its own", "the same"])
-async def test_long_streams_and_others_all_go_on(steps: FakeSteps, tokenizer: Path, client: str) -> None:
-    """More streams without an end than slots, each of a connection of its own or all of one key; then short ones."""
-    async with running(steps, tokenizer, slots=4) as engine, asyncio.timeout(3 * PATIENCE_S):
-
-        def of(at: int) -> str:
-            return str(at) if client == "its own" else ""
-
-        long = [(await engine.open([ask(at + 1, max_tokens=ENDLESS, client=of(at))]))[0] for at in range(6)]
-        await until(lambda: all(run.usage.completion_tokens for run in long))
-        short = [(await engine.open([ask(at + 1, max_tokens=3, client=of(at))]))[0] for at in range(100, 110)]
-        assert await asyncio.gather(*map(tokens_of, short)) == [steps.expected((at + 1,), 3) for at in range(100, 110)]
-        before = [run.usage.completion_tokens for run in long]
-        await until(lambda: all(run.usage.completion_tokens > count for run, count in zip(long, before, strict=True)))
-        for run in long:
-            run.cancel()
-
-
 async def test_long_runs_go_on_however_many_short_ones_come(steps: FakeSteps, tokenizer: Path) -> None:
     async with running(steps, tokenizer, slots=2) as engine, asyncio.timeout(3 * PATIENCE_S):
         long = [engine.submit(ask(at + 1, max_tokens=300, client=str(at))) for at in range(3)]

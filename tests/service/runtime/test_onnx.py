@@ -22,7 +22,7 @@ from service.generation.gpu.session import open_steps
 from service.generation.session import OnnxStepSession
 from service.runtime import onnx as runtime
 from service.runtime.memory import Release
-from service.runtime.onnx import OnnxSession, SettingsConflict, check_install, choose_provider, cuda_options, one_runtime, pad
+from service.runtime.onnx import OnnxSession, SettingsConflict, check_install, choose_provider, cuda_options, one_runtime
 from tests.service.fakes import fake_bundle
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -55,15 +55,6 @@ def session(folder: Path, *, typed: bool = False, provider: str = "cpu") -> Onnx
     bundle = fake_bundle(folder / "tiny", "classifier", n_labels=1, typed=typed)
     weighted_sum(bundle, typed=typed)
     return OnnxSession(bundle, contract.read_manifest(bundle), threads=2, provider=provider)
-
-
-# Padding ---------------------------------------------------------------------------------------------------------------------------------
-
-
-def test_shorter_inputs_are_padded_on_the_right_and_masked() -> None:
-    ids, mask, types = pad([[1, 2, 3], [4]], [[0, 1, 1], [1]], 9)
-    assert types is not None
-    assert (ids.tolist(), mask.tolist(), types.tolist()) == ([[1, 2, 3], [4, 9, 9]], [[1, 1, 1], [1, 0, 0]], [[0, 1, 1], [1, 0, 0]])
 
 
 # A session -------------------------------------------------------------------------------------------------------------------------------
