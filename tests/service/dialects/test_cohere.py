@@ -296,6 +296,5 @@ def test_version_1_of_the_official_client(tmp_path: Path) -> None:
         assert [one.index for one in ranked.results] == [one.index for one in by_v2.results]
         assert {one.document.text for one in ranked.results} == {"paris", "berlin"}
         assert ranked.meta.billed_units.search_units == 1
-        for refused in (lambda: official.rerank(query="a", documents=["b"], model="ranker", max_chunks_per_doc=3),):
-            with pytest.raises(cohere.UnprocessableEntityError, match="max_chunks_per_doc"):
-                refused()
+        with pytest.raises(cohere.UnprocessableEntityError, match="max_chunks_per_doc"):
+            official.rerank(query="a", documents=["b"], model="ranker", max_chunks_per_doc=3)

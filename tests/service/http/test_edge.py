@@ -389,14 +389,10 @@ async def test_who_has_waited_too_long_to_be_read_is_refused_when_that_lasts(bun
 async def test_a_body_that_is_not_the_json_asked_for_is_400(bundle: Path) -> None:
     async with client(fake_app(bundle)) as http:
         cases: list[Any] = [b"", b"{", b"\xff", b"[]", b"null", b'"cat"', b'{"input": "\\ud800"}', b"{}" * 2, b'{"input": NaN}']
+        cases.append(b'{"input":' + b"[" * 100_000)
         for body in cases:
             with case(body):
                 assert said(await http.post("/v1/embeddings", content=body))[:2] == (400, "invalid_request_error")
-
-
-async def test_json_nested_beyond_reason_is_400(bundle: Path) -> None:
-    async with client(fake_app(bundle)) as http:
-        assert said(await http.post("/v1/embeddings", content=b'{"input":' + b"[" * 100_000))[0] == 400
 
 
 async def test_an_unexpected_exception_is_a_plain_500_and_the_log_has_it(
