@@ -45,17 +45,6 @@ class Said:
         """Return the length, in characters, of the text that the first `count` tokens have completed."""
         return self.ends[count - 1] if count else 0
 
-    def written(self, content: str | None = None) -> dict[str, Any]:
-        """Return the text and the log-probabilities as JSON values that `http/answers.py` can write in pieces. `content` is the part of the
-        text that is not in tool calls; None: all."""
-        content = self.text if content is None else content
-        text, logprobs = Text(), Elements()
-        for at in range(0, len(content), _CHUNK):
-            text.add(content[at : at + _CHUNK])
-        for element in self.logprobs:
-            logprobs.add(element)
-        return {"text": text, "logprobs": logprobs}
-
 
 class Saying(Said):
     """A generated text that grows while tokens arrive."""
@@ -130,7 +119,7 @@ class Answer:
     def items(self, status: str) -> list[Json]:
         """Return the output: a message, a required call, or a message and the calls that the model has written."""
         if (reader := self.reader()) is None:
-            return [self._message(status)]
+            return [self._message(status, self.said.text)]
         parts = [*reader.push(self.said.text), *([] if status == "in_progress" else reader.end())]
         calls = [self.call_item(call, status, at) for at, call in enumerate(reader.calls)]
         return calls if self.required else [self._message(status, content_of(parts)), *calls]
@@ -143,11 +132,15 @@ class Answer:
         called = {"call_id": call.id, "name": call.name or "", "arguments": call.arguments}
         return {"id": self.call_id(at), "type": "function_call", "status": status, **called}
 
-    def _message(self, status: str, text: str | None = None) -> Json:
-        """`text` None: all."""
-        written = self.said.written(text)
-        part = {"type": "output_text", "text": written["text"], "annotations": [], "logprobs": written["logprobs"]}
-        content = [] if status == "in_progress" and not written["text"] else [part]
+    def _message(self, status: str, text: str) -> Json:
+        """Return a message with this text, the part that is not in tool calls, as JSON that `http/answers.py` can write in pieces."""
+        written, logprobs = Text(), Elements()
+        for at in range(0, len(text), _CHUNK):
+            written.add(text[at : at + _CHUNK])
+        for element in self.said.logprobs:
+            logprobs.add(element)
+        part = {"type": "output_text", "text": written, "annotations": [], "logprobs": logprobs}
+        content = [] if status == "in_progress" and not text else [part]
         return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def response(self) -> Json:

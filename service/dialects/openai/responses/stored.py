@@ -7,7 +7,7 @@ that has lost the lease fails, and learns that it does not own the response.
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import orjson
@@ -84,7 +84,8 @@ class Row:
     @classmethod
     def of(cls, document: Document) -> Self:
         rest: Any = {"tenant": document.tenant, "version": document.version, "due": document.due, "expires": document.expires or 0.0}
-        return cls(**orjson.loads(document.body), **rest)
+        names = {each.name for each in fields(cls)}  # without the fields that a newer version of the service may have written
+        return cls(**{name: value for name, value in orjson.loads(document.body).items() if name in names}, **rest)
 
     def said(self) -> Said:
         item = next(iter(self.response["output"]), None)

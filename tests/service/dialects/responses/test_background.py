@@ -274,7 +274,7 @@ async def test_a_response_deleted_elsewhere_leaves_no_state(responses: Responses
 
 
 async def test_a_response_whose_stream_died_with_its_process_has_failed(tmp_path: Path) -> None:
-    """Also if its document was written before documents named their owner."""
+    """Also if its document was written before documents named their owner, or has a field of a later version."""
     async with service(states=str(tmp_path)) as responses:
         made = await responses.make()
         row = await row_of(responses, made["id"])
@@ -282,6 +282,7 @@ async def test_a_response_whose_stream_died_with_its_process_has_failed(tmp_path
         store: Any = responses.engine.states
         fields = orjson.loads(lost.document().body)
         del fields["owner"]
+        fields["later"] = 1
         old = replace(lost.document(), body=orjson.dumps(fields))
         await store.call(lambda engine: engine.write(old, row.version, stored.Quota(100, 2**20)))
         await responses.running.sweep()
