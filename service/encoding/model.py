@@ -77,8 +77,9 @@ class Model:
             any_pattern=settings.any_tokenizer_pattern,
         )
         self._shapes = {tensor.name: tensor.shape for tensor in manifest.graph.outputs}
-        self._tokenizers = tokenizers
+        self.tokenizers = tokenizers
         self._answers = answer_shares
+        self.gives_means: bool | None = None  # whether a vector is the mean of its token vectors; None: not tested yet
         self._space_ids: dict[tuple[str, int | None], str] = {}  # by output and dimensions, so bounded by the width
 
     @property
@@ -126,7 +127,7 @@ class Model:
         call.model = self.name
         inputs, outputs = request.inputs, request.outputs or (self.output,)
         self.check_size(len(inputs))
-        spaces = self._spaces(outputs, request.row_width, call)
+        spaces = self._spaces(request.named or outputs, request.row_width, call)
         if call.lane is None:
             call.lane = Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
         self.engine.check(call.lane, call.client, call.content)  # called before tokenising, which would be wasted for a refused request
@@ -222,6 +223,11 @@ class Model:
                 f"batch size {size} > maximum allowed batch size {self.settings.max_client_batch}; send it in parts", param="input"
             )
 
+    def check_length(self, size: int, index: int) -> None:
+        """Raise InputTooLong if a request may not have an input of so many characters."""
+        if size > (limit := self.settings.max_input_characters):
+            raise InputTooLong(f"input {index} has {size} characters and the most is {limit}: send it in parts", param="input")
+
     async def _encode(self, inputs: Sequence[Input], call: Call, cut: Cut, prompt: str | None) -> list[Encoded | ServiceError]:
         started = time.monotonic()
         prefix = self.texts.default_prompt if prompt is None else prompt
@@ -231,7 +237,7 @@ class Model:
         for first, piece in self._pieces(inputs):
             encode, size = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first), sum(map(size_of, piece))
             call.characters += size
-            encoded += await self._tokenizers.run(encode, size=size, client=call.client)
+            encoded += await self.tokenizers.run(encode, size=size, client=call.client)
         elapsed = time.monotonic() - started
         call.tokenization_s += elapsed
         self.metrics.tokenization.observe(elapsed)
@@ -248,9 +254,7 @@ class Model:
         """
         first, characters = 0, 0
         for at, item in enumerate(inputs):
-            size, limit = size_of(item), self.settings.max_input_characters
-            if size > limit:
-                raise InputTooLong(f"input {at} has {size} characters and the most is {limit}: send it in parts", param="input")
+            self.check_length(size := size_of(item), at)
             if characters and characters + size > LONG_CHARACTERS:
                 yield first, inputs[first:at]
                 first, characters = at, 0

@@ -26,6 +26,7 @@ class EncodeRequest:
 
     inputs: Sequence[Input]
     outputs: tuple[str, ...] = ()  # names of the graph's outputs; (): the model's default output
+    named: tuple[str, ...] = ()  # outputs whose spaces the answer has, if vectors of others are made of `outputs`
     cut: Cut | None = None  # how to shorten long inputs; None: as the setting `auto_truncate` says
     prompt: str | None = None  # prompt that is put before each text; None: the model's default prompt
     queries: int = 0  # so many of the first inputs are queries; the others are documents

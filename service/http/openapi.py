@@ -46,6 +46,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/embed": {"inputs": [_TEXT, "Paris is in France"]},
     "/embed_all": {"inputs": _TEXT},
     "/embed_sparse": {"inputs": _TEXT},
+    "/v1/contextualizedembeddings": {"inputs": [["Attention is a kernel.", "So it can be linear."]]},
     "/similarity": {"inputs": {"source_sentence": "The cat sat.", "sentences": ["A cat was sitting.", "Stocks fell."]}},
     "/rerank": {"query": _QUESTION, "texts": _DOCUMENTS},
     "/predict": {"inputs": "I like this."},

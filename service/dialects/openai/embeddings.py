@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
+from service.call import Call
+from service.dialects.chunks import Chunks, ChunksOfText, embed_chunks
 from service.dialects.search_outputs import (
     AskedOutput,
     MatrixObject,
@@ -26,7 +28,7 @@ from service.dialects.text.schemas import VLLM, VLLM_IGNORED
 from service.encoding import vectors
 from service.encoding.model import Model
 from service.encoding.request import EncodeRequest
-from service.errors import ServiceError
+from service.errors import InvalidRequest, ServiceError
 from service.http.dialect import Dialect
 from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.ndjson import stream, totals
@@ -73,10 +75,18 @@ class EmbeddingRequest(Body):
     multivector: MultiVectorOptions = Field(
         default_factory=partial(MultiVectorOptions.model_validate, {}), description="The form of token matrices."
     )
+    chunks: Chunks | None = Field(None, description="Split each text into chunks, and send a vector for each.")
     truncate: StrictBool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
     truncate_prompt_tokens: StrictInt | None = Field(
         None, ge=-1, lt=2**31, description="vLLM's: cut each input to this many tokens; -1 to the model's own limit. 0 is the same as none."
     )
+
+
+class ChunkObject(BaseModel):
+    index: int
+    embedding: list[float] | list[int] | str
+    characters: tuple[int, int] = Field(description="The first character of the chunk in its text, and the one after its last.")
+    tokens: tuple[int, int] = Field(description="The same in tokens, without special tokens and those of a prompt.")
 
 
 class EmbeddingObject(BaseModel):
@@ -87,6 +97,7 @@ class EmbeddingObject(BaseModel):
     )
     sparse: SparseObject | None = None
     multivector: MatrixObject | list[list[float]] | list[list[int]] | None = None
+    chunks: list[ChunkObject] | None = None
     error: dict[str, Any] | None = None
 
 
@@ -148,6 +159,8 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     if "dense" in outputs:
         vectors.check_dimensions(body.dimensions, model.manifest.width)
         vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
+    if body.chunks is not None:
+        return await _chunks(body, body.chunks, model, call)
     request = EncodeRequest(
         inputs=as_inputs(body.input),
         outputs=model.tensors(outputs, normalize=body.normalize),
@@ -176,6 +189,36 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     answer = await model.answer(request, call)
     entries = [entry(index, row) for index, row in enumerate(answer.rows)]
     return {"object": "list", "data": entries, "model": model.name, **totals(answer)}
+
+
+async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call) -> dict[str, Any]:
+    inputs = as_inputs(body.input)
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < len(inputs):
+        raise InvalidRequest("token ids cannot be split into chunks: send texts", param="input")
+    if call.ndjson or body.outputs not in (None, ["dense"]) or not body.normalize:
+        raise InvalidRequest("chunks have dense vectors of length 1, in one JSON answer: leave the other wishes out", param="chunks")
+    prompt = model.texts.prompt(body.prompt_name, body.prompt)
+    answer = await embed_chunks(model, texts, how, call, prompt=prompt, dimensions=body.dimensions)
+
+    def entry(row: ChunksOfText | ServiceError) -> dict[str, Any]:
+        if isinstance(row, ServiceError):
+            return {"error": render(row)[1]["error"]}
+        return {
+            "chunks": [
+                {
+                    "index": at,
+                    "embedding": vectors.FORMS[body.encoding_format](vectors.cut(vector, body.dimensions, normalize=True)),
+                    "characters": chunk.characters,
+                    "tokens": chunk.tokens,
+                }
+                for at, (chunk, vector) in enumerate(row)
+            ]
+        }
+
+    entries = [{"object": "embedding", "index": index, **entry(row)} for index, row in enumerate(answer.rows)]
+    usage = {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}
+    return {"object": "list", "data": entries, "model": model.name, "system_fingerprint": answer.space, "usage": usage}
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:

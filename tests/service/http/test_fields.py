@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
-from service.dialects import cohere, jina, ranking, search_outputs, tgi
+from service.dialects import chunks, cohere, contextual, jina, ranking, search_outputs, tgi
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
 from service.dialects.openai import conversations, images, tokens
@@ -34,6 +34,8 @@ TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 LEAST: dict[type[Body], dict[str, Any]] = {
     openai.EmbeddingRequest: {"input": "a"},
     search_outputs.SparseOptions: {},
+    chunks.Chunks: {},
+    contextual.ContextualRequest: {"inputs": [["a"]]},
     ranking.Weights: {"dense": 1},
     search_outputs.MultiVectorOptions: {},
     AttentionRequest: {"input": "a"},
