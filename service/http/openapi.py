@@ -169,7 +169,7 @@ def _answers(operation: dict[str, Any], *, has_body: bool) -> None:
         del responses["422"]
     for answer in responses.values():
         if (events := answer.get("content", {}).get("text/event-stream")) is not None:
-            events.setdefault("schema", {"type": "string", "description": "Events: `data: {..}`, and an empty line after each."})
+            events.setdefault("schema", {"description": "An event: `data: {..}`, and an empty line."})
     if has_body and "413" in responses:
         refused = {
             "408": {**responses["413"], "description": "Request Timeout: the body stopped on its way, or came too slowly"},
