@@ -128,7 +128,7 @@ class _Stream:
                         async with replica.asked(deadline):
                             numerics_there = await anext(messages)
                     except DeadlineExceeded:
-                        if deadline < latest:
+                        if deadline < latest or time.monotonic() < latest:  # the request's own, or an error of the replica
                             raise
                         raise NotReady(f"no replica took the request within {_ADMISSION_S:g} s") from None
                 return replica, messages, numerics_there
