@@ -23,7 +23,21 @@ from service.states.blob_files import BlobFiles
 from service.states.engine import SWEPT, StateEngine
 from service.states.record import Ancestor, Document, Fork, Name, NameChange, Quota, StateRecord, StoredBlob, Usage
 from service.states.sqlite_disk import StoreDisk
-from service.states.sqlite_schema import FIELDS, FILE, FROM, NEWEST, OLDEST, ROWS, SCHEMA, SELECT, TIMED, UPGRADES, VERSION, record_of
+from service.states.sqlite_schema import (
+    FIELDS,
+    FILE,
+    FROM,
+    NEWEST,
+    OLDEST,
+    ROWS,
+    SCHEMA,
+    SELECT,
+    STATES,
+    TIMED,
+    UPGRADES,
+    VERSION,
+    record_of,
+)
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/decisions.md has the measurement
 _SWEPT_SPARE = 16  # as SWEPT, on a full disk
@@ -157,7 +171,15 @@ class SqliteEngine(StateEngine):
     # Reads -----------------------------------------------------------------------------------------------------------------------------
 
     def rows(self, tenant: str, keys: Sequence[Key]) -> list[Any]:
-        return [_row(table, self._db.execute(ROWS[table], (tenant, *key)).fetchone()) for table, *key in keys]
+        states = dict[str, StateRecord]()
+        if len(ids := [key[1] for key in keys if key[0] == "state"]) > 1:  # at once, since a statement for each would take twice the time
+            states = {found.id: found for found in map(record_of, self._db.execute(STATES, (orjson.dumps(ids).decode(), tenant)))}
+        return [
+            states.get(key[0])
+            if table == "state" and len(ids) > 1
+            else _row(table, self._db.execute(ROWS[table], (tenant, *key)).fetchone())
+            for table, *key in keys
+        ]
 
     def newest(self, tenant: str, index: str, below: float, limit: int) -> list[str]:
         index, *of = index.split(":", 1)

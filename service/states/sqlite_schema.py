@@ -85,6 +85,7 @@ FIELDS = (
     "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
     "size, status"
 )
+_OF_RECORD = [*FIELDS.split(", "), "seq", "shared_by", "ids_size"]
 SELECT = "SELECT " + ", ".join(f"s.{each}" for each in FIELDS.split(", ")) + ", s.seq, coalesce(b.refs, 0), length(s.ids)"
 FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
 
@@ -99,6 +100,7 @@ ROWS = {  # the statements that read one row, by its table in `backend.py`; the 
     "document": "SELECT version, length(body), due, expires, seq FROM documents WHERE tenant = ? AND kind = ? AND id = ?",
     "body": "SELECT body FROM documents WHERE tenant = ? AND kind = ? AND id = ?",
 }
+STATES = f"{SELECT} FROM json_each(?) j CROSS JOIN states s ON s.id = j.value LEFT JOIN blobs b ON b.id = s.blob WHERE s.tenant = ?"
 OLDEST = {  # ids of an index, the earliest first
     "lru": "SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND NOT pinned ORDER BY used",
     "gone": "SELECT id FROM states WHERE tenant = ? AND status != 'ready' ORDER BY used",
@@ -120,5 +122,5 @@ TIMED = {  # tenants and members of an index up to a time
 
 def record_of(row: tuple[Any, ...]) -> StateRecord:
     """Return the state in a row that `SELECT` returns."""
-    fields = dict(zip([*FIELDS.split(", "), "seq", "shared_by", "ids_size"], row, strict=True))
+    fields = dict(zip(_OF_RECORD, row, strict=True))
     return StateRecord(**{**fields, "metadata": orjson.loads(fields["metadata"]), "pinned": bool(fields["pinned"])})

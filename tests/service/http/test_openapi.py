@@ -146,7 +146,8 @@ def test_every_example_is_answered(service: LiveService) -> None:
             if body := operation.get("requestBody", {}).get("content", {}).get("application/json"):
                 url = path.format(model="all-MiniLM-L6-v2", state=state, conversation_id=conversation)
                 answer = http.request(method, url, json=body["example"])
-                expected = [int(status) for status in operation["responses"] if status.startswith("2")] or [424]
+                expected = [int(status) for status in operation["responses"] if status.startswith("2")]
+                expected += [424] * (path == "/embed_sparse")  # since no model of this service has sparse vectors
                 assert answer.status_code in expected, (path, answer.text)
 
 
