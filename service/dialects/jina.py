@@ -17,7 +17,7 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects.cohere import ApiVersion, search_units
 from service.dialects.openai.embeddings import OpenAIUsage
-from service.dialects.ranking import DocumentText, RerankRequest, rank
+from service.dialects.ranking import RerankRequest, rank
 from service.dialects.text.schemas import VLLM, VLLM_IGNORED
 from service.errors import ServiceError
 from service.http.dialect import Dialect
@@ -42,11 +42,17 @@ class JinaRerankRequest(RerankRequest):
     return_documents: bool = Field(True, description="False leaves the texts out of the answer.")
 
 
+class DocumentText(BaseModel):
+    text: str
+
+
 class JinaRerankResult(BaseModel):
     index: int
     relevance_score: float
     document: DocumentText | str | None = Field(
-        None, description="Missing where `return_documents` is false. The text alone at /rerank for a body with `raw_scores`."
+        None,
+        description="Missing for vectors without a text, and where `return_documents` is false. The text alone at /rerank for a body with "
+        "`raw_scores`.",
     )
 
 
@@ -87,11 +93,11 @@ router = APIRouter(route_class=JsonRoute, tags=["Jina"], responses=ERRORS)
 @router.post("/v1/rerank", response_model=JinaRerankResponse)
 async def rerank(body: JinaRerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the documents ordered by relevance, best first. The answer has Jina's fields and those of Cohere's version 1."""
-    return await answer(body, call, catalog, [{"text": text} for text in body.texts])
+    return await answer(body, call, catalog, [None if text is None else {"text": text} for text in body.texts])
 
 
 async def answer(body: JinaRerankRequest, call: Call, catalog: Catalog, shown: Sequence[Any]) -> dict[str, Any]:
-    """Return the answer. `shown`: the documents in the form in which it has them."""
+    """Return the answer. `shown`: the documents in the form in which it has them, None for vectors without a text."""
     ranking = await rank(body, call, catalog)
     return {
         "model": ranking.model.name,
@@ -101,7 +107,7 @@ async def answer(body: JinaRerankRequest, call: Call, catalog: Catalog, shown: S
             {
                 "index": one.index,
                 "relevance_score": one.score,
-                **({"document": shown[one.index]} if body.return_documents else {}),
+                **({"document": shown[one.index]} if body.return_documents and shown[one.index] is not None else {}),
             }
             for one in ranking.results
         ],

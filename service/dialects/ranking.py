@@ -4,14 +4,17 @@ A reranker reads query and document together, and the score is σ(l) for its log
 MaxSim of token matrices, else by cosine, else by the dot product of sparse vectors; or in a mix that the request weights, as BGE-M3 does
 (arXiv 2402.03216, section 3.2). Documents are ordered by the raw score, then by index. So the better document is first even if both scores
 in [0, 1] round to the same number, as σ does for logits above 36.
+
+In place of a text, an encoder also compares vectors of the request (`given_vectors.py`), which are not computed again.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -19,10 +22,11 @@ from pydantic_core import PydanticCustomError
 
 from service.call import Call
 from service.catalog import Catalog
+from service.dialects.given_vectors import Document, Item, Matrix, Way, as_item, read_all
 from service.dialects.tei.schemas import TeiRerankRequest
 from service.encoding import sparse
 from service.encoding.model import Model
-from service.encoding.request import EncodeAnswer, EncodeRequest, Row
+from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.encoding.token_matrix import maxsim
 from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.http.fields import EMPTY, Body, unsupported_fields
@@ -30,8 +34,9 @@ from service.http.routing import Many
 from service.runtime.onnx import Array
 from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
 
-Way = Literal["dense", "sparse", "multivector"]
+Result = TypeVar("Result")
 
+_WAYS: tuple[Way, ...] = ("multivector", "dense", "sparse")  # an encoder's ways to compare texts, the best first
 _TOGETHER = 100_000  # if the documents have fewer characters in total, one call tokenises all of them
 
 _MEANINGS: dict[Way | Literal["mix"], str] = {
@@ -67,10 +72,6 @@ class Ranking:
     warnings: list[str]
 
 
-class DocumentText(Body):
-    text: str
-
-
 class Weights(Body, strict=True):
     """The weights of a mixed score: of cosines, of dot products of sparse vectors, and of MaxSim divided by the query's vectors."""
 
@@ -93,14 +94,15 @@ class RerankRequest(Body, strict=True):
     model: str | None = Field(
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, which ranks by cosine."
     )
-    query: str = Field(min_length=1, description="The text that the documents are compared with.")
-    documents: Many[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
+    query: Annotated[str, Field(min_length=1)] | Document = Field(description="The text, or its vectors, that documents are compared with.")
+    documents: Many[str | Document] = Field(min_length=1, description="The documents to put in order, as texts or as vectors of texts.")
     top_n: int | None = Field(None, ge=0, lt=2**31, description="Send only this many of the best. Default, and with 0: all.")
     raw_scores: bool = Field(False, description="Send logits (for an encoder: cosines, MaxSim, dot products) instead of scores in [0, 1].")
     weights: Weights | None = Field(None, description="How an encoder compares: by which vectors, mixed. Default: the best that it has.")
 
     @property
-    def texts(self) -> list[str]:
+    def texts(self) -> list[str | None]:
+        """Return the text of each document, or None for vectors without one."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
@@ -117,32 +119,42 @@ async def rank(
 
     `cut` returns how a model truncates texts that are too long. `field` is the name of the documents in the body, for errors.
     """
-    model, documents = catalog.get(body.model, "reranker", "encoder"), body.texts
     call.item_errors = False  # an error of one input fails the request, because documents cannot be ordered if some have no score
-    texts, lost = await _shorten(catalog, call, model.texts, documents, max_document_tokens)
-    by_pair = model.manifest.traits.ranks
-    if not by_pair and "" in documents:
+    query = as_item(body.query)
+    documents: list[Item] = list(body.texts) if isinstance(body, TeiRerankRequest) else [as_item(each) for each in body.documents]
+    model = model_for(body.model, [query, *documents], catalog)
+    places = [at for at, document in enumerate(documents) if isinstance(document, str)]  # of the texts
+    texts = [str(documents[at]) for at in places]
+    shorter, lost = await _shorten(catalog, call, model.texts, texts, max_document_tokens)
+    if "" in texts and not model.manifest.traits.ranks:
         raise EmptyInput(f"`{field}` cannot be empty, not one of them", param=field)
-    weights = getattr(body, "weights", None)
-    if by_pair and weights is not None:
-        raise InvalidRequest(
-            f"model {model.name} is a reranker, which has no `weights`: leave them out, or name an encoder", param="weights"
-        )
-    if by_pair:
-        scored = await _by_pairs(model, call, body.query, texts, cut(model))
-    else:
-        chosen = _best_way(model) if weights is None else weights.model_dump()
-        scored = await _by_vectors(model, call, body.query, texts, cut(model), chosen)
+    for at, text in zip(places, shorter, strict=True):
+        documents[at] = text
+    scored = await score_pairs(model, call, [query], documents, getattr(body, "weights", None), cut(model), names=("query", field))
     answer = scored.answer
-    encoded = [item for item in answer.encoded if isinstance(item, Encoded)][-len(documents) :]
+    encoded = [item for item in answer.encoded if isinstance(item, Encoded)][len(answer.encoded) - len(places) :]
     before = [item.n_tokens + cut for item, cut in zip(encoded, lost, strict=True)]
-    truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
-    query_cut = None if by_pair else next((one for one in answer.truncated if one.index == 0), None)  # the query is input 0
+    truncated = [Cutting(at, n, len(item.ids)) for at, item, n in zip(places, encoded, before, strict=True) if n > len(item.ids)]
+    query_cut = None
+    if isinstance(query, str) and not model.manifest.traits.ranks:
+        query_cut = next((one for one in answer.truncated if one.index == 0), None)  # the query is input 0
     call.report(truncated, query_cut)
     order = sorted(range(len(documents)), key=lambda index: -scored.raw[index])  # documents with equal scores keep their order
     scores = scored.raw if body.raw_scores else scored.scores
     best = [Ranked(index, scores[index]) for index in order[: body.top_n or None]]
     return Ranking(model, best, answer.n_tokens, truncated, scored.warnings)
+
+
+def model_for(name: str | None, items: Sequence[Item], catalog: Catalog) -> Model:
+    """Return the model that compares these items. Without a name, the first reranker, or the first encoder if there is no reranker or if
+    items are vectors."""
+    if all(isinstance(item, str) for item in items):
+        return catalog.get(name, "reranker", "encoder")
+    if (model := catalog.get(name, "encoder", "reranker")).manifest.traits.ranks:
+        raise InvalidRequest(
+            f"model {model.name} is a reranker, which reads texts and no vectors: send texts, or name an encoder", param="model"
+        )
+    return model
 
 
 def sigmoid(logit: float) -> float:
@@ -168,54 +180,138 @@ class Scored:
     warnings: list[str]
 
 
-async def _by_pairs(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> Scored:
-    answer = await model.answer(EncodeRequest(inputs=[(query, document) for document in documents], cut=cut), call)
+async def score_pairs(
+    model: Model,
+    call: Call,
+    queries: Sequence[Item],
+    documents: Sequence[Item],
+    weights: Weights | None,
+    cut: Cut,
+    *,
+    names: tuple[str, str],
+) -> Scored:
+    """Score each document for the only query, or for its own one if there are as many queries as documents.
+
+    `names`: the fields of the queries and of the documents, for errors.
+    """
+    if not model.manifest.traits.ranks:
+        return await _by_vectors(model, call, queries, documents, weights, cut, names)
+    if weights is not None:
+        raise InvalidRequest(
+            f"model {model.name} is a reranker, which has no `weights`: leave them out, or name an encoder", param="weights"
+        )
+    pairs: list[Any] = [(queries[at % len(queries)], document) for at, document in enumerate(documents)]
+    answer = await model.answer(EncodeRequest(inputs=pairs, cut=cut), call)
     logits = [float(row[0][0]) for row in _rows(answer)]
     return Scored(logits, list(map(sigmoid, logits)), answer, [])
 
 
-async def _by_vectors(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut, weights: Mapping[Way, float]) -> Scored:
-    """Score documents by their vectors and the query's, which is the answer's first row."""
-    ways = [way for way, weight in weights.items() if weight]
-    query_prompt, document_prompt = role_prompt(model, "search_query"), role_prompt(model, "search_document")
-    # One request contains both roles, so each text already includes its role's prompt.
-    inputs = [query_prompt + query, *(document_prompt + document for document in documents)]
+async def _by_vectors(
+    model: Model,
+    call: Call,
+    queries: Sequence[Item],
+    documents: Sequence[Item],
+    weights: Weights | None,
+    cut: Cut,
+    names: tuple[str, str],
+) -> Scored:
+    """Score documents by their vectors and those of the queries. One request to the engine computes the vectors of all texts."""
+    items = [*queries, *documents]
+    model.check_size(len(items))
+    labels = [f"{names[0]}.{at}" if len(queries) > 1 else names[0] for at in range(len(queries))]
+    labels += [f"{names[1]}.{at}" for at in range(len(documents))]
+    given = [(name, item) for name, item in zip(labels, items, strict=True) if not isinstance(item, str)]
+    chosen = _ways(model, given, weights)
+    ways = list(chosen)
     outputs = model.tensors(ways, param="weights")
-    answer = await model.answer(EncodeRequest(inputs=inputs, outputs=outputs, cut=cut, prompt="", queries=1, number_bytes=0), call)
+    read = iter(await asyncio.to_thread(read_all, given, ways, model) if given else [])
+    # One request contains both roles, so each text already includes its role's prompt.
+    prompts = [role_prompt(model, "search_query")] * len(queries) + [role_prompt(model, "search_document")] * len(documents)
+    texts = [prompt + item for prompt, item in zip(prompts, items, strict=True) if isinstance(item, str)]
+    if texts:
+        n_queries = sum(isinstance(query, str) for query in queries)
+        request = EncodeRequest(inputs=texts, outputs=outputs, cut=cut, prompt="", queries=n_queries, number_bytes=0)
+        answer = await model.answer(request, call)
+    else:
+        answer = model.answer_without_inputs(outputs, len(items), call)
     way: Way | Literal["mix"] = ways[0] if len(ways) == 1 else "mix"
     warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is {_MEANINGS[way]}"]
-    if answer.truncated and (first := answer.truncated[0]).index == 0:
+    if isinstance(queries[0], str) and answer.truncated and (first := answer.truncated[0]).index == 0:
         warnings.append(f"the query was cut: it has {first.tokens} tokens and {first.kept} were kept")
-    rows = _rows(answer)
-    found = await asyncio.to_thread(lambda: [_similarities(way, *[row[at] for row in rows]) for at, way in enumerate(ways)])
-    n_vectors = len(rows[0][ways.index("multivector")]) if "multivector" in ways else 1
+    computed = iter(_rows(answer))
+    rows = [next(computed) if isinstance(item, str) else next(read) for item in items]
+    pairs = [(rows[at % len(queries)], row) for at, row in enumerate(rows[len(queries) :])]
+    n_vectors = np.array([len(query[ways.index("multivector")]) if "multivector" in ways else 1 for query, _ in pairs])
+    found = np.array(await run_in_steps(_similarities(ways, query, row) for query, row in pairs)).T  # (ways, pairs)
     if way == "mix":
-        by_way = [np.array(each) / (n_vectors if way == "multivector" else 1) * weights[way] for way, each in zip(ways, found, strict=True)]
+        by_way = [each / (n_vectors if way == "multivector" else 1) * chosen[way] for way, each in zip(ways, found, strict=True)]
         raw = np.sum(by_way, axis=0)
         return Scored(raw.tolist(), ((1 + raw / (1 + np.abs(raw))) / 2).tolist(), answer, warnings)
-    raw = np.array(found[0])
+    raw = found[0]
     about = model.manifest.multivector
     if way == "sparse":
         scores = raw / (1 + raw)
     else:
-        scores = (1 + raw / n_vectors) / 2
+        scores = ((1 + raw / n_vectors) / 2).clip(0, 1)
         raw = raw / n_vectors if about is not None and about.mean else raw
     return Scored(raw.tolist(), scores.tolist(), answer, warnings)
 
 
-def _best_way(model: Model) -> Mapping[Way, float]:
-    """Return the way in which an encoder compares texts if a request names none: by token matrices, else by vectors, else sparsely."""
-    ways: tuple[Way, ...] = ("multivector", "dense", "sparse")
-    return {next(way for way in ways if way in model.manifest.outputs): 1.0}
+def _ways(model: Model, given: Sequence[tuple[str, Document]], weights: Weights | None) -> Mapping[Way, float]:
+    """Return the weights by which an encoder compares. A request without any is compared in the best way that the model has and for which
+    all vectors of the request are there. Raises InvalidRequest if vectors are missing."""
+    if weights is None:
+        has = [way for way in _WAYS if way in model.manifest.outputs and all(way in item.ways for _, item in given)]
+        if not has:
+            raise InvalidRequest(
+                f"the vectors have no kind in common that model {model.name} gives too; it gives: {', '.join(model.manifest.outputs)}. "
+                "Send one of these kinds for the query and all documents",
+                param=given[0][0],
+            )
+        return {has[0]: 1.0}
+    chosen = {way: weight for way in _WAYS if (weight := float(getattr(weights, way)))}
+    for name, item in given:
+        if missing := [way for way in chosen if way not in item.ways]:
+            raise InvalidRequest(
+                f"`{name}` has no {missing[0]} vector, which `weights` names: send it, or set that weight to 0", param=name
+            )
+    return chosen
 
 
-def _similarities(way: Way, query: Array, *documents: Array) -> list[float]:
-    if way == "dense":
-        return [float(np.clip(query.astype(np.float64) @ document, -1, 1)) for document in documents]
-    return [(sparse.dot if way == "sparse" else maxsim)(query, document) for document in documents]
+def _similarities(ways: Sequence[Way], query: Sequence[Any], document: Sequence[Any]) -> list[float]:
+    """Return the similarity of two rows in each of the ways."""
+    found = []
+    for way, one, other in zip(ways, query, document, strict=True):
+        if way == "dense":
+            found.append(float(np.clip(one.astype(np.float64) @ other, -1, 1)))
+        else:
+            found.append(sparse.dot(one, other) if way == "sparse" else maxsim(_floats(one), _floats(other)))
+    return found
 
 
-def _rows(answer: EncodeAnswer) -> list[Row]:
+def _floats(matrix: Array | Matrix) -> Array:
+    return matrix.floats() if isinstance(matrix, Matrix) else matrix
+
+
+async def run_in_steps(work: Iterable[Result]) -> list[Result]:
+    """Return the results of `work`, which is done on a thread. If the caller is cancelled, the thread ends with the current step."""
+    cancelled = threading.Event()
+
+    def run() -> list[Result]:
+        done = []
+        for result in work:
+            done.append(result)
+            if cancelled.is_set():
+                break
+        return done
+
+    try:
+        return await asyncio.to_thread(run)
+    finally:
+        cancelled.set()
+
+
+def _rows(answer: EncodeAnswer) -> list[tuple[Any, ...]]:
     return [row for row in answer.rows if not isinstance(row, ServiceError)]  # `rank` has turned errors by item off, so no row is an error
 
 

@@ -171,6 +171,12 @@ class Model:
                     on_row(at, item)
         return answer
 
+    def answer_without_inputs(self, outputs: Sequence[str], size: int, call: Call) -> EncodeAnswer:
+        """Return the empty answer to a request that brings all its `size` vectors. Raises SpaceMoved if they are of another space."""
+        call.model = self.name
+        self.check_size(size)
+        return EncodeAnswer([], [], ",".join(self._spaces(outputs, None, call)))
+
     def _spaces(self, outputs: Sequence[str], dimensions: int | None, call: Call) -> list[str]:
         """Return the embedding space of each output, and name it in the answer's headers. Raises SpaceMoved if the client wants another."""
         if self.manifest.kind != "encoder":

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from export import contract
 from service.runtime.onnx import Array
 
+_PRODUCTS = 2**22  # dot products that are in memory at once, 16 MiB
+
 
 def compared(ids: Sequence[int], multivector: contract.MultiVector, role: contract.RoleName) -> NDArray[np.bool_]:
     """Return which tokens of a text are compared, (N,) bool. Tokens that are skipped, such as punctuation, are skipped in documents only.
@@ -28,5 +30,10 @@ def matrix_of(array: Array, ids: Sequence[int], multivector: contract.MultiVecto
 
 def maxsim(query: Array, document: Array) -> float:
     """Return the sum, over the vectors of a query (n, D), of the largest dot product with a vector of a document (m, D), in float32."""
-    products: Array = document.astype(np.float32) @ query.astype(np.float32).T
-    return float(products.max(axis=0).sum(dtype=np.float32))
+    vectors = query.astype(np.float32).T
+    largest: Array = np.full(len(query), -np.inf, np.float32)
+    rows = max(1, _PRODUCTS // len(query))
+    for first in range(0, len(document), rows):
+        products: Array = document[first : first + rows].astype(np.float32) @ vectors
+        largest = np.maximum(largest, products.max(axis=0))
+    return float(largest.sum(dtype=np.float32))

@@ -129,7 +129,8 @@ class FakeSession:
         if output == contract.SPARSE:
             return random.uniform(-2, 1, SPARSE_WIDTH).clip(0).astype(np.float32)
         if output in (contract.TOKEN_EMBEDDINGS, contract.MULTIVECTOR):
-            return random.standard_normal((len(ids), self.hidden)).astype(np.float32)
+            tokens = random.standard_normal((len(ids), self.hidden)).astype(np.float32)
+            return tokens / np.linalg.norm(tokens, axis=1, keepdims=True) if output == contract.MULTIVECTOR else tokens
         if output == contract.LOGITS:
             return random.uniform(-4, 4, (len(ids), self.n_labels) if self.per_token else self.n_labels).astype(np.float32)
         vector = random.standard_normal(self.width)

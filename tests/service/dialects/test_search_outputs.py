@@ -1,7 +1,9 @@
 """Dense vectors, sparse vectors and token matrices from one call, in OpenAI's and TEI's dialects."""
 
+import asyncio
 import base64
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 from export import contract
-from tests.service.fakes import HIDDEN, SPARSE_WIDTH, case, client, fake_app, fake_bundle, fake_ids
+from service.dialects.ranking import run_in_steps
+from tests.service.fakes import HIDDEN, PATIENCE_S, SPARSE_WIDTH, case, client, fake_app, fake_bundle, fake_ids
 
 TEXT = "the cat, the dog."
 POINT = fake_ids(".")[1]
@@ -182,3 +185,130 @@ async def test_weights_that_weigh_nothing_are_refused(http: Any) -> None:
             answer = await http.post("/v1/rerank", json={"model": model, "query": "a", "documents": ["b"], "weights": weights})
             assert answer.status_code in (400, 422)
             assert words in answer.json()["detail"]
+
+
+# Vectors in place of texts ---------------------------------------------------------------------------------------------------------------
+
+
+async def vectors_of(http: Any, texts: list[str], **multivector: Any) -> list[dict[str, Any]]:
+    """What `/v1/embeddings` gives of these texts as documents; the first one as a query."""
+    prompts = ["query: ", *["passage: "] * (len(texts) - 1)]
+    asked = {"outputs": ["dense", "sparse", "multivector"], "multivector": multivector}
+    return [await ask(http, input=prompt + text, **asked) for prompt, text in zip(prompts, texts, strict=True)]
+
+
+@pytest.mark.pool
+async def test_vectors_of_texts_rank_as_the_texts_do_and_nothing_is_computed(http: Any) -> None:
+    mix = {"dense": 1, "sparse": 0.3, "multivector": 0.5}
+    wanted = [await ranked(http, weights=weights, raw_scores=True) for weights in ({"dense": 1}, {"sparse": 1}, {"multivector": 1}, mix)]
+    # The fake's query matrix depends on its role only by the prompt, but full stops are compared in queries alone.
+    query, *documents = await vectors_of(http, [QUERY, *DOCUMENTS])
+    query["multivector"] = {"data": row(http, contract.MULTIVECTOR, f"query: {QUERY}")[1:].tolist(), "dtype": "float32"}
+    http.catalog.session("three").forget()
+    for weights, (order, raw, _) in zip(({"dense": 1}, {"sparse": 1}, {"multivector": 1}, mix), wanted, strict=True):
+        with case(weights):
+            found = await ranked(http, query=query, documents=documents, weights=weights, raw_scores=True)
+            assert (found[0], found[1]) == (order, pytest.approx(raw, rel=1e-3))
+    assert http.catalog.session("three").batches == []
+    mixed = await ranked(http, query=query, documents=[documents[0], *DOCUMENTS[1:]], raw_scores=True)
+    assert (mixed[0], mixed[1]) == (wanted[2][0], pytest.approx(wanted[2][1], rel=1e-3)), "MaxSim, of vectors and texts together"
+
+
+async def test_vectors_are_read_in_every_type_in_which_they_are_sent(http: Any) -> None:
+    texts = [QUERY, *DOCUMENTS]
+    exact = await ranked(http, documents=(await vectors_of(http, texts, dtype="float32"))[1:], raw_scores=True)
+    for options, tolerance in (
+        ({"dtype": "float16", "encoding_format": "float"}, 1e-2),
+        ({"dtype": "int8"}, 0.1),
+        ({"dtype": "int8", "encoding_format": "float"}, 0.1),
+    ):
+        with case(options):
+            documents = (await vectors_of(http, texts, **options))[1:]
+            if isinstance(documents[0]["multivector"], list):
+                documents = [{"multivector": {"data": each["multivector"], "dtype": options["dtype"]}} for each in documents]
+            order, raw, _ = await ranked(http, documents=documents, raw_scores=True)
+            assert dict(zip(order, raw, strict=True)) == pytest.approx(dict(zip(*exact[:2], strict=True)), abs=tolerance)
+    dense = {"weights": {"dense": 1}, "raw_scores": True}
+    exact = await ranked(http, **dense)
+    for form, tolerance in (("base64", 1e-6), ("int8", 2e-2), ("uint8", 2e-2), ("binary", 0.5), ("ubinary", 0.5)):
+        with case(form):
+            sent = [await ask(http, input=f"passage: {text}", outputs=["dense"], encoding_format=form) for text in DOCUMENTS]
+            order, raw, _ = await ranked(http, documents=[{**each, "encoding_format": form} for each in sent], **dense)
+            assert dict(zip(order, raw, strict=True)) == pytest.approx(dict(zip(*exact[:2], strict=True)), abs=tolerance)
+    signs = [np.packbits(row(http, contract.EMBEDDING, f"passage: {text}") > 0) for text in DOCUMENTS]
+    bits = [np.unpackbits(each) * 2.0 - 1 for each in signs]
+    unit = row(http, contract.EMBEDDING, f"query: {QUERY}")
+    assert raw == pytest.approx(sorted((float(unit @ each / 4) for each in bits), reverse=True), rel=1e-4)
+
+
+BAD_VECTORS: list[tuple[Any, str, str]] = [
+    ({"embedding": [1.0] * 15}, "15 numbers for a vector, and model three gives 16", "documents.0.embedding"),
+    ({"embedding": [0.0] * 16}, "only zeros", "documents.0.embedding"),
+    ({"embedding": [1e38] * 16}, "not finite, or larger than 65504", "documents.0.embedding"),
+    ({"embedding": "AAAA"}, "3 bytes, which are no numbers of 4 bytes", "documents.0.embedding"),
+    ({"embedding": "!"}, "is not base64", "documents.0.embedding"),
+    ({"embedding": [300] * 16, "encoding_format": "int8"}, "whole numbers from -128 to 127", "documents.0.embedding"),
+    ({"sparse": {"indices": [5, 3], "values": [1, 1]}}, "must ascend, each once", "documents.0.sparse"),
+    ({"sparse": {"indices": [3, 3], "values": [1, 1]}}, "must ascend, each once", "documents.0.sparse"),
+    ({"sparse": {"indices": [3, 99_999], "values": [1, 1]}}, "must be from 0 to", "documents.0.sparse"),
+    ({"sparse": {"indices": [3], "values": [0.0]}}, "must be above 0", "documents.0.sparse"),
+    ({"sparse": {"indices": [3], "values": [1, 2]}}, "1 indices and 2 values", "documents.0.sparse"),
+    ({"multivector": []}, "no numbers: send at least one", "documents.0.multivector"),
+    ({"multivector": [[1.0] * 12, [1.0]]}, "vectors of 1, 12 numbers", "documents.0.multivector"),
+    ({"multivector": [[1.0] * 11]}, "11 numbers for a vector, and model three gives 12", "documents.0.multivector"),
+    ({"multivector": [[1.0] * 12] * 65}, "65 vectors, and model three gives at most 64", "documents.0.multivector"),
+    ({"multivector": {"data": "AAAA", "shape": [1, 12], "dtype": "int8"}}, "3 numbers of the type int8", "documents.0.multivector"),
+    ({"multivector": {"data": "AP5/fwD+", "shape": [1, 3]}}, "3 numbers for a vector", "documents.0.multivector"),
+    ({}, "one of `embedding`, `sparse` and `multivector`", "documents.0"),
+]
+
+
+async def test_vectors_that_fit_no_model_are_refused_with_the_value_and_the_limit(http: Any) -> None:
+    for document, words, field in BAD_VECTORS:
+        for path, status in (("/v1/rerank", 422), ("/v2/rerank", 400), ("/rerank", 422)):
+            with case((path, document)):
+                answer = await http.post(path, json={"model": "three", "query": "a", "documents": [document]})
+                assert answer.status_code == status, answer.text
+                told = answer.json().get("detail") or answer.json()["message"]
+                assert words in told
+                assert field in told
+    for fields, words in (
+        ({"documents": [{"embedding": [1.0] * 16}], "weights": {"sparse": 1}}, "`documents.0` has no sparse vector"),
+        ({"documents": [{"embedding": [1.0] * 16}, {"sparse": {"indices": [1], "values": [1]}}]}, "no kind in common"),
+        ({"documents": [{"multivector": [[1.0]]}], "model": "mini"}, "it gives: dense, tokens"),
+    ):
+        with case(fields):
+            answer = await http.post("/v1/rerank", json={"model": "three", "query": "a", **fields})
+            assert answer.status_code == 422
+            assert words in answer.json()["detail"]
+
+
+async def test_vectors_of_another_space_are_refused(http: Any) -> None:
+    body = {"model": "three", "query": {"embedding": [1.0] * 16}, "documents": [{"text": "a cat", "embedding": [1.0] * 16}]}
+    good = await http.post("/v1/rerank", json=body)
+    assert good.json()["results"] == [{"index": 0, "relevance_score": pytest.approx(1), "document": {"text": "a cat"}}]
+    match = {"x-embedding-space-match": good.headers["x-embedding-space"]}
+    assert (await http.post("/v1/rerank", json=body, headers=match)).status_code == 200
+    moved = await http.post("/v1/rerank", json=body, headers={"x-embedding-space-match": "0" * 16})
+    assert moved.status_code == 412
+    assert "Embed your documents again" in moved.json()["detail"]
+
+
+async def test_scoring_ends_when_its_client_has_left() -> None:
+    begun, go_on, steps = threading.Event(), threading.Event(), []
+
+    def work() -> Iterator[int]:
+        for step in range(3):
+            steps.append(step)
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+            yield step
+
+    scoring = asyncio.create_task(run_in_steps(work()))
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert steps == [0]

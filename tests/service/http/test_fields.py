@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
-from service.dialects import chunks, cohere, contextual, jina, ranking, search_outputs, tgi
+from service.dialects import chunks, cohere, contextual, given_vectors, jina, ranking, search_outputs, tgi
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
 from service.dialects.openai import conversations, images, tokens
@@ -98,7 +98,9 @@ LEAST: dict[type[Body], dict[str, Any]] = {
     cohere.MixedInput: {"content": [{"type": "text", "text": "a"}]},
     cohere.EmbedV1Request: {"texts": ["a"]},
     cohere.EmbedRequest: {"input_type": "search_query", "texts": ["a"]},
-    ranking.DocumentText: {"text": "a"},
+    given_vectors.Document: {"text": "a"},
+    given_vectors.GivenSparse: {"indices": [1], "values": [1.0]},
+    given_vectors.GivenMatrix: {"data": [[1.0]]},
     cohere.CohereRerankRequest: {"query": "a", "documents": ["b"]},
     jina.JinaRerankRequest: {"query": "a", "documents": ["b"]},
     oip_schemas.InferRequest: {"inputs": [TENSOR]},
