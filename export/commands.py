@@ -43,6 +43,9 @@ def export(
     window: Annotated[
         int | None, typer.Option(help="Decoders: softmax layers attend to this many tokens: 512, 1024 or 2048; see docs/generation.md.")
     ] = None,
+    sparse: Annotated[
+        bool, typer.Option("--sparse", help="The checkpoint is a masked language model that makes sparse vectors (SPLADE).")
+    ] = False,
     any_tokenizer_pattern: Annotated[
         bool, typer.Option(help="Accept a tokenizer with regular expressions that no published one has; see docs/models.md.")
     ] = False,
@@ -73,6 +76,7 @@ def export(
             maps=maps,
             gpu=gpu,
             window=window,
+            sparse=sparse,
             progress=show,
             check_template=_check_template,
         )

@@ -38,13 +38,22 @@ class GoldenTokenizer:
         return feed_of(inputs, ids, np.ones_like(ids), types)
 
 
-class EncoderExamples:
-    """Texts with tokens, their inputs (each a batch of one), and torch's outputs `rows` (n, D) float32 as in `contract.Golden`. `pairs`:
-    the second texts.
-    """
+Rows = list[dict[str, NDArray[np.float32]]]  # for each text, its outputs by name
+VECTORS = (contract.EMBEDDING, contract.SPARSE, contract.TOKEN_WEIGHTS, contract.MULTIVECTOR)  # outputs of encoders that are compared
+N_MATRICES = 2  # texts whose token matrices are golden
 
-    def __init__(self, kind: contract.Kind, tokens: GoldenTokenizer, inputs: Tensors, reference: Reference, texts: Sequence[str]) -> None:
+
+class EncoderExamples:
+    """Texts with tokens, their inputs (each a batch of one), and torch's outputs of each text. `pairs`: the second texts."""
+
+    def __init__(
+        self, kind: contract.Kind, tokens: GoldenTokenizer, graph: tuple[Tensors, Tensors], reference: Reference, texts: Sequence[str]
+    ) -> None:
+        """`graph` has its inputs and outputs."""
         self.traits = contract.KINDS[kind]
+        inputs, outputs = graph
+        named = [tensor.name for tensor in outputs]
+        self.compared = [self.traits.output] if self.traits.has_labels else [name for name in VECTORS if name in named]
         partners = [None if 1 in self.traits.texts else PAIRS[i % len(PAIRS)] for i in range(len(texts))]
         found = [(text, pair, tokens.feed(inputs, text, pair)) for text, pair in zip(texts, partners, strict=True)]
         kept = [(text, pair, feed) for text, pair, feed in found if feed is not None]
@@ -53,19 +62,63 @@ class EncoderExamples:
         self.feeds = [feed for _, _, feed in kept]
         self.rows = self.run(reference)
 
-    def run(self, answer: Reference) -> NDArray[np.float32]:
-        rows = [answer(feed)[self.traits.output][0] for feed in self.feeds]
-        return np.stack([row[0] for row in rows] if self.traits.per_token else rows)
+    def run(self, answer: Reference) -> Rows:
+        made = [answer(feed) for feed in self.feeds]
+        first = (0, 0) if self.traits.per_token else (0,)
+        return [{name: arrays[name][first] for name in self.compared if name in arrays} for arrays in made]
 
-    def cosines(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the cosines between `rows` and torch's rows. For logits they are computed as `contract.Parity.min_cosine` defines."""
-        return _logit_cosines(rows, self.rows) if self.traits.has_labels else cosines(rows, self.rows)
+    def logits(self, rows: Rows) -> NDArray[np.float32]:
+        """Return the logits of all texts, (n, L)."""
+        return np.stack([row[contract.LOGITS] for row in rows])
 
-    def rank_correlation(self, rows: NDArray[np.float32]) -> float:
-        """Return `contract.RecipeTrial.rank_correlation` of `rows` with torch's rows."""
+    def cosines(self, rows: Rows) -> NDArray[np.float64]:
+        """Return for each text the lowest cosine between an output, or a token's vector, of `rows` and torch's. For logits they are
+        computed as `contract.Parity.min_cosine` defines.
+        """
         if self.traits.has_labels:
-            return min(spearman(got, want) for got, want in zip(rows.T, self.rows.T, strict=True))
-        return spearman(_similarities(rows), _similarities(self.rows))
+            return _logit_cosines(self.logits(rows), self.logits(self.rows))
+        return np.array(
+            [
+                min(float(cosines(np.atleast_2d(row[name]), np.atleast_2d(want[name])).min()) for name in row)
+                for row, want in zip(rows, self.rows, strict=True)
+            ]
+        )
+
+    def rank_correlation(self, rows: Rows) -> float:
+        """Return `contract.RecipeTrial.rank_correlation` of `rows` with torch's rows: of the first output, or the mean of its tokens."""
+        if self.traits.has_labels:
+            return min(spearman(got, want) for got, want in zip(self.logits(rows).T, self.logits(self.rows).T, strict=True))
+        got, want = (
+            np.stack([row[name].mean(axis=0) if (name := self.compared[0]) == contract.MULTIVECTOR else row[name] for row in each])
+            for each in (rows, self.rows)
+        )
+        return spearman(_similarities(got), _similarities(want))
+
+    def golden(self, rows: Rows, sparse: contract.Sparse | None, **bound: float) -> contract.Golden:
+        """Return the texts with these outputs."""
+        output, has = self.traits.output, self.compared
+        return contract.Golden(
+            texts=self.texts,
+            pairs=self.pairs,
+            outputs=tuple(tuple(map(float, row[output])) for row in rows) if output in has else (),
+            sparse=None if sparse is None else tuple(self._sparse(row, feed, sparse) for row, feed in zip(rows, self.feeds, strict=True)),
+            matrices=tuple(tuple(tuple(map(float, each)) for each in row[contract.MULTIVECTOR]) for row in rows[:N_MATRICES])
+            if contract.MULTIVECTOR in has
+            else None,
+            **bound,
+        )
+
+    def _sparse(self, row: dict[str, NDArray[np.float32]], feed: Feed, sparse: contract.Sparse) -> contract.GoldenSparse:
+        weights = row.get(contract.SPARSE)
+        if weights is None:
+            weights = np.zeros(sparse.size, np.float32)
+            np.maximum.at(weights, feed[contract.INPUT_IDS][0], row[contract.TOKEN_WEIGHTS])
+            weights[list(sparse.ignored_ids)] = 0
+        indices = np.flatnonzero(weights)
+        largest = np.sort(indices[np.argsort(-weights[indices], kind="stable")[: contract.MOST_GOLDEN_WEIGHTS]])
+        return contract.GoldenSparse(
+            indices=tuple(map(int, largest)), weights=tuple(map(float, weights[largest])), cut=len(largest) < len(indices)
+        )
 
 
 def cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.float64]:

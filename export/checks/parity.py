@@ -22,6 +22,7 @@ Tensors = tuple[contract.Tensor, ...]
 FP32_TOLERANCE = 2e-5
 # Longest text in tokens that is compared. It is limited because torch stores all B * H * N² scores of a layer: 0.4 GB for B = 2, H = 12.
 LONGEST_COMPARED = 2048
+SHORT = 64  # tokens of the texts that `check_batches` runs in one batch
 
 
 def open_graph(file: Path, *, threads: int = 0) -> ort.InferenceSession:
@@ -76,6 +77,25 @@ def compare(
                 got, want = got[mask != 0], want[mask != 0]
             largest = max(largest, largest_error(got, want, tolerance, f"{name}: {where} is"))
     return largest
+
+
+def check_batches(session: ort.InferenceSession, feeds: Sequence[Feed], outputs: Sequence[str], pad_token_id: int) -> None:
+    """Raise ExportError unless each of these outputs of a text has the same bits alone as in a batch. `feeds` are batches of one text."""
+    short = [feed for feed in feeds if feed[contract.INPUT_IDS].size <= SHORT]
+    longest = max(feeds, key=lambda feed: feed[contract.INPUT_IDS].size)
+    for batch in (short, [feeds[0], longest]):
+        N = max((feed[contract.INPUT_IDS].size for feed in batch), default=0)
+        pads = {name: pad_token_id if name == contract.INPUT_IDS else 0 for name in longest}
+        together = {
+            name: np.concatenate([np.pad(feed[name], ((0, 0), (0, N - feed[name].size)), constant_values=pad) for feed in batch])
+            for name, pad in pads.items()
+            if batch
+        }
+        rows = session.run(outputs, together) if batch else []
+        for at, feed in enumerate(batch):
+            for name, alone, row in zip(outputs, session.run(outputs, feed), rows, strict=True):
+                if not np.array_equal(alone[0], row[at] if name == contract.SPARSE else row[at, : alone.shape[1]]):
+                    raise ExportError(f"{name} of a text of {feed[contract.INPUT_IDS].size} tokens changes with the batch; export in fp32")
 
 
 def same_shape(got: NDArray[np.float32], want: NDArray[np.float32], what: str) -> None:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from export.contract.tensors import ManifestPart, Text, TokenId
 
 MOST_GOLDEN = 1_000  # largest number of golden texts; limited because every start of a server computes them all
+MOST_GOLDEN_WEIGHTS = 1_024  # of a golden sparse vector; of more, the largest are kept
 MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start of a server computes a step for each
 Tokens = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=100_000)]
 
@@ -16,20 +17,37 @@ def _same_lengths(**lists: tuple[Any, ...]) -> None:
         raise ValueError(" and ".join(f"{name} has {len(each)}" for name, each in lists.items()) + " entries; they must have equally many")
 
 
+class GoldenSparse(ManifestPart):
+    """A sparse vector."""
+
+    indices: tuple[TokenId, ...] = Field(max_length=MOST_GOLDEN_WEIGHTS)
+    weights: tuple[float, ...]
+    cut: bool = Field(default=False, description="it has more weights, all smaller")
+
+
 class Golden(ManifestPart):
     """Inputs with the fp32 torch model's outputs, which a server compares with its own at start. `outputs` has one row per input: the unit
-    vector of an encoder, or the logits of a classifier (of the first token in a token classifier). `pairs`: the second texts.
+    vector of an encoder, or the logits of a classifier (of the first token in a token classifier). It is empty for an encoder without a
+    vector of a text. `pairs`: the second texts. `sparse`: the sparse vector of each text. `matrices`: of the first texts, the vectors of
+    all tokens.
     """
 
     texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
     pairs: tuple[Text, ...] | None = None
     outputs: tuple[tuple[float, ...], ...]
-    min_cosine: float | None = Field(None, ge=0.5, le=1, description="encoders: a server does not start if a row's cosine is lower")
+    sparse: tuple[GoldenSparse, ...] | None = None
+    matrices: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    min_cosine: float | None = Field(
+        None, ge=0.5, le=1, description="encoders: a server does not start if a cosine is lower, of a text's vectors or of a token's"
+    )
     max_abs_error: float | None = Field(None, ge=0, le=1000, description="others: a server does not start if a logit differs by more")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        _same_lengths(texts=self.texts, outputs=self.outputs, **({} if self.pairs is None else {"pairs": self.pairs}))
+        given = {"pairs": self.pairs, "sparse": self.sparse, "outputs": self.outputs or None}
+        _same_lengths(texts=self.texts, **{name: rows for name, rows in given.items() if rows is not None})
+        for row in self.sparse or ():
+            _same_lengths(indices=row.indices, weights=row.weights)
         if self.min_cosine is None and self.max_abs_error is None:
             raise ValueError("one of min_cosine and max_abs_error is needed")
         if len(widths := {len(row) for row in self.outputs}) > 1:

@@ -17,11 +17,11 @@ class Sparse(ManifestPart):
     """
 
     size: Size
-    vocabulary: bool = Field(True, description="an index is a token id, so it has a word; False: it is a place in a learned code")
+    vocabulary: bool = Field(default=True, description="an index is a token id, so it has a word; False: it is a place in a learned code")
     by_token: bool = False
-    ignored_ids: tuple[TokenId, ...] = Field((), max_length=1_000, description="token ids that get no weight, for instance [CLS]")
+    ignored_ids: tuple[TokenId, ...] = Field(default=(), max_length=1_000, description="token ids that get no weight, for instance [CLS]")
     query_table: FileName | None = Field(
-        None,
+        default=None,
         description="queries need no graph: a file of `size` little-endian float32 numbers, the weight of each token id that a query has",
     )
 
@@ -30,9 +30,11 @@ class MultiVector(ManifestPart):
     """One vector of length 1 for each token of a text, as ColBERT has (arXiv 2004.12832). Two texts are compared by MaxSim."""
 
     width: Size
-    skipped_ids: tuple[TokenId, ...] = Field((), max_length=10_000, description="tokens of documents that get no vector: punctuation")
-    skips_first: bool = Field(False, description="the first token of a text gets no vector")
-    mean: bool = Field(False, description="a score is divided by the number of the query's vectors")
+    skipped_ids: tuple[TokenId, ...] = Field(
+        default=(), max_length=10_000, description="tokens of documents that get no vector: punctuation"
+    )
+    skips_first: bool = Field(default=False, description="the first token of a text gets no vector")
+    mean: bool = Field(default=False, description="a score is divided by the number of the query's vectors")
 
 
 class Expansion(ManifestPart):
@@ -46,9 +48,9 @@ class Expansion(ManifestPart):
 class Role(ManifestPart):
     """How a checkpoint writes a text of one role, a query or a document."""
 
-    prompt: str | None = Field(None, max_length=256, description="name of the prompt that is put before the text")
-    marker_id: TokenId | None = Field(None, description="token that is put after the first special token")
-    max_tokens: Size | None = Field(None, description="longest text in tokens; None: as for every text")
+    prompt: str | None = Field(default=None, max_length=256, description="name of the prompt that is put before the text")
+    marker_id: TokenId | None = Field(default=None, description="token that is put after the first special token")
+    max_tokens: Size | None = Field(default=None, description="longest text in tokens; None: as for every text")
     expansion: Expansion | None = None
 
 

@@ -8,6 +8,7 @@ import copy
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from export.graphs.compact import one
@@ -17,6 +18,7 @@ from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.softmax import SoftmaxAttention
 from models.encoder.heads import SequenceClassifier
 from models.encoder.model import Encoder, EncoderBlock
+from models.encoder.retrieval import BLOCK, Splade
 from models.parts.modules import Modules
 from models.parts.positions import Rotation, rotate
 
@@ -30,7 +32,8 @@ def without_padding(model: Module, *, separate_projections: bool = False) -> Mod
     if not isinstance(model.encoder, Encoder):  # the encoder is a Reformer
         return model
     first_token_only = isinstance(model, SequenceClassifier) and model.pooling == "cls"
-    return with_children(model, encoder=PackedEncoder(model.encoder, separate_projections, first_token_only))
+    heads = {"sparse": PackedSplade(head)} if isinstance(head := getattr(model, "sparse", None), Splade) else {}
+    return with_children(model, encoder=PackedEncoder(model.encoder, separate_projections, first_token_only), **heads)
 
 
 class PackedEncoder(nn.Module):
@@ -64,6 +67,33 @@ class PackedEncoder(nn.Module):
                 return self.final_norm(first_tokens(block, x, packing, pairs)).unsqueeze(1)
             x = block(x, packing, **pairs)
         return packing.unpack(self.final_norm(x))
+
+
+class PackedSplade(nn.Module):
+    """`Splade`, whose logits are computed for the packed tokens, one block of the vocabulary after another.
+
+    Only sums in an order that does not depend on the batch are used, so a text has the same weights, to the bit, alone and in any batch.
+    """
+
+    def __init__(self, head: Splade) -> None:
+        super().__init__()
+        self.head = with_children(head)
+        del self.head.decoder
+        self.weights = nn.ParameterList(weight.contiguous() for weight in head.decoder.weight.detach().split(BLOCK))
+        self.biases = nn.ParameterList(bias.contiguous() for bias in head.decoder.bias.detach().split(BLOCK))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        packing = TokenPacking.of(mask, torch.arange(mask.shape[1], device=mask.device))
+        h = self.head.transform(packing.pack(x))
+        blocks = [packing.unpack(F.linear(h, weight, bias)) for weight, bias in zip(self.weights, self.biases, strict=True)]
+        if self.head.pooling == "max":  # an unpacked row repeats its last token instead of padding
+            return torch.cat([self.head.pooled(logits) for logits in blocks], dim=1) * mask.any(1, keepdim=True)
+        return torch.cat([self.head.pooled(logits * mask.unsqueeze(-1), _in_order) for logits in blocks], dim=1)
+
+
+def _in_order(x: Tensor) -> Tensor:
+    """Return the sum over axis 1, added up from the first to the last: (B, N, D) -> (B, D)."""
+    return one("CumSum", [x, torch.tensor(1)], x.shape)[:, -1]
 
 
 def first_tokens(block: EncoderBlock, x: Tensor, packing: TokenPacking, pairs: dict[str, Any]) -> Tensor:

@@ -90,7 +90,7 @@ def _rate(task: TrialInputs, file: Path) -> float:
     session = open_graph(file, threads=1)
     ids = np.random.default_rng(0).integers(0, task.vocab_size, (BATCH, TOKENS))
     feed = feed_of(session.get_inputs(), ids, np.ones_like(ids), np.zeros_like(ids))
-    run = partial(session.run, [task.outputs[0].name], feed)
+    run = partial(session.run, task.judged.compared, feed)
     run()
     return statistics.median(_round(run) for _ in range(ROUNDS))
 

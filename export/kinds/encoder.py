@@ -12,12 +12,23 @@ import torch
 from export import contract
 from export.checks.golden import EncoderExamples, GoldenTokenizer
 from export.checks.golden_texts import MORE_TEXTS, TEXTS
-from export.checks.parity import FP32_TOLERANCE, answers, check_interface, compare, feeds, largest_error, open_graph, scale, shapes_of
+from export.checks.parity import (
+    FP32_TOLERANCE,
+    answers,
+    check_batches,
+    check_interface,
+    compare,
+    feeds,
+    largest_error,
+    open_graph,
+    scale,
+    shapes_of,
+)
 from export.errors import ExportError
 from export.gpu.cpu_twin import write_cpu_twin
 from export.gpu.kernels import check as check_kernels
 from export.gpu.packed_encoder import HOW, gpu_encoder_graph, largest_value, pack_one
-from export.graphs.encoder import encoder_graph, trace
+from export.graphs.encoder import encoder_graph, sparse_of, trace
 from export.graphs.onnx_file import REWRITTEN, describe, optimise
 from export.graphs.shared_weights import share
 from export.graphs.torch_graph import TorchGraph
@@ -53,7 +64,11 @@ class EncoderExporter(Exporter):
             )
         if options.precision not in BARS:
             raise ExportError(f"precision={options.precision!r} is for decoders; an encoder has {', '.join(BARS)}")
-        self.source = load_checkpoint(checkpoint, attention=options.attention, settings=settings, scratch=options.scratch)
+        self.source = load_checkpoint(
+            checkpoint, attention=options.attention, settings=settings, scratch=options.scratch, sparse=options.sparse
+        )
+        if options.gpu and sparse_of(self.source) is not None:
+            raise ExportError(f"{checkpoint} has sparse vectors, which have no graph for GPUs; leave out --gpu")
         self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
         self.traits = contract.KINDS[self.kind]
         self.packed = isinstance(self.source.model.encoder, Encoder)
@@ -88,7 +103,7 @@ class EncoderExporter(Exporter):
         """Return the texts as token ids, truncated to the longest input, with the outputs of `graph`, by default the served one."""
         graph = self.graphs[contract.GRAPH] if graph is None else graph
         tokens = GoldenTokenizer(self.source.tokenizer_file, self.max_tokens, special_tokens=self.source.adds_special_tokens)
-        return EncoderExamples(self.kind, tokens, graph.inputs, graph.answer, texts)
+        return EncoderExamples(self.kind, tokens, (graph.inputs, graph.outputs), graph.answer, texts)
 
     def trace(self, scratch: Path) -> Files:
         # Weights in a second file are memory-mapped at load, so that unused rows of the vocabulary need no memory.
@@ -112,7 +127,10 @@ class EncoderExporter(Exporter):
             where = "" if self.traits.has_labels else f" at {examples.texts[cosines.argmin()]!r}"
             raise ExportError(f"the lowest cosine on the golden texts is {worst:.6f}{where}, and {bar.min_cosine} is needed")
         if self.traits.has_labels:
-            largest_error(rows, examples.rows, bar.logit_error, "a logit of the golden texts is")
+            largest_error(examples.logits(rows), examples.logits(examples.rows), bar.logit_error, "a logit of the golden texts is")
+        heads = [name for name in examples.compared if name in (contract.SPARSE, contract.TOKEN_WEIGHTS, contract.MULTIVECTOR)]
+        if heads and self.options.precision != "fp16":  # GPUs compute fp16, in other orders than a CPU
+            check_batches(session, examples.feeds, heads, self.source.pad_token_id)
         return contract.Parity(max_abs_error=error, min_cosine=worst, shapes=shapes_of(sizes), tolerance=finite(bar.tolerance))
 
     def short_graph(self, folder: Path, scratch: Path) -> contract.ShortGraph | None:
@@ -203,7 +221,9 @@ class EncoderExporter(Exporter):
         """Write the fp16 graph. It is not optimised, because onnxruntime would optimise it for this CPU and save casts to float32."""
         folder.mkdir()
         attention = self.source.config.attention if self.source.config.attention in SWAPPABLE else ATTENTION_OF_CHECKPOINTS
-        half = load_checkpoint(self.checkpoint, attention=attention, dtype=torch.float16, settings=self.settings)
+        half = load_checkpoint(
+            self.checkpoint, attention=attention, dtype=torch.float16, settings=self.settings, sparse=self.options.sparse
+        )
         trace(half, folder / contract.GRAPH)
         return folder / contract.GRAPH
 
@@ -224,21 +244,20 @@ class EncoderExporter(Exporter):
                 "with --precision fp16 less is"
             )
         if self.traits.has_labels:
-            largest_error(rows, examples.rows, bar.logit_error, "a logit of the graph for GPUs is")
+            largest_error(examples.logits(rows), examples.logits(examples.rows), bar.logit_error, "a logit of the graph for GPUs is")
         largest = largest_value(self.source.model, lambda: [self.graphs[contract.GRAPH].answer(feed) for feed in examples.feeds])
         described = describe(file, graph.inputs, graph.outputs, HOW)
         return contract.GpuGraph(graph=described, pooling=pooling, min_cosine=worst, largest=largest)
 
     def golden(self) -> contract.Golden:
-        bar, examples, bound = self.bar(self.options.precision), self.examples, self.traits.golden_bound
-        bounds = {"min_cosine": bar.min_cosine, "max_abs_error": bar.logit_error * scale(examples.rows)}
-        rows = list(examples.rows)
+        bar, examples, rows = self.bar(self.options.precision), self.examples, self.examples.rows
         if (short := self.short_examples) is not None:
             of_short = dict(zip(short.texts, short.rows, strict=True))
             rows = [of_short.get(text, row) for text, row in zip(examples.texts, rows, strict=True)]
-        return contract.Golden(
-            texts=examples.texts, pairs=examples.pairs, outputs=tuple(tuple(map(float, row)) for row in rows), **{bound: bounds[bound]}
-        )
+        bounds = {"min_cosine": bar.min_cosine}
+        if self.traits.has_labels:
+            bounds = {"max_abs_error": bar.logit_error * scale(examples.logits(rows))}
+        return examples.golden(rows, sparse_of(self.source), **bounds)
 
     def copied(self) -> tuple[Path, ...]:
         return super().copied() if self.source.adds_special_tokens else ()
@@ -259,6 +278,7 @@ class EncoderExporter(Exporter):
         names = ("pooling", "normalized", "pad_token_id", "prompts", "default_prompt", "id2label", "score_activation")
         return {
             "trials": self.trials,
+            "sparse": sparse_of(self.source),
             "width": int(self.graphs[contract.GRAPH].outputs[0].shape[-1]),
             "source": self.origin(weights_sha256(weights), self.source.config.attention, untrained=self.source.untrained),
             **{name: getattr(self.source, name) for name in names},

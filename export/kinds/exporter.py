@@ -35,6 +35,7 @@ class Options:
     gpu: bool = False  # add the graph for GPUs
     window: int | None = None  # how many tokens a decoder's softmax layers attend to
     gguf: Path | None = None  # the file from which the checkpoint was unpacked
+    sparse: bool = False  # read a masked language model for sparse vectors, although its folder does not say so
     scratch: Path | None = None  # a temporary folder for files that are made while the checkpoint is loaded
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from models.checkpoints.families import ARCHITECTURES, reformer
+from models.checkpoints.families import ARCHITECTURES, FAMILIES, reformer
 from models.checkpoints.families.family import Family, HeadConfig, Names
 from models.checkpoints.own_encoder import ARCHITECTURE, OwnEncoderConfig, read_own, sentence_encoder
 from models.checkpoints.static import ARCHITECTURE as ARCHITECTURE_OF_STATIC
@@ -23,7 +23,8 @@ from models.checkpoints.weights import fill
 from models.checkpoints.wordpiece import VOCABULARY, wordpiece_tokenizer
 from models.encoder.heads import Dense, Headed, SentenceEncoder, SequenceClassifier, TokenClassifier
 from models.encoder.model import Encoder, EncoderConfig
-from models.encoder.pipeline import Pipeline, read_pipeline
+from models.encoder.pipeline import Pipeline, SpladePooling, read_pipeline
+from models.encoder.retrieval import Splade
 from models.encoder.softmax import softmax_of
 from models.encoder.static import StaticShape
 from models.folders.folder import (
@@ -97,15 +98,17 @@ def load_checkpoint(
     dtype: torch.dtype = torch.float32,
     settings: JsonSettings | None = None,
     scratch: Path | None = None,
+    sparse: bool = False,
 ) -> Checkpoint:
     """Load the model in `folder`. If `attention` is not "softmax", layers of that mechanism replace the checkpoint's softmax attention and
     get its trained projections of q, k, v and the output. `settings` is the config.json of `folder`, if the caller has already read it.
     `settings` is ignored if the model is in a subfolder. If the tokenizer is only a vocab.txt, its tokenizer.json is written to `scratch`.
+    `sparse`: a masked language model makes sparse vectors, although its folder does not say so.
 
     Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """
     folder = Path(folder)
-    pipeline = read_pipeline(folder)
+    pipeline = read_pipeline(folder, sparse=sparse)
     file = pipeline.transformer / "config.json"
     if settings is None or settings.file != file:
         settings = read_settings(file, required=False)
@@ -133,7 +136,7 @@ def load_checkpoint(
     encoder = Encoder(config, dtype=dtype)
     model, head_names = _build(encoder, family, task, settings, pipeline, n_labels=len(id2label))
     model = model.to(dtype).eval()
-    fill(model, read_tensors(pipeline.transformer), family, head_names)
+    fill(model, read_tensors(pipeline.transformer), family, head_names, with_masked_head=pipeline.splade is not None)
     return Checkpoint(
         kind="reranker" if task == "classifier" and len(id2label) == 1 else task,
         model=model,
@@ -256,9 +259,9 @@ def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
     if task == "encoder":
         if pipeline.pooling is None and architecture.endswith(LANGUAGE_MODELS):
             raise CheckpointError(
-                f"{pipeline.transformer}: {architecture} predicts tokens, as masked language models and SPLADE do, and such outputs are "
-                "not supported; choose a checkpoint for embeddings, or, if this is one, save it with sentence-transformers, which adds the "
-                "modules.json that names its pooling"
+                f"{pipeline.transformer}: {architecture} predicts tokens, and nothing says what for. If it is a SPLADE model, give "
+                "--sparse; if it is one for embeddings, save it with sentence-transformers, which adds the modules.json that names its "
+                "pooling"
             )
         return pipeline.pooling or "mean"
     if pipeline.pooling not in (None, "none"):
@@ -351,7 +354,8 @@ def _build(
         _check_widths(encoder.config.d_model, pipeline)
         dense, normalized = pipeline.dense, pipeline.normalized
         assert pipeline.pooling is not None, "an encoder has one"
-        return SentenceEncoder(encoder, pooling=pipeline.pooling, dense=dense, normalized=normalized), {}
+        sparse, names = (None, {}) if pipeline.splade is None else _splade(encoder.config, family, settings, pipeline.splade)
+        return SentenceEncoder(encoder, pooling=pipeline.pooling, dense=dense, normalized=normalized, sparse=sparse), names
     if task == "classifier":
         head = family.sequence_head(settings)
         transform = _transform(encoder.config, head)
@@ -360,6 +364,15 @@ def _build(
     token_head = family.token_head(settings)
     of_tokens = None if token_head is None else _transform(encoder.config, token_head)
     return TokenClassifier(encoder, n_labels=n_labels, transform=of_tokens), family.token_names
+
+
+def _splade(config: EncoderConfig, family: Family, settings: JsonSettings, how: SpladePooling) -> tuple[Splade, Names]:
+    architecture, head = settings.need("architectures")[0], family.masked_head
+    if head is None or not architecture.endswith("ForMaskedLM"):
+        having = ", ".join(f"{name}ForMaskedLM" for name, each in FAMILIES.items() if each.masked_head is not None)
+        raise CheckpointError(f"{settings.file}: sparse vectors cannot be read from {architecture!r}, but from {having}; use one of these")
+    transform = _transform(config, HeadConfig(activation=head.activation(settings), norm=True))
+    return Splade(transform, nn.Linear(config.d_model, config.vocab_size), pooling=how.pooling, logs=how.logs), head.names
 
 
 def _check_widths(d_model: int, pipeline: Pipeline) -> None:

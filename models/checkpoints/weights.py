@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.checkpoints.families.family import Family, Names
+from models.checkpoints.families.family import Family, MaskedHead, Names
 from models.encoder.heads import Headed
 from models.folders.folder import CheckpointError
 
@@ -11,7 +11,7 @@ BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older
 SHOWN = 5  # largest number of names in an error message
 
 
-def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: Names) -> None:
+def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: Names, *, with_masked_head: bool = False) -> None:
     """Copy the tensors of a checkpoint into `model`, cast to the model's dtype. `head_names` maps the names of the head's modules in the
     checkpoint to those in `model`.
 
@@ -21,6 +21,8 @@ def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: 
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
     tensors |= {prefix + name: tensors[prefix + name][n:] for name, n in family.unread_rows.items() if prefix + name in tensors}
     names = {**_encoder_names(family, prefix, tensors), **head_names}
+    if with_masked_head and family.masked_head is not None:
+        _complete_decoder(family.masked_head, names, tensors)
     # The tensors of `places` share memory with the model. A SentenceEncoder's dense layers are left out, because they are already loaded
     # from their own files. Buffers are left out, because the layers compute them.
     parameters = {name for name, _ in model.named_parameters() if not name.startswith("dense.")}
@@ -34,6 +36,14 @@ def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: 
 def _modern(name: str) -> str:
     """Return the current name of a tensor. Older checkpoints use TensorFlow's names gamma and beta for a norm's weight and bias."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def _complete_decoder(head: MaskedHead, names: Names, tensors: dict[str, Tensor]) -> None:
+    """Add the tensors of the decoder that a file leaves out, because they are elsewhere in it too."""
+    (table,) = (theirs for theirs, ours in names.items() if ours == ("encoder.embeddings.tokens",))
+    for name, same in ((f"{head.decoder}.weight", f"{table}.weight"), (f"{head.decoder}.bias", head.bias)):
+        if name not in tensors and same in tensors:
+            tensors[name] = tensors[same]
 
 
 def _encoder_names(family: Family, prefix: str, tensors: dict[str, Tensor]) -> Names:

@@ -1,5 +1,5 @@
-"""The served encoder models. Each is an encoder with one of three outputs: a sentence vector, scores of a text (or a pair of
-texts), or scores of each token.
+"""The served encoder models. Each is an encoder with one of three outputs: vectors of a text, scores of a text (or a pair of texts), or
+scores of each token.
 """
 
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from models.encoder.model import Encoder
 from models.encoder.pooling import POOLINGS, unit_length
+from models.encoder.retrieval import Splade
 from models.parts.feedforward import ACTIVATIONS
 
 
@@ -18,15 +19,16 @@ class Headed(nn.Module):
 
 
 class SentenceOutput(NamedTuple):
-    """The output of a `SentenceEncoder`. `embedding` and `pooled` are None if the model has no pooling."""
+    """The output of a `SentenceEncoder`. `embedding` and `pooled` are None without pooling, and `sparse` without such a head."""
 
     embedding: Tensor | None  # (B, D_out), normalised to length 1; 0 for a row without tokens
     pooled: Tensor | None  # (B, D_out), the same as `embedding`, before normalisation
     token_embeddings: Tensor  # (B, N, D), 0 at padding
+    sparse: Tensor | None = None  # (B, V)
 
 
 class SentenceEncoder(Headed):
-    """A model from token ids to one vector per text: encoder, pooling, optional dense layers, normalisation.
+    """A model from token ids to vectors: encoder, then pooling, optional dense layers and normalisation, and heads of `retrieval.py`.
 
     `pooling` is a name in POOLINGS or "none". `normalized` is True if the checkpoint's own pipeline ends in a normalisation. In that
     case the output's `embedding` is what the checkpoint's authors call the embedding, otherwise its `pooled` is. The model always
@@ -40,6 +42,7 @@ class SentenceEncoder(Headed):
         pooling: str,
         dense: tuple["Dense", ...] = (),
         normalized: bool = True,
+        sparse: Splade | None = None,
     ) -> None:
         super().__init__()
         if pooling not in (*POOLINGS, "none"):
@@ -48,16 +51,18 @@ class SentenceEncoder(Headed):
         self.pooling = pooling
         self.dense = nn.Sequential(*dense)
         self.normalized = normalized
+        self.sparse = sparse
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> SentenceOutput:
-        """Compute the sentence vectors and token vectors. The arguments, (B, N) int64 each, are those of `Encoder.forward`."""
+        """Compute the vectors of texts and tokens. The arguments, (B, N) int64 each, are those of `Encoder.forward`."""
         mask = attention_mask != 0
         x = self.encoder(input_ids, attention_mask, token_type_ids)  # (B, N, D)
         token_embeddings = x * mask.unsqueeze(-1)
+        sparse = None if self.sparse is None else self.sparse(x, mask)
         if self.pooling == "none":
-            return SentenceOutput(None, None, token_embeddings)
+            return SentenceOutput(None, None, token_embeddings, sparse)
         pooled = self.dense(POOLINGS[self.pooling](x, mask))  # (B, D_out)
-        return SentenceOutput(unit_length(pooled), pooled, token_embeddings)
+        return SentenceOutput(unit_length(pooled), pooled, token_embeddings, sparse)
 
 
 class SequenceClassifier(Headed):

@@ -1,21 +1,26 @@
 """Reads the modules of a sentence-transformers folder, which are the encoder and the steps after it.
 
-`modules.json` lists the modules in order. Two orders are supported: Transformer, Pooling, any number of Dense or Dropout, Normalize; and
-StaticEmbedding, any number of Dense or Dropout, Normalize. A folder without that file is read as a single Transformer. Only the last part
-of a module's type name is compared, since releases of sentence-transformers moved the classes between packages
+`modules.json` lists the modules in order; `ORDERS` has the supported ones. A folder without that file is read as a single Transformer. Only
+the last part of a module's type name is compared, since releases of sentence-transformers moved the classes between packages
 ("sentence_transformers.models.Pooling", "...modules.pooling.Pooling").
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from models.encoder.heads import Dense
 from models.folders.folder import CheckpointError, JsonSettings, read_modules, read_settings, read_tensors, subfolder
 
-MODULES = ("Transformer", "StaticEmbedding", "Pooling", "Dense", "Dropout", "Normalize")
+MODULES = ("Transformer", "MLMTransformer", "StaticEmbedding", "Pooling", "Dense", "Dropout", "Normalize", "SpladePooling")
+ORDERS = {  # regular expressions -> the same in words
+    r"Transformer( Pooling( Dense| Dropout)*( Normalize)?)?": "Transformer and Pooling, then Dense layers, then Normalize",
+    r"StaticEmbedding( Dense| Dropout)*( Normalize)?": "StaticEmbedding, then the same",
+    r"(MLM)?Transformer SpladePooling": "Transformer and SpladePooling",
+}
 
 POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
 
@@ -57,37 +62,53 @@ class Pipeline:
     dense: tuple[Dense, ...]
     normalized: bool
     static: bool = False  # the first module is StaticEmbedding and not Transformer
+    splade: "SpladePooling | None" = None  # sparse vectors come from the head of a masked language model
 
 
-def read_pipeline(folder: Path) -> Pipeline:
-    """Read the pipeline of a folder. Raises CheckpointError if the modules, their order or their settings are not supported."""
+@dataclass(frozen=True, kw_only=True)
+class SpladePooling:
+    """The settings of `models.encoder.retrieval.Splade`."""
+
+    pooling: Literal["max", "sum"] = "max"
+    logs: int = 1
+
+
+def read_pipeline(folder: Path, *, sparse: bool = False) -> Pipeline:
+    """Read the pipeline of a folder. `sparse`: a folder without modules.json has a masked language model whose head makes sparse vectors.
+
+    Raises CheckpointError if the modules, their order or their settings are not supported.
+    """
     modules = read_modules(folder)
     if not modules:
-        settings = _transformer_settings(folder)
-        return Pipeline(transformer=folder, settings=settings, pooling=None, dense=(), normalized=False)
+        how: dict[str, Any] = {"pooling": "none", "splade": SpladePooling()} if sparse else {"pooling": None}
+        return Pipeline(transformer=folder, settings=_transformer_settings(folder), dense=(), normalized=False, **how)
     kinds = [_kind(module, folder) for module in modules]
     places = [subfolder(folder, module["path"]) for module in modules]
-    _check_order(kinds, folder)
+    if not any(re.fullmatch(order, " ".join(kinds)) for order in ORDERS):
+        raise CheckpointError(
+            f"{folder / 'modules.json'}: the order {', '.join(kinds)} is not supported; supported: {'; '.join(ORDERS.values())}"
+        )
+    place = dict(zip(kinds, places, strict=True))
+    if sparse and "SpladePooling" not in kinds:
+        raise CheckpointError(
+            f"{folder / 'modules.json'} has no SpladePooling, so the checkpoint has no sparse vectors; leave out --sparse"
+        )
     if kinds[0] == "StaticEmbedding":
-        no_settings = JsonSettings({}, folder / "modules.json")
-        how: dict[str, Any] = {"settings": no_settings, "pooling": "mean", "static": True}
+        how = {"settings": JsonSettings({}, folder / "modules.json"), "pooling": "mean", "static": True}
     else:
-        how = {"settings": _transformer_settings(places[0]), "pooling": _read_pooling(places[1]) if "Pooling" in kinds else "none"}
+        how = {"settings": _transformer_settings(places[0], masked="SpladePooling" in kinds)}
+        how["pooling"] = _read_pooling(place["Pooling"]) if "Pooling" in kinds else "none"
     return Pipeline(
         transformer=places[0],
         dense=tuple(_read_dense(place) for kind, place in zip(kinds, places, strict=True) if kind == "Dense"),
         normalized=kinds[-1] == "Normalize",
+        splade=_read_splade(place["SpladePooling"]) if "SpladePooling" in kinds else None,
         **how,
     )
 
 
 def _kind(module: dict[str, Any], folder: Path) -> str:
     package, _, kind = module["type"].rpartition(".")
-    if package.startswith("sentence_transformers.sparse_encoder"):
-        raise CheckpointError(
-            f"{folder / 'modules.json'}: {kind} is a module of a sparse encoder, such as SPLADE, and sparse vectors are not supported; "
-            "choose a checkpoint with dense vectors (modules Transformer and Pooling)"
-        )
     if package.split(".")[0] != "sentence_transformers" or kind not in MODULES:
         raise CheckpointError(
             f"{folder / 'modules.json'}: module type {module['type']!r} is not supported "
@@ -96,28 +117,18 @@ def _kind(module: dict[str, Any], folder: Path) -> str:
     return kind
 
 
-def _check_order(kinds: list[str], folder: Path) -> None:
-    rest = kinds[1:]
-    pools = kinds[0] == "StaticEmbedding"  # the module computes the mean itself
-    if rest[:1] == ["Pooling"] and not pools:
-        rest, pools = rest[1:], True
-    if pools:
-        while rest[:1] in (["Dense"], ["Dropout"]):  # Dropout has no effect in inference
-            rest = rest[1:]
-        if rest == ["Normalize"]:
-            rest = []
-    if kinds[0] not in ("Transformer", "StaticEmbedding") or rest:
-        raise CheckpointError(
-            f"{folder / 'modules.json'}: the order {', '.join(kinds)} is not supported; "
-            "supported: Transformer and Pooling, or StaticEmbedding, then Dense layers, then Normalize"
-        )
-
-
-def _transformer_settings(place: Path) -> JsonSettings:
+def _transformer_settings(place: Path, *, masked: bool = False) -> JsonSettings:
     found = [place / name for name in TRANSFORMER_SETTINGS if (place / name).is_file()]
     settings = read_settings(found[0] if found else place / TRANSFORMER_SETTINGS[0], required=False)
-    settings.allow("transformer_task", "feature-extraction", "sequence-classification")
+    settings.allow("transformer_task", *(("fill-mask",) if masked else ("feature-extraction", "sequence-classification")))
     return settings
+
+
+def _read_splade(place: Path) -> SpladePooling:
+    settings = read_settings(place / "config.json")
+    logs = {"relu": "1", "log1p_relu": "2"}
+    pooling: Literal["max", "sum"] = settings.pick("pooling_strategy", "max", {"max": "max", "sum": "sum"})
+    return SpladePooling(pooling=pooling, logs=int(settings.pick("activation_function", "relu", logs)))
 
 
 def _read_pooling(place: Path) -> str:

@@ -45,7 +45,8 @@ _KINDS: dict[Any, str] = {
     "pooling_mode_weightedmean_tokens pooling_mode_lasttoken normalize relative_attention share_att_key position_biased_input "
     "use_sliding_window truncate strip_accents tokenize_chinese_chars",
     Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling type rope_type "
-    "classifier_activation pooler_hidden_act norm_rel_ebd pooling problem_type default_prompt_name sbert_ce_default_activation_function",
+    "classifier_activation pooler_hidden_act norm_rel_ebd pooling problem_type default_prompt_name sbert_ce_default_activation_function "
+    "pooling_strategy",
     Text | Texts: "pooling_mode pos_att_type",
     Text | Object: "eos_token bos_token unk_token sep_token pad_token cls_token mask_token",
     Annotated[list[Text | Object], Field(max_length=2**16)]: "additional_special_tokens",

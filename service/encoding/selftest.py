@@ -3,12 +3,14 @@
 import math
 import statistics
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from export import contract
+from service.encoding import sparse
 from service.errors import ServiceError
 from service.runtime.onnx import Array, Session, in_a_line
 from service.tokenization.texts import Cut, TextEncoder
@@ -46,11 +48,10 @@ class MeasuredRate:
 def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
     """Compute the golden inputs, and every output of each graph. Raises BundleError if a row differs by more than the bundle allows."""
     golden = contract.read_golden(bundle, contract.Golden)
-    output, bound = manifest.default_tensor, manifest.traits.golden_bound
+    bound = manifest.traits.golden_bound
     if getattr(golden, bound) is None:
         raise contract.BundleError(f"{bundle / contract.GOLDEN} has no {bound}, by which a bundle of kind {manifest.kind} is judged")
-    if (width := len(golden.outputs[0])) != manifest.width:
-        raise contract.BundleError(f"{bundle / contract.GOLDEN} has rows of {width} numbers, and the manifest width={manifest.width}")
+    _check_complete(bundle, manifest, golden)
     inputs = list(golden.texts) if golden.pairs is None else list(zip(golden.texts, golden.pairs, strict=True))
     ids, types = [], []
     for item in inputs:
@@ -60,18 +61,21 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
             raise contract.BundleError(f"{bundle / contract.GOLDEN}: {item!r} cannot be encoded: {encoded}")
         ids.append(encoded.ids)
         types.append(encoded.type_ids or [0] * len(encoded.ids))
-    rows = [session.run([output], [one], [kind], alone=True)[output][0] for one, kind in zip(ids, types, strict=True)]
-    if manifest.traits.per_token:
-        rows = [row[0] for row in rows]
-    wanted = np.array(golden.outputs, np.float32)
-    got: Array = np.array(rows, np.float32)
-    error = float(np.abs(got - wanted).max())
-    cosines = np.einsum("bd,bd->b", got, wanted) / (np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1) + 1e-30)
-    cosine, worst = float(cosines.min()), manifest.graph_of(len(ids[cosines.argmin()])).file
-    if golden.min_cosine is not None and not cosine >= golden.min_cosine:
-        raise contract.BundleError(
-            f"{bundle / worst}: self-test failed, lowest cosine to the golden vectors {cosine:.6f}, needed {golden.min_cosine}"
-        )
+    named = [manifest.tensor_of(output) for output in manifest.outputs if output != "tokens"] or [manifest.traits.output]
+    rows = [session.run(named, [one], [kind], alone=True) for one, kind in zip(ids, types, strict=True)]
+    cosine, error = 1.0, 0.0
+    if bound == "max_abs_error":
+        got = [row[named[0]][0] for row in rows]
+        error = float(np.abs(np.array([row[0] for row in got] if manifest.traits.per_token else got) - golden.outputs).max())
+    else:
+        numbered = enumerate(zip(ids, rows, strict=True))
+        found = [(likeness, len(one)) for at, (one, row) in numbered for likeness in _cosines(manifest, golden, at, one, row)]
+        cosine, tokens = min(found, key=lambda each: -math.inf if math.isnan(each[0]) else each[0])
+        if golden.min_cosine is not None and not cosine >= golden.min_cosine:
+            raise contract.BundleError(
+                f"{bundle / manifest.graph_of(tokens).file}: self-test failed, lowest cosine to the golden vectors {cosine:.6f}, "
+                f"needed {golden.min_cosine}"
+            )
     if golden.max_abs_error is not None and not error <= golden.max_abs_error:
         raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error}")
     longest = {manifest.graph.file: manifest.limits.max_tokens}
@@ -84,6 +88,46 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
         _check_served(bundle / graph, manifest, session, ids[at], types[at], max_tokens)
     by_cosine = bound == "min_cosine"
     return SelfTest(len(inputs), cosine if by_cosine else None, None if by_cosine else error)
+
+
+def _check_complete(bundle: Path, manifest: contract.Manifest, golden: contract.Golden) -> None:
+    """Raise BundleError if an output has no golden rows, or dense vectors and logits of another width than the manifest's."""
+    needed = {
+        "outputs": golden.outputs if "dense" in manifest.outputs or manifest.kind != "encoder" else True,
+        "sparse": golden.sparse if manifest.sparse is not None else True,
+        "matrices": golden.matrices if manifest.multivector is not None else True,
+    }
+    if missing := [name for name, rows in needed.items() if not rows]:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has no {missing[0]}, by which the bundle is judged. Export it again.")
+    if manifest.sparse is not None and max(max(row.indices, default=0) for row in golden.sparse or ()) >= manifest.sparse.size:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has indices of sparse vectors beyond {manifest.sparse.size}")
+    if golden.outputs and (width := len(golden.outputs[0])) != manifest.width:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has rows of {width} numbers, and the manifest width={manifest.width}")
+
+
+def _cosines(manifest: contract.Manifest, golden: contract.Golden, at: int, ids: list[int], made: Mapping[str, Array]) -> Iterator[float]:
+    """Yield the cosines to the golden rows of the text `at`: of each output, and of each token's vector. `ids` are the text's tokens,
+    `made` its rows by this process.
+    """
+    if contract.EMBEDDING in made:
+        yield _cosine(made[contract.EMBEDDING][0], golden.outputs[at])
+    if (about := manifest.sparse) is not None and golden.sparse is not None:
+        row, want = made[manifest.tensor_of("sparse")][0], golden.sparse[at]
+        indices, weights = sparse.unpacked(sparse.of_tokens(ids, row, about.ignored_ids) if about.by_token else sparse.of_weights(row))
+        got, wanted = np.zeros((2, about.size), np.float32)
+        got[indices], wanted[list(want.indices)] = weights, want.weights
+        if want.cut:
+            got[wanted == 0] = 0
+        yield _cosine(got, wanted)
+    if golden.matrices is not None and at < len(golden.matrices):
+        matrix, wanted = made[contract.MULTIVECTOR][0], np.array(golden.matrices[at], np.float32)
+        yield from map(_cosine, matrix, wanted) if matrix.shape == wanted.shape else [0.0]
+
+
+def _cosine(got: Array, want: Sequence[float] | Array) -> float:
+    """Return the cosine of two vectors of one width, 1 if both are 0."""
+    wanted = np.asarray(want, np.float32)
+    return 1.0 if not got.any() and not wanted.any() else float(got @ wanted / (np.linalg.norm(got) * np.linalg.norm(wanted) + 1e-30))
 
 
 def _check_served(graph: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int], max_tokens: int) -> None:

@@ -3,7 +3,7 @@
 MiniLM, E5, BGE and the first GTE models use this architecture.
 """
 
-from models.checkpoints.families.family import ACTIVATION_NAMES, Family, Names
+from models.checkpoints.families.family import ACTIVATION_NAMES, Family, MaskedHead, Names
 from models.encoder.model import EncoderConfig
 from models.folders.folder import JsonSettings
 
@@ -46,5 +46,11 @@ BERT = Family(
     encoder_names=(ENCODER_NAMES,),
     sequence_names={"bert.pooler.dense": "transform.linear", "classifier": "classifier"},
     unused=("pooler.", "cls."),
+    masked_head=MaskedHead(
+        transform="cls.predictions.transform.dense",
+        norm="cls.predictions.transform.LayerNorm",
+        decoder="cls.predictions.decoder",
+        bias="cls.predictions.bias",
+    ),
     reads_token_types=True,
 )

@@ -1,6 +1,6 @@
 """DistilBERT: a BERT without token types and with other tensor names. Sanh et al. 2019, arXiv:1910.01108."""
 
-from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
+from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, MaskedHead, Names
 from models.encoder.model import EncoderConfig
 from models.folders.folder import JsonSettings
 
@@ -40,4 +40,11 @@ DISTILBERT = Family(
     sequence_head=lambda settings: HeadConfig(activation="relu"),
     sequence_names={"pre_classifier": "transform.linear", "classifier": "classifier"},
     unused=("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+    masked_head=MaskedHead(
+        transform="vocab_transform",
+        norm="vocab_layer_norm",
+        decoder="vocab_projector",
+        bias="vocab_projector.bias",
+        activation=lambda settings: settings.pick("activation", "gelu", ACTIVATION_NAMES),
+    ),
 )

@@ -34,6 +34,25 @@ class HeadConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskedHead:
+    """The head that predicts masked tokens: a dense layer, an activation, a norm and a linear layer to the vocabulary.
+
+    The tensors have the full names `{transform}.weight`, `{norm}.weight`, `{decoder}.weight` and so on. A file without `{decoder}.weight`
+    has it as the token embeddings, and one without `{decoder}.bias` has it as `bias`.
+    """
+
+    transform: str
+    norm: str
+    decoder: str
+    bias: str
+    activation: Callable[[JsonSettings], str] = lambda settings: settings.pick("hidden_act", "gelu", ACTIVATION_NAMES)
+
+    @property
+    def names(self) -> Names:
+        return {self.transform: "sparse.transform.linear", self.norm: "sparse.transform.norm", self.decoder: "sparse.decoder"}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A checkpoint format of encoders. Its functions raise CheckpointError for unsupported settings."""
 
@@ -47,6 +66,7 @@ class Family:
     sequence_names: Names = field(default_factory=lambda: {"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"})
     token_names: Names = field(default_factory=lambda: {"classifier": "classifier"})
     token_head: Callable[[JsonSettings], HeadConfig | None] = lambda settings: None
+    masked_head: MaskedHead | None = None
     unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor name without `prefix` -> how many of its first rows are skipped
     pad_token_id: int = 0  # the padding id if config.json has none
     reads_token_types: bool = False  # whether token types distinguish the two texts of a pair

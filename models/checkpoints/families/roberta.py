@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from models.checkpoints.families import bert
-from models.checkpoints.families.family import Family
+from models.checkpoints.families.family import Family, MaskedHead
 from models.encoder.model import EncoderConfig
 from models.folders.folder import JsonSettings
 
@@ -24,5 +24,8 @@ ROBERTA = Family(
     encoder_config=encoder_config,
     encoder_names=(bert.ENCODER_NAMES,),
     unused=("pooler.", "lm_head."),
+    masked_head=MaskedHead(
+        transform="lm_head.dense", norm="lm_head.layer_norm", decoder="lm_head.decoder", bias="lm_head.bias", activation=lambda _: "gelu"
+    ),
     pad_token_id=PAD_TOKEN_ID,
 )
