@@ -23,6 +23,7 @@ LAST_EVENT_HEADER = "last-event-id"
 RUN_HEADER = "x-run-id"
 ITEM_ERRORS_HEADER = "x-item-errors"
 TRUNCATED_HEADER = "x-truncated-inputs"
+WARNINGS_HEADER = "x-warnings"
 IDEMPOTENCY_HEADER = "idempotency-key"
 SPACE_MATCH_HEADER = "x-embedding-space-match"
 _OPTIONAL = frozenset(

@@ -120,6 +120,7 @@ async def _late(model: Model, texts: Sequence[tuple[TokenisedText, list[Chunk]]]
             named=(contract.EMBEDDING,),
             row_width=dimensions,
             cut=Cut(side="none"),
+            queries=0,
             number_bytes=0,
         )
         for (at, _), row in zip(some, (await model.answer(request, call)).rows, strict=True):

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects.ranking import RerankRequest, rank, role_prompt
+from service.dialects.input_types import as_role
+from service.dialects.ranking import RerankRequest, rank
 from service.encoding import vectors
 from service.encoding.request import EncodeRequest
 from service.errors import InvalidRequest, ServiceError
@@ -199,11 +200,13 @@ async def _embed(
     forms: dict[vectors.Form, None] = dict.fromkeys(body.embedding_types or ["float"])
     for form in forms:
         vectors.check_bits(form, dimensions or model.manifest.width)
+    queries, prompt = as_role(model, len(texts), body.input_type)
     request = EncodeRequest(
         inputs=texts,
         outputs=(model.vector_output(True),),
         cut=Cut(side=_SIDES[body.truncate], max_tokens=max_tokens),
-        prompt=None if body.input_type is None else role_prompt(model, body.input_type),
+        queries=queries,
+        prompt=prompt,
         row_width=dimensions,
         number_bytes=sum(vectors.NUMBER_BYTES[form] for form in forms),
     )

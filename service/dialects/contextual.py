@@ -12,15 +12,14 @@ from fastapi import APIRouter
 from pydantic import AliasChoices, BaseModel, Field, StrictBool
 
 from service.dialects.chunks import Chunks, embed_chunks
+from service.dialects.input_types import prompt_of
 from service.dialects.openai.embeddings import ERRORS
-from service.dialects.ranking import role_prompt
 from service.encoding import vectors
 from service.encoding.chunks import joined
 from service.errors import EmptyInput, ServiceError
 from service.http.fields import Body
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 
-_ROLES = {"query": "search_query", "document": "search_document"}
 _NAMED: dict[str, vectors.Form] = {"base64_int8": "int8", "base64_binary": "binary"}  # Perplexity's formats name the type of a number
 
 
@@ -87,7 +86,9 @@ async def contextualized(body: ContextualRequest, call: CallDep, catalog: Catalo
     how: dict[str, Any] = {"size": body.chunk_size, "overlap": body.chunk_overlap}
     if not body.enable_auto_chunk:
         how = {"spans": [spans for _, spans in whole]}
-    prompt = model.texts.default_prompt if body.input_type is None else role_prompt(model, _ROLES[body.input_type])
+    prompt = prompt_of(model, body.input_type)
+    if body.input_type is None:
+        model.warn_of_roles(call)
     answer = await embed_chunks(model, texts, Chunks.model_validate(how), call, prompt=prompt, dimensions=body.dimensions)
 
     def sent(vector: Any) -> Any:

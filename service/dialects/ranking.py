@@ -46,12 +46,6 @@ _MEANINGS: dict[Way | Literal["mix"], str] = {
     "mix": "(1 + s / (1 + |s|)) / 2 for the weighted sum s",
 }
 
-# The names that checkpoints give to the prompt of a role, the most common first. For any other role, the name is the role itself.
-_PROMPT_NAMES = {
-    "search_query": ("query", "search_query"),
-    "search_document": ("document", "passage", "corpus", "search_document"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
@@ -164,12 +158,6 @@ def sigmoid(logit: float) -> float:
     return math.exp(logit) / (1 + math.exp(logit))
 
 
-def role_prompt(model: Model, role: str) -> str:
-    """Return the checkpoint's prompt for texts of this role, or its default prompt if the role has none."""
-    names = _PROMPT_NAMES.get(role, (role,))
-    return next((model.texts.prompts[name] for name in names if name in model.texts.prompts), model.texts.default_prompt)
-
-
 @dataclass(frozen=True)
 class Scored:
     """The scores of all documents: raw ones, which order them, and the same in [0, 1]."""
@@ -225,12 +213,10 @@ async def _by_vectors(
     ways = list(chosen)
     outputs = model.tensors(ways, param="weights")
     read = iter(await asyncio.to_thread(read_all, given, ways, model) if given else [])
-    # One request contains both roles, so each text already includes its role's prompt.
-    prompts = [role_prompt(model, "search_query")] * len(queries) + [role_prompt(model, "search_document")] * len(documents)
-    texts = [prompt + item for prompt, item in zip(prompts, items, strict=True) if isinstance(item, str)]
+    texts = [item for item in items if isinstance(item, str)]
     if texts:
         n_queries = sum(isinstance(query, str) for query in queries)
-        request = EncodeRequest(inputs=texts, outputs=outputs, cut=cut, prompt="", queries=n_queries, number_bytes=0)
+        request = EncodeRequest(inputs=texts, outputs=outputs, cut=cut, queries=n_queries, number_bytes=0)
         answer = await model.answer(request, call)
     else:
         answer = model.answer_without_inputs(outputs, len(items), call)

@@ -40,6 +40,7 @@ class QueuedInput:
     waiters: list[tuple[PendingRequest, int]]  # each request, and the index of this input in that request
     client: str = ""
     taken: bool = False
+    unattended: int = 0
 
     def needed(self, now: float, max_unstarted_s: float = math.inf) -> bool:
         """Return whether any request still waits for this input. A request that is cancelled, overdue or past its deadline does not."""

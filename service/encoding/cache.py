@@ -11,15 +11,18 @@ from service.runtime.onnx import Array
 _ENTRY_BYTES = 300  # bytes of an entry besides the row's numbers: dictionary entry, key and array header
 
 
-def keys_of(tenant: str, fingerprint: str, outputs: Sequence[str], ids: list[int], type_ids: list[int] | None) -> tuple[bytes, ...]:
-    """Return, for each output, a hash of everything that it depends on: the model's bytes, the graph's output, token ids and token types.
+def keys_of(
+    tenant: str, fingerprint: str, outputs: Sequence[str], ids: list[int], type_ids: list[int] | None, unattended: int = 0
+) -> tuple[bytes, ...]:
+    """Return, for each output, a hash of everything that it depends on: the model's bytes, the graph's output, token ids,
+    token types, and how many of the last tokens are not attended to.
 
     The tenant is in the key because a fast answer would reveal that another tenant has sent the same text.
 
     The requested dimensions and number format are not in the key, because they are applied to the cached row afterwards.
     """
     content = np.array(ids, np.int32).tobytes() + (b"" if type_ids is None else bytes(type_ids))
-    head = f"{tenant} {fingerprint} "
+    head = f"{tenant} {fingerprint} {unattended} "
     return tuple([blake2b(f"{head}{output} ".encode() + content, digest_size=16).digest() for output in outputs])
 
 

@@ -194,13 +194,23 @@ class EncoderEngine:
         cached: list[tuple[int, Row]] = []
         own: dict[tuple[bytes, ...], QueuedInput] = {}
         for index, encoded in enumerate(task.inputs):
-            keys = keys_of(task.tenant, self._fingerprint, outputs, encoded.ids, encoded.type_ids)
+            keys = keys_of(task.tenant, self._fingerprint, outputs, encoded.ids, encoded.type_ids, encoded.unattended)
             if task.use_cache and (row := self._cache.all(keys)) is not None:
                 cached.append((index, row))
             elif (item := own.get(keys) or self._in_flight.get(keys)) is not None and (item.taken or item.lane <= lane):
                 joined.append((item, index))
             else:
-                item = own[keys] = QueuedInput(encoded.ids, encoded.type_ids, outputs, lane, now, keys, [(request, index)], task.client)
+                item = own[keys] = QueuedInput(
+                    encoded.ids,
+                    encoded.type_ids,
+                    outputs,
+                    lane,
+                    now,
+                    keys,
+                    [(request, index)],
+                    task.client,
+                    unattended=encoded.unattended,
+                )
                 new.append(item)
         self._admit(new, lane, task.deadline)  # called before any change, because it may raise an error
         for item, index in joined:
@@ -330,7 +340,7 @@ class EncoderEngine:
         typed = [item.type_ids for item in batch if item.type_ids is not None]
         try:
             types = typed if len(typed) == len(batch) else None
-            arrays = self._session.run(outputs, [item.ids for item in batch], types, alone=alone)
+            arrays = self._session.run(outputs, [item.ids for item in batch], types, [item.unattended for item in batch], alone=alone)
             lengths = [len(item.ids) for item in batch]
             fit = {name: _may_be_sent(name, array, lengths) for name, array in arrays.items()}
             rows = [self._row(item, arrays, fit, at) for at, item in enumerate(batch)]

@@ -1,5 +1,6 @@
 """A served encoder, reranker or classifier. The routes of all dialects get their vectors and scores from `Model.answer`."""
 
+import asyncio
 import itertools
 import math
 import time
@@ -12,12 +13,12 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from export import contract
-from service.call import Call, expect
+from service.call import WARNINGS_HEADER, Call, expect
 from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
 from service.encoding.space import SPACE_HEADER, check_space, space_of
-from service.encoding.sparse import MOST_WEIGHTS
+from service.encoding.sparse import MOST_WEIGHTS, QueryTable
 from service.encoding.token_matrix import matrix_of
 from service.errors import BatchTooLarge, EmptyInput, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, ServiceError
 from service.overload.byte_shares import ByteShares
@@ -73,6 +74,7 @@ class Model:
             pair_types=any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs),
             prompts=manifest.prompts,
             default_prompt=manifest.default_prompt,
+            roles=manifest.roles,
             allow_special_tokens=settings.allow_special_tokens,
             any_pattern=settings.any_tokenizer_pattern,
         )
@@ -80,6 +82,9 @@ class Model:
         self.tokenizers = tokenizers
         self._answers = answer_shares
         self.gives_means: bool | None = None  # whether a vector is the mean of its token vectors; None: not tested yet
+        about = manifest.sparse
+        table = None if about is None else about.query_table
+        self._query_table = None if about is None or table is None else QueryTable(bundle / table, about.size)
         self._space_ids: dict[tuple[str, int | None], str] = {}  # by output and dimensions, so bounded by the width
 
     @property
@@ -130,8 +135,12 @@ class Model:
         spaces = self._spaces(request.named or outputs, request.row_width, call)
         if call.lane is None:
             call.lane = Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
-        self.engine.check(call.lane, call.client, call.content)  # called before tokenising, which would be wasted for a refused request
-        encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
+        if request.queries is None and request.prompt is None:
+            self.warn_of_roles(call)
+        looked_up = self._looked_up(outputs)
+        if request.queries != len(inputs) or outputs != looked_up:
+            self.engine.check(call.lane, call.client, call.content)  # before tokenising, which would be wasted for a refused request
+        encoded = await self._encode(request, call)
         _raise_first(encoded, call)
         places = [at for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         good = [item for item in encoded if isinstance(item, Encoded)]
@@ -145,20 +154,17 @@ class Model:
             about = self.manifest.multivector
             if about is None or isinstance(row, ServiceError) or contract.MULTIVECTOR not in outputs:
                 return row
-            role: contract.RoleName = "query" if places[at] < request.queries else "document"
+            role: contract.RoleName = "query" if places[at] < (request.queries or 0) else "document"
             k = outputs.index(contract.MULTIVECTOR)
             return *row[:k], matrix_of(row[k], good[at].ids, about, role), *row[k + 1 :]
 
-        task = EncodeTask(
-            inputs=good,
-            outputs=outputs,
-            content=call.content,
-            spent=call.spent,
-            **call.origin,
-            on_row=on_row and (lambda index, row: on_row(places[index], compared(index, row))),
-        )
+        given = on_row and (lambda index, row: on_row(places[index], compared(index, row)))
+        n_queries = sum(at < (request.queries or 0) for at in places) if looked_up else 0
         try:
-            computed = await self.engine.run(task)
+            if n_queries:
+                computed = await self._with_looked_up(good, n_queries, outputs, looked_up, call, given)
+            else:
+                computed = await self._run(good, outputs, call, given)
         except _UNCOMPUTED:
             call.tokens -= answer.n_tokens
             raise
@@ -176,6 +182,57 @@ class Model:
         call.model = self.name
         self.check_size(size)
         return EncodeAnswer([], [], ",".join(self._spaces(outputs, None, call)))
+
+    def warn_of_roles(self, call: Call) -> None:
+        """Tell a client that named no role if it matters to this model."""
+        roles = self.manifest.roles or {}
+        if any(self.manifest.prompts.values()) or roles.get("query") != roles.get("document"):
+            call.headers[WARNINGS_HEADER] = (
+                f"{self.name} writes queries and documents differently, and the request does not say which these are: send input_type"
+            )
+
+    def _looked_up(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        """Return those of the outputs that queries have from a table, without the graph."""
+        weights = self.manifest.tensor_of("sparse")
+        return (weights,) if self._query_table is not None and weights in outputs else ()
+
+    async def _run(self, inputs: Sequence[Encoded], outputs: tuple[str, ...], call: Call, on_row: OnRow | None) -> list[RowOrError]:
+        task = EncodeTask(inputs=inputs, outputs=outputs, content=call.content, spent=call.spent, **call.origin, on_row=on_row)
+        return await self.engine.run(task)
+
+    async def _with_looked_up(
+        self,
+        inputs: Sequence[Encoded],
+        queries: int,
+        outputs: tuple[str, ...],
+        looked_up: tuple[str, ...],
+        call: Call,
+        on_row: OnRow | None,
+    ) -> list[RowOrError]:
+        """Return the rows of inputs, of which the first ones are `queries` queries, whose sparse vectors are from the table."""
+        assert self._query_table is not None
+        vectors = [self._query_table.vector(set(item.ids) - self.texts.special_ids) for item in inputs[:queries]]
+        at, computed = outputs.index(looked_up[0]), tuple([output for output in outputs if output not in looked_up])
+
+        def whole(index: int, row: RowOrError) -> RowOrError:
+            return row if isinstance(row, ServiceError) else (*row[:at], vectors[index], *row[at:])
+
+        async def of_queries() -> list[RowOrError]:
+            if computed:
+                given = on_row and (lambda index, row: on_row(index, whole(index, row)))
+                return list(map(whole, itertools.count(), await self._run(inputs[:queries], computed, call, given)))
+            rows = [whole(index, ()) for index in range(queries)]
+            if on_row:
+                for index, row in enumerate(rows):
+                    on_row(index, row)
+            return rows
+
+        async def of_documents() -> list[RowOrError]:
+            given = on_row and (lambda index, row: on_row(queries + index, row))
+            return await self._run(inputs[queries:], outputs, call, given) if len(inputs) > queries else []
+
+        rows, others = await asyncio.gather(of_queries(), of_documents())
+        return rows + others
 
     def _spaces(self, outputs: Sequence[str], dimensions: int | None, call: Call) -> list[str]:
         """Return the embedding space of each output, and name it in the answer's headers. Raises SpaceMoved if the client wants another."""
@@ -234,16 +291,20 @@ class Model:
         if size > (limit := self.settings.max_input_characters):
             raise InputTooLong(f"input {index} has {size} characters and the most is {limit}: send it in parts", param="input")
 
-    async def _encode(self, inputs: Sequence[Input], call: Call, cut: Cut, prompt: str | None) -> list[Encoded | ServiceError]:
+    async def _encode(self, request: EncodeRequest, call: Call) -> list[Encoded | ServiceError]:
         started = time.monotonic()
-        prefix = self.texts.default_prompt if prompt is None else prompt
-        if prompt is None and prefix and any(isinstance(item, list) for item in inputs):
-            prefix = ""  # token ids get no default prompt; to ask for a prompt before token ids is an error
+        texts, cut = self.texts, request.cut or self.default_cut()
         encoded: list[Encoded | ServiceError] = []
-        for first, piece in self._pieces(inputs):
-            encode, size = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first), sum(map(size_of, piece))
-            call.characters += size
-            encoded += await self.tokenizers.run(encode, size=size, client=call.client)
+        for start, inputs, role in _by_role(request):
+            prompt = request.prompt
+            if prompt is None:  # token ids get no prompt of their role; to ask for a prompt before token ids is an error
+                prompt = texts.default_prompt if request.queries is None else texts.prompt_of(role)
+                prompt = "" if any(isinstance(item, list) for item in inputs) else prompt
+            for first, piece in self._pieces(inputs, start):
+                encode = partial(texts.encode, piece, cut=cut, prompt=prompt, first=first, role=texts.roles.get(role))
+                size = sum(map(size_of, piece))
+                call.characters += size
+                encoded += await self.tokenizers.run(encode, size=size, client=call.client)
         elapsed = time.monotonic() - started
         call.tokenization_s += elapsed
         self.metrics.tokenization.observe(elapsed)
@@ -254,18 +315,27 @@ class Model:
                     self.metrics.truncated.inc()
         return encoded
 
-    def _pieces(self, inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
+    def _pieces(self, inputs: Sequence[Input], start: int) -> Iterator[tuple[int, Sequence[Input]]]:
         """Split the inputs into pieces that do not count as long, each with the index of its first input. Other work runs in between. A
-        long text has a piece of its own.
+        long text has a piece of its own. `start` is the index of the first of `inputs` in the request.
         """
         first, characters = 0, 0
         for at, item in enumerate(inputs):
-            self.check_length(size := size_of(item), at)
+            self.check_length(size := size_of(item), start + at)
             if characters and characters + size > LONG_CHARACTERS:
-                yield first, inputs[first:at]
+                yield start + first, inputs[first:at]
                 first, characters = at, 0
             characters += size
-        yield first, inputs[first:]
+        yield start + first, inputs[first:]
+
+
+def _by_role(request: EncodeRequest) -> Iterator[tuple[int, Sequence[Input], contract.RoleName]]:
+    """Split a request's inputs by role, each part with the index of its first input. Without a role, texts are written as documents."""
+    queries = request.queries or 0
+    if queries:
+        yield 0, request.inputs[:queries], "query"
+    if queries < len(request.inputs):
+        yield queries, request.inputs[queries:], "document"
 
 
 def _raise_first(results: Sequence[object], call: Call) -> None:

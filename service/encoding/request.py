@@ -28,8 +28,8 @@ class EncodeRequest:
     outputs: tuple[str, ...] = ()  # names of the graph's outputs; (): the model's default output
     named: tuple[str, ...] = ()  # outputs whose spaces the answer has, if vectors of others are made of `outputs`
     cut: Cut | None = None  # how to shorten long inputs; None: as the setting `auto_truncate` says
-    prompt: str | None = None  # prompt that is put before each text; None: the model's default prompt
-    queries: int = 0  # so many of the first inputs are queries; the others are documents
+    queries: int | None = None  # so many of the first inputs are queries, the others documents; None: the client did not say
+    prompt: str | None = None  # prompt that is put before each text; None: that of its role, without a role the default prompt
     row_width: int | None = None  # how many numbers of each vector are sent; None: all numbers
     number_bytes: float = NUMBER_BYTES  # bytes of a number in the answer
     bytes_by_output: Mapping[str, float] = field(default_factory=dict)  # the same for outputs whose numbers have another form

@@ -4,11 +4,13 @@ Between engine, cache and pools, a sparse vector is one int32 array (2, n): the 
 """
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from export import contract
 from service.runtime.onnx import Array
 
 MOST_WEIGHTS = 4096  # of a vector in an answer; the largest are kept. Trained models give some hundreds
@@ -52,6 +54,22 @@ def cut(vector: Packed, *, top_k: int | None = None, min_weight: float = 0.0) ->
         best = np.sort(np.argsort(-weights, kind="stable")[:top_k])
         indices, weights = indices[best], weights[best]
     return packed(indices, weights)
+
+
+class QueryTable:
+    """The weight of each token id of a query, in a file that is mapped into memory. So a query needs no graph (arXiv 2411.04403)."""
+
+    def __init__(self, file: Path, size: int) -> None:
+        """Raises BundleError unless the file has `size` little-endian float32 numbers."""
+        if (found := file.stat().st_size) != 4 * size:
+            raise contract.BundleError(f"{file} has {found} bytes, and {size} weights need {4 * size}. Export the bundle again.")
+        self._weights = np.memmap(file, "<f4", "r")
+
+    def vector(self, ids: Collection[int]) -> Packed:
+        """Return the sparse vector of a query with these distinct tokens."""
+        indices = np.array(sorted(each for each in ids if each < len(self._weights)), np.int32)
+        weights = np.asarray(self._weights[indices])
+        return packed(indices[weights > 0], weights[weights > 0])
 
 
 def dot(one: Packed, other: Packed) -> float:

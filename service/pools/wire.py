@@ -83,18 +83,24 @@ def deadline_in(left_s: float) -> float:
 # An encoder's inputs and rows ----------------------------------------------------------------------------------------------------------
 
 
-def pack_inputs(inputs: Sequence[Encoded]) -> list[tuple[Any, Any]]:
-    """Return, for each input, its token ids, int32 (N,), and its token types, uint8 (N,) or None."""
-    return [(np.array(each.ids, np.int32), None if each.type_ids is None else np.array(each.type_ids, np.uint8)) for each in inputs]
+def pack_inputs(inputs: Sequence[Encoded]) -> list[tuple[Any, Any, int]]:
+    """Return, for each input, its token ids, int32 (N,), its token types, uint8 (N,) or None, and its number of unattended tokens."""
+    return [
+        (np.array(each.ids, np.int32), None if each.type_ids is None else np.array(each.type_ids, np.uint8), each.unattended)
+        for each in inputs
+    ]
 
 
-def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any]]) -> dict[str, Any]:
+def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any, int]]) -> dict[str, Any]:
     """Return a task, or a part of it, as the fields that a replica needs. `inputs` are results of `pack_inputs`."""
     return {name: getattr(task, name) for name in _SAME} | {"inputs": inputs, "deadline": seconds_left(task.deadline)}
 
 
 def unpack_task(packed: Mapping[str, Any], on_row: OnRow | None = None) -> EncodeTask:
-    inputs = [Encoded(ids.tolist(), None if types is None else types.tolist(), len(ids)) for ids, types in packed["inputs"]]
+    inputs = [
+        Encoded(ids.tolist(), None if types is None else types.tolist(), len(ids), unattended)
+        for ids, types, unattended in packed["inputs"]
+    ]
     here = {"inputs": inputs, "lane": Lane(packed["lane"]), "deadline": deadline_in(packed["deadline"])}
     return EncodeTask(**{**packed, **here}, on_row=on_row)
 

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("attnserve")
 
 Array = NDArray[np.float32]
+Ids = Sequence[list[int]]
 Opened = TypeVar("Opened")
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEVICES = {CPU: "cpu", CUDA: "cuda"}  # provider -> ONNX Runtime's name of its device
 
+UNATTENDED = 2  # in ATTENTION_MASK: a token that is computed, and that no token attends to
 _USUAL_TOKENS = 1024  # largest number of tokens of a usual run, padding included; only a run of one long text has more
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
@@ -48,10 +50,10 @@ class Session(Protocol):
     provider: str
 
     def run(
-        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+        self, outputs: Sequence[str], ids: Ids, type_ids: Ids | None, unattended: Sequence[int] = (), *, alone: bool = True
     ) -> dict[str, Array]:
         """Compute the named outputs of B inputs of up to N tokens each. Returns, for each output, B rows in the order of the inputs. Blocks
-        until done.
+        until done. No token attends to the last tokens of each input, as many as `unattended` says (default: none).
 
         `alone` means that no other run is in progress or queued, so that this run may use all cores.
         """
@@ -288,12 +290,12 @@ class OnnxSession:
             _on_cpu.add(self)
 
     def run(
-        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+        self, outputs: Sequence[str], ids: Ids, type_ids: Ids | None, unattended: Sequence[int] = (), *, alone: bool = True
     ) -> dict[str, Array]:
         graph = self._graph_of(max(ids, key=len))
         assert graph is self._graph_of(min(ids, key=len)), "a batch has only short texts or none"
         session = graph.all_threads if alone else graph.one_thread
-        feed = self._feed(ids, type_ids)
+        feed = self._feed(ids, type_ids, unattended)
         options = self._shrinking if feed[contract.INPUT_IDS].size > _USUAL_TOKENS else None
         return dict(zip(outputs, session.run(outputs, feed, options), strict=True))
 
@@ -320,8 +322,11 @@ class OnnxSession:
         finally:
             end.cancel()
 
-    def _feed(self, ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, NDArray[np.int64]]:
+    def _feed(self, ids: Ids, type_ids: Ids | None, unattended: Sequence[int] = ()) -> dict[str, NDArray[np.int64]]:
         input_ids, mask, types = pad(ids, type_ids, self._pad)
+        for row, count in enumerate(unattended):
+            if count:
+                mask[row, len(ids[row]) - count : len(ids[row])] = UNATTENDED
         feed = {contract.INPUT_IDS: input_ids, contract.ATTENTION_MASK: mask}
         if self._typed:
             feed[contract.TOKEN_TYPE_IDS] = types if types is not None else np.zeros_like(input_ids)

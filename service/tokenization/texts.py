@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from export import contract
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, ServiceError, TokenizationFailed
 from service.tokenization.tokenizer_file import open_tokenizer, panicked, token_ids
 from service.tokenization.words import words_of
@@ -20,14 +21,24 @@ Pair = tuple[str, str]
 TokenIds = list[int]
 Input = Text | Pair | TokenIds
 
+# The names that checkpoints give to the prompt of a role, the most common first. For any other role, the name is the role itself.
+_PROMPT_NAMES = {
+    "query": ("query", "search_query", "retrieval.query"),
+    "document": ("document", "passage", "corpus", "search_document", "retrieval.passage"),
+}
+
 
 @dataclass(slots=True)
 class Encoded:
-    """One tokenised input. `n_tokens` is its length before truncation, `len(ids)` after it."""
+    """One tokenised input. `n_tokens` is its length before truncation, `len(ids)` after it.
+
+    No token attends to the last `unattended` tokens, which fill a query up.
+    """
 
     ids: list[int]
     type_ids: list[int] | None
     n_tokens: int
+    unattended: int = 0
 
     @property
     def truncated(self) -> bool:
@@ -53,6 +64,9 @@ class Cut:
     max_tokens: int | None = None
 
 
+_PLAIN = contract.Role.model_validate({})  # nothing is added
+
+
 class TextEncoder:
     """The tokenizer of one bundle. It is thread-safe, because nothing in it changes after loading."""
 
@@ -65,6 +79,7 @@ class TextEncoder:
         pair_types: bool,
         prompts: Mapping[str, str],
         default_prompt: str | None,
+        roles: Mapping[contract.RoleName, contract.Role] | None = None,
         allow_special_tokens: bool = False,
         any_pattern: bool = False,
     ) -> None:
@@ -73,9 +88,12 @@ class TextEncoder:
         self.vocab_size = vocab_size
         self.prompts = prompts
         self.default_prompt = prompts.get(default_prompt or "", "")
+        self.roles: Mapping[contract.RoleName, contract.Role] = roles or {}
         self._pair_types = pair_types
         self._single, self._pair = self._layout(pair=False), self._layout(pair=True)
         self._words = words_of(self.tokenizer)
+        around = self.tokenizer.encode("a")
+        self.special_ids = {token for token, special in zip(around.ids, around.special_tokens_mask, strict=True) if special}
 
     def prompt(self, name: str | None, text: str | None = None) -> str:
         """Return the prompt that is put before every input: `text`, else the checkpoint's prompt of this name, else the default prompt."""
@@ -88,19 +106,37 @@ class TextEncoder:
             raise InvalidRequest(f"prompt name {name!r} is not known to this model; it has: {known}", param="prompt_name")
         return self.prompts[name]
 
-    def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "", first: int = 0) -> list[Encoded | ServiceError]:
+    def prompt_of(self, role: str) -> str:
+        """Return the checkpoint's prompt for texts of this role, such as "query", or its default prompt if the role has none."""
+        written = next((each for name, each in self.roles.items() if name == role), None)
+        names = _PROMPT_NAMES.get(role, (role,)) if written is None else (written.prompt or "",)
+        return next((self.prompts[name] for name in names if name in self.prompts), self.default_prompt)
+
+    def role_of(self, prompt_name: str) -> contract.RoleName | None:
+        """Return the role whose prompt, or who itself if there is no such prompt, has this name."""
+        for role, written in self.roles.items():
+            if prompt_name == written.prompt or (prompt_name == role and prompt_name not in self.prompts):
+                return role
+        return None
+
+    def encode(
+        self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "", first: int = 0, role: contract.Role | None = None
+    ) -> list[Encoded | ServiceError]:
         """Return the token ids of each input, or the input's error. `first` is the index of the first input in its request, for errors.
 
+        Texts (not pairs, nor token ids) get marker, longest length and filling of `role`, but its prompt is part of `prompt`.
         The time of a call is proportional to the length of the texts, so encode long texts on another thread.
         """
         limit = min(cut.max_tokens or self.max_tokens, self.max_tokens)
-        return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs, first)]
+        return [self._one(item, index, limit, cut.side, prompt, role) for index, item in enumerate(inputs, first)]
 
-    def _one(self, item: Input, index: int, limit: int, side: Side, prompt: str) -> Encoded | ServiceError:
+    def _one(self, item: Input, index: int, limit: int, side: Side, prompt: str, role: contract.Role | None) -> Encoded | ServiceError:
         try:
             if isinstance(item, list):
                 return self._ids(item, index, limit, side, prompt)
-            return self._text(item, index, limit, side, prompt)
+            if isinstance(item, tuple):
+                return self._of_pair(item, index, limit, side)
+            return self._of_text(item, index, limit, side, prompt, role or _PLAIN)
         except ServiceError as error:
             return error
         except TypeError:  # `tokenizers` raises it for text that is not valid Unicode
@@ -114,27 +150,46 @@ class TextEncoder:
                 raise
             return TokenizationFailed(f"input {index} takes this model's tokenizer too many steps: change or shorten it", param="input")
 
-    def _text(self, item: Text | Pair, index: int, limit: int, side: Side, prompt: str) -> Encoded:
-        if isinstance(item, str):
-            if not item:
-                raise EmptyInput(f"input {index} cannot be empty", param="input")
-            text = prompt + item
-            if self._words is not None and (ids := self._words.ids(text)) is not None:
-                return self._cut_to(limit, item, index, side, ids, [0] * len(ids) if self._pair_types else None)
-            (encoding,) = self.tokenizer.encode_batch_fast([text])  # `_fast` computes no offsets
+    def _of_text(self, item: Text, index: int, limit: int, side: Side, prompt: str, role: contract.Role) -> Encoded:
+        if not item:
+            raise EmptyInput(f"input {index} cannot be empty", param="input")
+        limit = min(limit, role.max_tokens or limit)
+        marked = int(role.marker_id is not None)
+        text = prompt + item
+        if self._words is not None and (ids := self._words.ids(text)) is not None:
+            type_ids = [0] * len(ids) if self._pair_types else None
         else:
-            if not item[0] and not item[1]:
-                raise EmptyInput(f"input {index} cannot be empty", param="input")
-            (encoding,) = self.tokenizer.encode_batch_fast([item])
-        return self._cut_to(limit, item, index, side, encoding.ids, encoding.type_ids if self._pair_types else None)
-
-    def _cut_to(self, limit: int, item: Text | Pair, index: int, side: Side, ids: list[int], type_ids: list[int] | None) -> Encoded:
-        n_tokens = len(ids)
+            (encoding,) = self.tokenizer.encode_batch_fast([text])  # `_fast` computes no offsets
+            ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
+        n_tokens = len(ids) + marked
         if not n_tokens:  # true for white space if the tokenizer adds no special tokens
             raise EmptyInput(f"input {index} has no tokens", param="input")
         if n_tokens > limit:
             self._check_side(n_tokens, limit, side, index)
-            n_first = None if isinstance(item, str) else len(token_ids(self.tokenizer, item[0], add_special_tokens=False))
+            ids = self._cut(ids, None, limit - marked, side)
+            type_ids = type_ids and self._cut(type_ids, None, limit - marked, side)
+        if role.marker_id is not None:
+            at = int(self._single[0] is None)
+            ids.insert(at, role.marker_id)
+            if type_ids is not None:
+                type_ids.insert(at, 0)
+        filling = 0 if role.expansion is None else max(min(role.expansion.tokens, limit) - len(ids), 0)
+        if role.expansion is None or not filling:
+            return Encoded(ids, type_ids, n_tokens)
+        ids += [role.expansion.token_id] * filling
+        type_ids = type_ids and type_ids + [0] * filling
+        return Encoded(ids, type_ids, n_tokens, 0 if role.expansion.attended else filling)
+
+    def _of_pair(self, item: Pair, index: int, limit: int, side: Side) -> Encoded:
+        if not item[0] and not item[1]:
+            raise EmptyInput(f"input {index} cannot be empty", param="input")
+        (encoding,) = self.tokenizer.encode_batch_fast([item])
+        ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
+        if not (n_tokens := len(ids)):
+            raise EmptyInput(f"input {index} has no tokens", param="input")
+        if n_tokens > limit:
+            self._check_side(n_tokens, limit, side, index)
+            n_first = len(token_ids(self.tokenizer, item[0], add_special_tokens=False))
             ids = self._cut(ids, n_first, limit, side)
             type_ids = type_ids and self._cut(type_ids, n_first, limit, side)
         return Encoded(ids, type_ids, n_tokens)

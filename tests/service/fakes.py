@@ -58,6 +58,7 @@ class FakeSession:
         self.batches: list[list[list[int]]] = []  # every run that began, in order
         self.outputs: list[list[str]] = []
         self.alone: list[bool] = []
+        self.unattended: list[list[int]] = []
         self.type_ids: list[list[list[int]] | None] = []
         self.failures: dict[int, BaseException] = {}  # by number of the run, counted from 0 since `forget`
         self.broken = False  # every run fails
@@ -70,13 +71,20 @@ class FakeSession:
     # What the engine calls ---------------------------------------------------------------------------------------------------------------
 
     def run(
-        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+        self,
+        outputs: Sequence[str],
+        ids: Sequence[list[int]],
+        type_ids: Sequence[list[int]] | None,
+        unattended: Sequence[int] = (),
+        *,
+        alone: bool = True,
     ) -> dict[str, Array]:
         with self._changed:
             number = len(self.batches)
             self.batches.append([list(row) for row in ids])
             self.outputs.append(list(outputs))
             self.alone.append(alone)
+            self.unattended.append(list(unattended))
             self.type_ids.append(None if type_ids is None else [list(row) for row in type_ids])
             self.active += 1
             self.most_active = max(self.most_active, self.active)
@@ -170,7 +178,7 @@ class FakeSession:
     def forget(self) -> None:
         """Start the log and the count of runs anew, after a warm-up."""
         with self._changed:
-            self.batches, self.outputs, self.alone, self.type_ids, self.most_active = [], [], [], [], 0
+            self.batches, self.outputs, self.alone, self.unattended, self.type_ids, self.most_active = [], [], [], [], [], 0
 
     def reset(self) -> None:
         """Forget all runs, and everything that a test has set."""
@@ -302,7 +310,11 @@ def fake_bundle(
     )
     (path / contract.GOLDEN).write_text(golden.model_dump_json(), encoding="utf-8")
 
-    digests = [(file, contract.sha256(path / file), (path / file).stat().st_size) for file in _FILES]
+    table = manifest["sparse"].query_table if manifest.get("sparse") else None
+    if table is not None:
+        np.arange(SPARSE_WIDTH).astype("<f4").tofile(path / table)  # the weight of a token is its id
+
+    digests = [(file, contract.sha256(path / file), (path / file).stat().st_size) for file in [*_FILES, *([table] if table else [])]]
     fields: dict[str, Any] = {
         "name": name or path.name,
         "kind": kind,

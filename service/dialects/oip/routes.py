@@ -18,6 +18,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from export import contract
 from service.call import JSON_LENGTH_HEADER, NUMBER_BYTES, Call
 from service.catalog import Catalog, Served
+from service.dialects.input_types import as_role
 from service.dialects.oip.schemas import (
     InferRequest,
     InferResponse,
@@ -208,11 +209,12 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
     inputs = inputs_of(found, asked.inputs, tail)
     call.item_errors = False  # a tensor cannot contain errors
     cut = as_cut(asked.parameters.truncate, found)
-    prompt = found.texts.prompt(asked.parameters.prompt_name) if asked.parameters.prompt_name else None
+    queries, prompt = as_role(found, len(inputs), prompt_name=asked.parameters.prompt_name)
     asked_for = EncodeRequest(
         inputs=inputs,
         outputs=tuple([output.name for output in wanted]),
         cut=cut,
+        queries=queries,
         prompt=prompt,
         padded=True,
         bytes_by_output={output.name: 4 if _binary(asked, output) else NUMBER_BYTES for output in wanted},

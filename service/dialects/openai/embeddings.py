@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service.call import Call
 from service.dialects.chunks import Chunks, ChunksOfText, embed_chunks
+from service.dialects.input_types import InputType, JinaTask, as_role, prompt_of
 from service.dialects.search_outputs import (
     AskedOutput,
     MatrixObject,
@@ -44,8 +45,8 @@ class EmbeddingRequest(Body):
     ignored = VLLM_IGNORED | {"additional_data"}
     unsupported = unsupported_fields(
         VLLM,
-        "cache_salt chat_template chat_template_kwargs continue_final_message add_generation_prompt task "
-        "input_type late_chunking return_multivector output_dimension",
+        "cache_salt chat_template chat_template_kwargs continue_final_message add_generation_prompt "
+        "late_chunking return_multivector output_dimension",
         messages=(),
         embed_dtype=(EMPTY, "float32"),
         endianness=(EMPTY, "native", "little"),
@@ -67,6 +68,8 @@ class EmbeddingRequest(Body):
         None, ge=1, le=65_536, strict=True, description="Keep this many dimensions, then bring the vector back to length 1."
     )
     user: str | None = Field(None, description="Accepted and ignored.")
+    input_type: InputType | None = Field(None, description="Writes each text as the checkpoint writes queries, or documents.")
+    task: JinaTask | None = Field(None, description="Jina's name for `input_type`.")
     prompt_name: str | None = Field(None, max_length=256, description="A prompt of the checkpoint, put before each text.")
     prompt: str | None = Field(None, max_length=65_536, description="The same, given in full.")
     normalize: StrictBool = Field(True, description="False sends the vector as it was pooled.")
@@ -80,6 +83,10 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: StrictInt | None = Field(
         None, ge=-1, lt=2**31, description="vLLM's: cut each input to this many tokens; -1 to the model's own limit. 0 is the same as none."
     )
+
+    @property
+    def role(self) -> str | None:
+        return self.input_type or self.task
 
 
 class ChunkObject(BaseModel):
@@ -161,12 +168,15 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
         vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
     if body.chunks is not None:
         return await _chunks(body, body.chunks, model, call)
+    inputs = as_inputs(body.input)
+    queries, prompt = as_role(model, len(inputs), body.role, prompt_name=body.prompt_name, prompt=body.prompt)
     request = EncodeRequest(
-        inputs=as_inputs(body.input),
+        inputs=inputs,
         outputs=model.tensors(outputs, normalize=body.normalize),
         bytes_by_output=bytes_of(model, body.multivector),
         cut=_cut(body, model),
-        prompt=model.texts.prompt(body.prompt_name, body.prompt) if body.prompt_name or body.prompt is not None else None,
+        queries=queries,
+        prompt=prompt,
         row_width=body.dimensions,
         number_bytes=vectors.NUMBER_BYTES[body.encoding_format],
     )
@@ -198,7 +208,9 @@ async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call)
         raise InvalidRequest("token ids cannot be split into chunks: send texts", param="input")
     if call.ndjson or body.outputs not in (None, ["dense"]) or not body.normalize:
         raise InvalidRequest("chunks have dense vectors of length 1, in one JSON answer: leave the other wishes out", param="chunks")
-    prompt = model.texts.prompt(body.prompt_name, body.prompt)
+    if body.role is None and not body.prompt_name and body.prompt is None:
+        model.warn_of_roles(call)
+    prompt = prompt_of(model, body.role, prompt_name=body.prompt_name, prompt=body.prompt)
     answer = await embed_chunks(model, texts, how, call, prompt=prompt, dimensions=body.dimensions)
 
     def entry(row: ChunksOfText | ServiceError) -> dict[str, Any]:

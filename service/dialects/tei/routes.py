@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from export import contract
-from service.call import ITEM_ERRORS_HEADER, Call
+from service.call import ITEM_ERRORS_HEADER, WARNINGS_HEADER, Call
 from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog, Served
 from service.dialects import jina, ranking, tgi
+from service.dialects.input_types import as_role
 from service.dialects.openai.embeddings import as_inputs
 from service.dialects.search_outputs import SPARSE_BYTES
 from service.dialects.tei.info import Info, describe
@@ -106,13 +107,7 @@ async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> An
     """Return a vector for each input. With `Accept: application/x-ndjson`, each vector is sent as soon as it is computed."""
     model = catalog.get(body.model, "encoder")
     vectors.check_dimensions(body.dimensions, model.manifest.width)
-    request = EncodeRequest(
-        inputs=as_inputs(body.inputs),
-        outputs=(model.vector_output(body.normalize),),
-        cut=as_cut(body, model),
-        prompt=model.texts.prompt(body.prompt_name) if body.prompt_name else None,
-        row_width=body.dimensions,
-    )
+    request = _request(body, model, outputs=(model.vector_output(body.normalize),), row_width=body.dimensions)
 
     def vector(row: Row) -> Array:
         return vectors.cut(row[0], body.dimensions, normalize=body.normalize)
@@ -131,12 +126,7 @@ async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> An
 async def embed_all(body: TeiEmbedAllRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the vector of each token of each input, including special tokens. The vectors are not normalised."""
     model = catalog.get(body.model, "encoder")
-    request = EncodeRequest(
-        inputs=as_inputs(body.inputs),
-        outputs=(contract.TOKEN_EMBEDDINGS,),
-        cut=as_cut(body, model),
-        prompt=model.texts.prompt(body.prompt_name) if body.prompt_name else None,
-    )
+    request = _request(body, model, outputs=(contract.TOKEN_EMBEDDINGS,))
     return settle(await model.answer(request, call), call, model, lambda row: row[0])
 
 
@@ -146,13 +136,8 @@ async def embed_sparse(body: TeiEmbedAllRequest, call: CallDep, catalog: Catalog
     model = catalog.get(body.model, "encoder")
     if "sparse" not in model.manifest.outputs:
         raise WrongKind(f"model {model.name} gives no sparse vectors; it gives: {', '.join(model.manifest.outputs)}")
-    request = EncodeRequest(
-        inputs=as_inputs(body.inputs),
-        outputs=model.tensors(["sparse"]),
-        cut=as_cut(body, model),
-        prompt=model.texts.prompt(body.prompt_name) if body.prompt_name else None,
-        number_bytes=2 * SPARSE_BYTES,  # each weight has the names of its fields
-    )
+    # Each weight has the names of its fields, so it takes twice the bytes.
+    request = _request(body, model, outputs=model.tensors(["sparse"]), number_bytes=2 * SPARSE_BYTES)
 
     def weights(row: Row) -> list[dict[str, Any]]:
         indices, values = sparse.unpacked(sparse.cut(row[0]))
@@ -167,8 +152,8 @@ async def similarity(body: TeiSimilarityRequest, call: CallDep, catalog: Catalog
     model = catalog.get(body.model, "encoder")
     parameters = body.parameters or SimilarityParameters()
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    prompt = model.texts.prompt(parameters.prompt_name) if parameters.prompt_name else None
-    request = EncodeRequest(inputs=sentences, cut=as_cut(parameters, model), prompt=prompt, number_bytes=0)
+    queries, prompt = as_role(model, len(sentences), prompt_name=parameters.prompt_name)
+    request = EncodeRequest(inputs=sentences, cut=as_cut(parameters, model), queries=queries, prompt=prompt, number_bytes=0)
     answer = await model.answer(request, call)
     source, *others = answer.rows
     if isinstance(source, ServiceError):
@@ -223,7 +208,7 @@ async def _ranked(body: TeiRerankRequest, call: Call, catalog: Catalog) -> list[
     ranked = await ranking.rank(body, call, catalog, cut=lambda model: as_cut(body, model), field="texts")
     call.headers.update(measures(call, ranked.model, len(body.texts)))
     if ranked.warnings:
-        call.headers["x-warnings"] = "; ".join(ranked.warnings)
+        call.headers[WARNINGS_HEADER] = "; ".join(ranked.warnings)
     return [
         {"index": one.index, "score": one.score, **({"text": body.texts[one.index]} if body.return_text else {})} for one in ranked.results
     ]
@@ -399,6 +384,12 @@ async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
 
 
 # What the routes share -----------------------------------------------------------------------------------------------------------------
+
+
+def _request(body: TeiEmbedAllRequest, model: Model, **fields: Any) -> EncodeRequest:
+    inputs = as_inputs(body.inputs)
+    queries, prompt = as_role(model, len(inputs), prompt_name=body.prompt_name)
+    return EncodeRequest(inputs=inputs, cut=as_cut(body, model), queries=queries, prompt=prompt, **fields)
 
 
 def as_cut(body: TeiTruncation, model: Model) -> Cut:

@@ -69,11 +69,17 @@ class PackedSession:
         self._lock = threading.Lock()
 
     def run(
-        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+        self,
+        outputs: Sequence[str],
+        ids: Sequence[list[int]],
+        type_ids: Sequence[list[int]] | None,
+        unattended: Sequence[int] = (),
+        *,
+        alone: bool = True,
     ) -> dict[str, Array]:
         """Compute outputs as `service.runtime.onnx.Session.run` does."""
-        if self._others is not None and not set(outputs) <= set(self.outputs):
-            return self._others().run(outputs, ids, type_ids, alone=alone)
+        if self._others is not None and (any(unattended) or not set(outputs) <= set(self.outputs)):
+            return self._others().run(outputs, ids, type_ids, unattended, alone=alone)
         lengths = [len(each) for each in ids]
         pieces: dict[str, list[Array]] = {name: [] for name in outputs}
         for piece in cuts(lengths, self.buckets[-1]):

@@ -57,6 +57,7 @@ def test_a_key_tells_tenants_models_outputs_ids_and_types_apart() -> None:
         keys_of("", "f", ("sentence_embedding",), [1, 2, 0], None),
         keys_of("", "f", ("sentence_embedding",), [1, 2], [0, 0]),
         keys_of("", "f", ("sentence_embedding",), [1, 2], [0, 1]),
+        keys_of("", "f", ("sentence_embedding",), [1, 2], None, 1),
         keys_of("acme", "f", ("sentence_embedding",), [1, 2], None),
     ]
     assert len(set(keys)) == len(keys)

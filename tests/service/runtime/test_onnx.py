@@ -68,6 +68,11 @@ def test_a_row_is_the_same_alone_and_padded_in_a_batch(tmp_path: Path) -> None:
     assert graph.run([contract.LOGITS], [[4]], None)[contract.LOGITS].tolist() == [[4]]
 
 
+def test_tokens_to_which_no_token_attends_have_2_in_the_mask(tmp_path: Path) -> None:
+    rows = session(tmp_path).run([contract.LOGITS], [[1, 2, 3], [4], [5, 6]], None, [1, 0, 2])
+    assert rows[contract.LOGITS].tolist() == [[1 + 2 + 2 * 3], [4], [2 * 11]]
+
+
 def test_token_types_are_zeros_unless_given_and_only_where_the_graph_takes_them(tmp_path: Path) -> None:
     typed = session(tmp_path / "typed", typed=True)
     assert typed.run([contract.LOGITS], [[1, 2], [3]], None)[contract.LOGITS].tolist() == [[3], [3]]
