@@ -26,7 +26,7 @@ SKIPPED = {
 
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    app = fake_app(fake_bundle(tmp_path / "three", **SKIPPED), fake_bundle(tmp_path / "mini"))
+    app = fake_app(fake_bundle(tmp_path / "three", **SKIPPED), fake_bundle(tmp_path / "mini"), fake_bundle(tmp_path / "pairs", "reranker"))
     async with client(app) as made:
         made.catalog = app.state.catalog  # type: ignore[attr-defined]
         yield made
@@ -185,6 +185,50 @@ async def test_weights_that_weigh_nothing_are_refused(http: Any) -> None:
             answer = await http.post("/v1/rerank", json={"model": model, "query": "a", "documents": ["b"], "weights": weights})
             assert answer.status_code in (400, 422)
             assert words in answer.json()["detail"]
+
+
+async def scored(http: Any, path: str = "/score", **fields: Any) -> list[float]:
+    answer = await http.post(path, json={"model": "three", **fields})
+    assert answer.status_code == 200, answer.text
+    assert [each["index"] for each in answer.json()["data"]] == list(range(len(answer.json()["data"])))
+    return [each["score"] for each in answer.json()["data"]]
+
+
+async def test_pairs_are_scored_in_the_models_best_way_under_each_name_of_the_fields(http: Any) -> None:
+    wanted = pytest.approx(maxsims(http), rel=1e-4)
+    for first, second in (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
+        assert await scored(http, "/v1/score", **{first: QUERY, second: DOCUMENTS}) == wanted
+    assert await scored(http, text_1=[QUERY] * 3, text_2=DOCUMENTS) == wanted
+    (_, *documents) = await vectors_of(http, [QUERY, *DOCUMENTS])
+    assert await scored(http, text_1=QUERY, text_2=documents, weights={"multivector": 1}) == pytest.approx(maxsims(http), rel=1e-3)
+    cosines = [float(row(http, contract.EMBEDDING, f"query: {a}") @ row(http, contract.EMBEDDING, f"passage: {b}")) for a, b in ("ab", "cd")]
+    assert await scored(http, text_1=["a", "c"], text_2=["b", "d"], weights={"dense": 2}) == pytest.approx(cosines, rel=1e-5)
+    logits = [float(http.catalog.session("pairs").row(contract.LOGITS, fake_ids(text, "b"))[0]) for text in "ac"]
+    pairs = {"model": "pairs", "text_1": ["a", "c"], "text_2": ["b", "b"]}
+    assert await scored(http, **pairs, use_activation=False) == pytest.approx(logits)
+    assert await scored(http, **pairs) == pytest.approx([1 / (1 + np.exp(-logit)) for logit in logits])
+
+
+async def test_pairs_that_do_not_match_are_refused(http: Any) -> None:
+    for fields, words in (
+        ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "`text_1` has 2 texts and `text_2` has 3"),
+        ({"text_1": "a", "text_2": []}, "cannot be empty"),
+        ({"text_1": "a", "text_2": {"embedding": [1.0]}, "model": "pairs"}, "is a reranker, which reads texts and no vectors"),
+        ({"text_1": "a", "text_2": "b", "model": "pairs", "weights": {"dense": 1}}, "has no `weights`"),
+    ):
+        with case(fields):
+            answer = await http.post("/score", json={"model": "three", **fields})
+            assert answer.status_code == 400
+            assert words in answer.json()["error"]["message"]
+
+
+async def test_a_model_of_mean_maxsim_divides_by_the_querys_compared_vectors(tmp_path: Path) -> None:
+    about = {"mean": contract.MultiVector(width=HIDDEN, skips_first=True, mean=True)}
+    app = fake_app(*(fake_bundle(tmp_path / name, multivector=about.get(name, SKIPPED["multivector"])) for name in ("sum", "mean")))
+    async with client(app) as http:
+        sums, means = [await scored(http, model=name, text_1=QUERY, text_2=["a dog", "the river"]) for name in ("sum", "mean")]
+        n_vectors = len(fake_ids(f"query: {QUERY}")) - 1
+        assert means == pytest.approx([each / n_vectors for each in sums], rel=1e-5)
 
 
 # Vectors in place of texts ---------------------------------------------------------------------------------------------------------------
