@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
+from service.encoding import sparse
 from service.encoding.engine import EncoderEngine
 from service.generation import step_engine
 from service.http.connections import Connection
@@ -305,6 +306,7 @@ def fake_bundle(
         texts=texts,
         pairs=pairs,
         outputs=tuple(rows),
+        **_golden_search(session, [tokenizer.encode(text).ids for text in texts], manifest.get("sparse"), manifest.get("multivector")),
         min_cosine=0.9999 if kind == "encoder" else None,
         max_abs_error=None if kind == "encoder" else 1e-4,
     )
@@ -339,6 +341,23 @@ def fake_bundle(
     }
     (path / contract.MANIFEST).write_text(contract.dump(contract.Manifest(**fields)), encoding="utf-8")
     return path
+
+
+def _golden_search(
+    session: FakeSession, ids: Sequence[list[int]], about: contract.Sparse | None, multivector: contract.MultiVector | None
+) -> dict[str, Any]:
+    """The golden sparse vectors and token matrices of these texts, of the outputs that the bundle has."""
+    golden: dict[str, Any] = {}
+    if about is not None and about.by_token:
+        vectors = [sparse.of_tokens(row, session.row(contract.TOKEN_WEIGHTS, row), about.ignored_ids) for row in ids]
+    elif about is not None:
+        vectors = [sparse.of_weights(session.row(contract.SPARSE, row)) for row in ids]
+    if about is not None:
+        parts = [sparse.unpacked(vector) for vector in vectors]
+        golden["sparse"] = tuple([contract.GoldenSparse(indices=at.tolist(), weights=weights.tolist()) for at, weights in parts])
+    if multivector is not None:
+        golden["matrices"] = tuple([tuple(map(tuple, session.row(contract.MULTIVECTOR, row).tolist())) for row in ids])
+    return golden
 
 
 _FILES = (contract.GRAPH, contract.TOKENIZER, contract.GOLDEN)

@@ -201,7 +201,8 @@ async def test_pairs_are_scored_in_the_models_best_way_under_each_name_of_the_fi
     assert await scored(http, text_1=[QUERY] * 3, text_2=DOCUMENTS) == wanted
     (_, *documents) = await vectors_of(http, [QUERY, *DOCUMENTS])
     assert await scored(http, text_1=QUERY, text_2=documents, weights={"multivector": 1}) == pytest.approx(maxsims(http), rel=1e-3)
-    cosines = [float(row(http, contract.EMBEDDING, f"query: {a}") @ row(http, contract.EMBEDDING, f"passage: {b}")) for a, b in ("ab", "cd")]
+    unit = {text: row(http, contract.EMBEDDING, text) for text in ("query: a", "passage: b", "query: c", "passage: d")}
+    cosines = [float(unit["query: a"] @ unit["passage: b"]), float(unit["query: c"] @ unit["passage: d"])]
     assert await scored(http, text_1=["a", "c"], text_2=["b", "d"], weights={"dense": 2}) == pytest.approx(cosines, rel=1e-5)
     logits = [float(http.catalog.session("pairs").row(contract.LOGITS, fake_ids(text, "b"))[0]) for text in "ac"]
     pairs = {"model": "pairs", "text_1": ["a", "c"], "text_2": ["b", "b"]}
