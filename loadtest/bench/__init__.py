@@ -2,6 +2,7 @@
 required values.
 
 `parts.py` has the parts as data, and `command.py` the command. `encoder.py` compares with infinity-emb too, whose environment `make peers`
-makes (`infinity.txt`, `infinity_model.py`). `overhead.py`, `split.py`, `generate.py`, `states.py` and `long.py` are parts as well. Others
+makes (`infinity.txt`, `infinity_model.py`). `overhead.py`, `split.py`, `generate.py`, `states.py`, `long.py` and `retrieval.py` are
+parts too. Others
 are in `loadtest/in_process/` and `loadtest/faults/`.
 """

@@ -54,6 +54,12 @@ PARTS = {
         "loadtest.bench.long",
         ("bundles/all-MiniLM-L6-v2-linear", "bundles/all-MiniLM-L6-v2-repeated"),
     ),
+    "retrieval": Part(
+        "Search: several outputs of a run, MaxSim, chunks in context, texts that are cut, SPLADE beside sentence-transformers.",
+        "loadtest.bench.retrieval",
+        ("bundles/splade-tiny", "bundles/all-MiniLM-L6-v2", "bundles/all-MiniLM-L6-v2-linear"),
+        {"splade": ""},
+    ),
     "static": Part(
         "Static embeddings: the engine and the service beside sentence-transformers.",
         "loadtest.in_process.static",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.bench import command, encoder, long, overhead, split
+from loadtest.bench import command, encoder, long, overhead, retrieval, split
 from loadtest.bench.parts import PARTS
 from loadtest.common import wrk
 from loadtest.common.benchmark import Benchmark, Figure, Plan, Side, judge, run
@@ -193,3 +193,16 @@ def test_both_profiles_get_the_same_kind_of_load(monkeypatch: pytest.MonkeyPatch
     assert figures == {split.RATE: Figure(320.0), split.P50: Figure(3.0, problem="3 timeouts"), split.TOKENS: Figure(160.0 * 64)}
     bodies = [body for _, some in sent for body in some]
     assert len(set(bodies)) == len(bodies)
+
+
+def test_the_steps_of_search_measure_what_their_names_say(encoder_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a tiny encoder with dense vectors only: a step without a bundle for it is absent with its reason."""
+    for name, value in (("LONG_CHARACTERS", 3_000), ("LONG_TOKENS", 64), ("TEXTS", 2), ("DOCUMENTS", 3)):
+        monkeypatch.setattr(retrieval, name, value)
+    made = retrieval.benchmark(plan("retrieval", encoder_bundle))
+    measured = run(made, 1, ["maxsim", "cut", "chunks"])
+    assert set(measured.figures) == {
+        *((retrieval.SERVICE, name) for name in ("maxsim", "short", "long")),
+        *((side, "chunks") for side in ("late", "windows")),
+    }
+    assert "--set splade=FOLDER" in measured.absent[retrieval.PEER]
