@@ -26,6 +26,8 @@ def render(bundle: Path, *, graph: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_facts(_chiefly(manifest)), "", _facts(_details(manifest)), "", _files(manifest)]
     if manifest.trials:
         parts += ["", _trials(manifest.trials)]
+    for evaluation in manifest.evaluations or ():
+        parts += ["", _evaluation(evaluation)]
     if graph:
         parts += ["", _operators(manifest.graph.operators)]
     return Group(*parts)
@@ -145,6 +147,14 @@ def _trials(trials: Iterable[contract.RecipeTrial]) -> Table:
     return table
 
 
+def _evaluation(evaluation: contract.Evaluation) -> Table:
+    metrics = [*evaluation.ways[0].figures]
+    table = _table(evaluation.task, *metrics, "embedding space")
+    for way in evaluation.ways:
+        table.add_row(escape(way.way), *(f"{way.figures.get(metric, float('nan')):.4f}" for metric in metrics), " ".join(way.spaces))
+    return table
+
+
 def _operators(operators: dict[str, int]) -> Table:
     """Return a bar chart of the operators, the most frequent first."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -159,9 +169,9 @@ def _operators(operators: dict[str, int]) -> Table:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
+    table.add_column(escape(first), no_wrap=True)
     for other in others:
-        table.add_column(other, justify="right", overflow="fold")
+        table.add_column(escape(other), justify="right", overflow="fold")
     return table
 
 

@@ -23,4 +23,5 @@ def _mount(name: str, module: str, summary: str) -> None:
 
 _mount("bench", "loadtest.bench.command", "Measure the service and what it is compared with, part by part.")
 _mount("load", "loadtest.load.command", "Load a running service with Locust and judge it by pass marks.")
+_mount("evaluate", "loadtest.evaluate.command", "Measure how well the vectors of bundles find documents.")
 _mount("demo", "loadtest.faults.demo", "Kill the generators of a text while it streams: `attnserve demo crash`.")

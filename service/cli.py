@@ -30,7 +30,7 @@ COMMANDS = {
     "states": "service.states.commands",
     "attention": "export.commands",
     "compare": "export.commands",
-    **dict.fromkeys(("bench", "load", "demo"), "loadtest.commands"),
+    **dict.fromkeys(("bench", "load", "evaluate", "demo"), "loadtest.commands"),
 }
 
 

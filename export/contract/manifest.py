@@ -103,6 +103,27 @@ class RecipeTrial(ManifestPart):
     kept: bool
 
 
+class WayFigures(ManifestPart):
+    """How well one way to compare texts did, such as `dense-int8`; see `loadtest/evaluate/ways.py`."""
+
+    way: str = Field(max_length=64)
+    spaces: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")], ...] = Field(max_length=8, description="ids of the embedding spaces")
+    figures: dict[Annotated[str, Field(max_length=64)], Annotated[float, Field(ge=-1, le=1)]] = Field(max_length=16)
+
+
+class Evaluation(ManifestPart):
+    """How well the bundle's vectors did in a task, measured by `attnserve evaluate`."""
+
+    task: str = Field(max_length=256)
+    task_sha256: Sha256 = Field(description="of the task's texts and judgements")
+    licence: str | None = Field(None, max_length=256, description="of the task's texts; None: not known")
+    queries: Count = Field(description="or pairs")
+    documents: Count = Field(description="0: the task is pairs")
+    ways: tuple[WayFigures, ...] = Field(min_length=1, max_length=64)
+    created: Moment
+    tool: str = Field(max_length=256)
+
+
 class CheckpointSource(ManifestPart):
     """The checkpoint from which the weights were loaded."""
 
@@ -295,6 +316,7 @@ class Manifest(ManifestPart):
     sparse: Sparse | None = Field(None, description="the encoder has sparse vectors")
     multivector: MultiVector | None = Field(None, description="the encoder has one vector per token")
     roles: dict[RoleName, Role] | None = Field(None, description="how queries and documents are written; None: both alike")
+    evaluations: tuple[Evaluation, ...] | None = Field(None, max_length=100, description="one of each task, added after the export")
     pooling: str | None = Field(None, description='how an encoder makes one vector of a text; "none": it makes none')
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
     width: Size = Field(
@@ -371,7 +393,7 @@ class Manifest(ManifestPart):
 
 
 # Fields of a manifest that are left out if they are None.
-_OPTIONAL = ("decoder", "encoder_decoder", "short_graph", "attention_graph", "gpu_graph", "sparse", "multivector", "roles")
+_OPTIONAL = ("decoder", "encoder_decoder", "short_graph", "attention_graph", "gpu_graph", "sparse", "multivector", "roles", "evaluations")
 # Fields of `Decoder` that are written even if they are None, because they were when the first bundles were exported.
 _ALWAYS_OF_DECODERS = frozenset({"bos_token_id", "chat_template", "parameters", "bits_per_byte", "fp32_bits_per_byte"})
 

@@ -13,14 +13,17 @@ SHARED = {
     *("service.errors", "service.terminal", "service.deployment", "service.deployment.haproxy"),
     *("export", "export.contract"),
 }
+IN_PROCESS = {"in_process", "evaluate"}
 IN_ANOTHER_ENVIRONMENT = {"infinity_model.py"}
 OUTSIDE = [
-    file for file in sorted(LOADTEST.rglob("*.py")) if folder_of(name_of(file)) != "in_process" and file.name not in IN_ANOTHER_ENVIRONMENT
+    file
+    for file in sorted(LOADTEST.rglob("*.py"))
+    if folder_of(name_of(file)) not in IN_PROCESS and file.name not in IN_ANOTHER_ENVIRONMENT
 ]
 
 
 @pytest.mark.parametrize("file", OUTSIDE, ids=lambda file: str(file.relative_to(LOADTEST)))
-def test_only_in_process_drives_engines(file: Path) -> None:
+def test_only_folders_that_open_bundles_drive_engines(file: Path) -> None:
     assert not libraries(file) & ENGINES
     ours = {name for name in imported(file) if name.startswith(("service.", "export.")) and is_module(name)}
     assert ours <= SHARED

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from export.contract import AttentionLayer, Decoder, Image, Kind, Output, Precision
+from export.contract import AttentionLayer, Decoder, Evaluation, Image, Kind, Output, Precision
 from service.catalog import Served
 from service.dialects.openai.embeddings import ERRORS
 from service.encoding.space import space_of
@@ -50,6 +50,7 @@ class ModelObject(BaseModel):
     sparse_width: int | None = Field(description="The length of a sparse vector; null without them.")
     multivector_width: int | None = Field(description="The length of each token's vector; null without them.")
     embedding_spaces: dict[Output, str] = Field(description="The id of the space of each of `outputs`, as answers name it.")
+    evaluations: list[Evaluation] = Field(description="How well the vectors did in tasks, as `attnserve evaluate --write` measured.")
     maps: ModelMaps | None = Field(description="Null if the bundle was exported without --maps.")
     pictures: Image | None = Field(description="Null if the model draws no pictures.")
     state: ModelState | None = Field(description="Null if the model is no decoder.")
@@ -101,6 +102,7 @@ def _model(name: str, model: Served) -> dict[str, Any]:
         "sparse_width": None if manifest.sparse is None else manifest.sparse.size,
         "multivector_width": None if manifest.multivector is None else manifest.multivector.width,
         "embedding_spaces": {each: space_of(manifest, manifest.tensor_of(each)) for each in manifest.outputs},
+        "evaluations": [each.model_dump() for each in manifest.evaluations or ()],
         "maps": None if graph is None else graph.model_dump(include={"max_tokens": True, "layers": True}),
         "pictures": None if image is None else image.model_dump(),
         "state": None if decoder is None else {"bytes": decoder.state_bytes, "cache_bytes_per_token": _cache_bytes(decoder)},
