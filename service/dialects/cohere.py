@@ -101,7 +101,7 @@ class CohereMeta(BaseModel):
     api_version: ApiVersion
     billed_units: CohereBilledUnits
     tokens: CohereTokens
-    truncated: list[Cutting] = Field(description="The inputs that were cut, with their tokens before and after.")
+    truncated: list[Cutting] = Field(description="The inputs that were cut, with their tokens before (of a long text: at least) and after.")
     warnings: list[str] = Field([], description="Only where there are any.")
     errors: list[ItemError] = Field([], description="Only on requests with x-item-errors: the texts whose embeddings are null, and why.")
 

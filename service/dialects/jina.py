@@ -70,7 +70,9 @@ class JinaRerankResponse(BaseModel):
     object: Literal["list"]
     usage: OpenAIUsage
     results: list[JinaRerankResult]
-    truncated: list[Cutting] = Field(description="The documents that were cut, with their tokens (the query's included) before and after.")
+    truncated: list[Cutting] = Field(
+        description="The documents that were cut, with their tokens (the query's included) before (at least) and after."
+    )
     warnings: list[str]
     id: str
     meta: JinaMeta

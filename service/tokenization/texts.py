@@ -12,8 +12,9 @@ from typing import Literal
 
 from export import contract
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, ServiceError, TokenizationFailed
+from service.tokenization.beginnings import beginnings, splits_at_spaces
 from service.tokenization.tokenizer_file import open_tokenizer, panicked, token_ids
-from service.tokenization.words import words_of
+from service.tokenization.words import MOST_CHARACTERS, words_of
 
 Side = Literal["left", "right", "none"]
 Text = str
@@ -21,6 +22,7 @@ Pair = tuple[str, str]
 TokenIds = list[int]
 Input = Text | Pair | TokenIds
 
+_MORE = 16  # tokens that a beginning has beside those that are kept
 # The names that checkpoints give to the prompt of a role, the most common first. For any other role, the name is the role itself.
 _PROMPT_NAMES = {
     "query": ("query", "search_query", "retrieval.query"),
@@ -30,7 +32,8 @@ _PROMPT_NAMES = {
 
 @dataclass(slots=True)
 class Encoded:
-    """One tokenised input. `n_tokens` is its length before truncation, `len(ids)` after it.
+    """One tokenised input. `n_tokens` is its length before truncation, `len(ids)` after it. A long text that is cut at its end is not read
+    to its end, so it may have more tokens than `n_tokens`.
 
     No token attends to the last `unattended` tokens, which fill a query up.
     """
@@ -47,7 +50,9 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """A truncated input: its index in the request, its tokens before truncation, and the tokens that were kept."""
+    """A truncated input: its index in the request, its tokens before truncation (of a long text at least so many), and the tokens that were
+    kept.
+    """
 
     index: int
     tokens: int
@@ -92,6 +97,7 @@ class TextEncoder:
         self._pair_types = pair_types
         self._single, self._pair = self._layout(pair=False), self._layout(pair=True)
         self._words = words_of(self.tokenizer)
+        self._splits_at_spaces = self._words is not None or splits_at_spaces(self.tokenizer)
         around = self.tokenizer.encode("a")
         self.special_ids = {token for token, special in zip(around.ids, around.special_tokens_mask, strict=True) if special}
 
@@ -155,12 +161,7 @@ class TextEncoder:
             raise EmptyInput(f"input {index} cannot be empty", param="input")
         limit = min(limit, role.max_tokens or limit)
         marked = int(role.marker_id is not None)
-        text = prompt + item
-        if self._words is not None and (ids := self._words.ids(text)) is not None:
-            type_ids = [0] * len(ids) if self._pair_types else None
-        else:
-            (encoding,) = self.tokenizer.encode_batch_fast([text])  # `_fast` computes no offsets
-            ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
+        ids, type_ids = self._read(item, prompt, limit if side == "right" else None)
         n_tokens = len(ids) + marked
         if not n_tokens:  # true for white space if the tokenizer adds no special tokens
             raise EmptyInput(f"input {index} has no tokens", param="input")
@@ -179,6 +180,17 @@ class TextEncoder:
         ids += [role.expansion.token_id] * filling
         type_ids = type_ids and type_ids + [0] * filling
         return Encoded(ids, type_ids, n_tokens, 0 if role.expansion.attended else filling)
+
+    def _read(self, item: Text, prompt: str, limit: int | None) -> tuple[TokenIds, TokenIds | None]:
+        """Return the ids and type ids of a text, or if it has more than `limit` tokens, of a beginning with more."""
+        if len(item) <= MOST_CHARACTERS and self._words is not None and (known := self._words.ids(prompt + item)) is not None:
+            return known, [0] * len(known) if self._pair_types else None
+        for part in beginnings(item, limit) if limit is not None and self._splits_at_spaces else (item,):
+            (encoding,) = self.tokenizer.encode_batch_fast([prompt + part])  # `_fast` computes no offsets
+            ids: TokenIds = encoding.ids
+            if limit is not None and len(ids) > limit + _MORE:
+                break
+        return ids, encoding.type_ids if self._pair_types else None
 
     def _of_pair(self, item: Pair, index: int, limit: int, side: Side) -> Encoded:
         if not item[0] and not item[1]:

@@ -119,7 +119,9 @@ class EmbeddingResponse(BaseModel):
     model: str
     system_fingerprint: str = Field(description="The embedding space of the vectors, one for each of `outputs`, separated by commas.")
     usage: OpenAIUsage
-    truncated: list[Cutting] = Field([], description="The inputs that were cut, with their tokens before and after.")
+    truncated: list[Cutting] = Field(
+        [], description="The inputs that were cut, with their tokens before (of a long text: at least) and after."
+    )
 
 
 class ErrorDetail(BaseModel):

@@ -8,11 +8,14 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, ServiceError, TokenizationFailed
+from service.tokenization import beginnings
+from service.tokenization.patterns import PUBLISHED
 from service.tokenization.texts import Cut, Encoded, Input, TextEncoder, longest_first
-from tests.service.fakes import PROMPTS, VOCABULARY, fake_tokenizer
+from service.tokenization.tokenizer_file import token_ids
+from tests.service.fakes import PROMPTS, VOCABULARY, case, fake_tokenizer
 
 CLS, SEP = VOCABULARY.index("[CLS]"), VOCABULARY.index("[SEP]")
 CAT, DOG = VOCABULARY.index("cat"), VOCABULARY.index("dog")
@@ -219,6 +222,71 @@ def test_cutting_long_pairs_costs_about_as_much_as_reading_them(texts: TextEncod
     encoded = one(texts, ("cat " * 20_000, "dog " * 20_000))
     assert (len(encoded.ids), encoded.n_tokens) == (8, 40_003)
     assert most_used_bytes() <= most_bytes
+
+
+def trained(model: Any, trainer: Any, before: Any, normalizer: Any = None) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = before
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.train_from_iterator(["the cat, the dog! 12345 (cat's) naïve dog's\n\n" * 9], trainer)
+    return tokenizer
+
+
+def bpe(*before: Any, **options: Any) -> Tokenizer:
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    return trained(
+        models.BPE(), trainers.BpeTrainer(vocab_size=300, initial_alphabet=letters), pre_tokenizers.Sequence(list(before)), **options
+    )
+
+
+GPT_4 = next(pattern for pattern in sorted(PUBLISHED) if "{1,3}|" in pattern and "?i:" in pattern)
+QUICK = {
+    "BERT": fake_tokenizer(),
+    "white space": trained(
+        models.WordLevel(unk_token="[U]"), trainers.WordLevelTrainer(special_tokens=["[U]"]), pre_tokenizers.Whitespace()
+    ),
+    "metaspace": trained(
+        models.Unigram(),
+        trainers.UnigramTrainer(vocab_size=60, special_tokens=["<unk>"], unk_token="<unk>"),
+        pre_tokenizers.Metaspace(),
+        normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]),
+    ),
+    "GPT-2": bpe(pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "GPT-4": bpe(pre_tokenizers.Split(Regex(GPT_4), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)),
+}
+SLOW = {
+    "no pattern": bpe(pre_tokenizers.ByteLevel(use_regex=False)),
+    "spaces belong to the word before": bpe(pre_tokenizers.Split(" ", "merged_with_previous"), pre_tokenizers.ByteLevel()),
+    "spaces vanish": bpe(pre_tokenizers.ByteLevel(), normalizer=normalizers.Replace(" ", "")),
+}
+pieces = st.sampled_from(
+    ["cat", "dog's", " ", " ", "  ", "\n", "\t", "12345", "!", "...", "(", "é", "é", "日本", "\u3000", "\x00", "ﬁ", " \u0308", "[SEP]"]
+)
+
+
+@pytest.mark.parametrize("name", QUICK)
+@DETERMINISTIC
+@given(item=st.lists(pieces, min_size=1, max_size=20).map("".join))
+def test_a_beginning_of_a_text_has_the_first_ids_of_the_whole_text(name: str, item: str) -> None:
+    whole = token_ids(QUICK[name], item, add_special_tokens=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beginnings, "_LEAST", 1)
+        patch.setattr(beginnings, "_CHARACTERS", 1)
+        for part in beginnings.beginnings(item, 1):
+            ids = token_ids(QUICK[name], part, add_special_tokens=False)
+            assert ids == whole[: len(ids)]
+        assert part == item
+
+
+def test_a_long_text_is_read_only_as_far_as_needed_if_its_tokenizer_splits_at_spaces(tmp_path: Path) -> None:
+    item = "cat " * 100_000
+    for name, tokenizer in (QUICK | SLOW).items():
+        with case(name):
+            mine = encoder(tokenizer, tmp_path)
+            assert (one(mine, item).n_tokens < 10_000) == (name in QUICK)
+            assert one(mine, item).ids == one(mine, "cat " * 100).ids
+            assert one(mine, item, side="left").n_tokens >= 100_000
 
 
 def most_used_bytes() -> int:
