@@ -10,11 +10,10 @@ In place of a text, an encoder also compares vectors of the request (`given_vect
 
 import asyncio
 import math
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -32,9 +31,8 @@ from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.routing import Many
 from service.runtime.onnx import Array
+from service.runtime.steps import run_in_steps
 from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
-
-Result = TypeVar("Result")
 
 _WAYS: tuple[Way, ...] = ("multivector", "dense", "sparse")  # an encoder's ways to compare texts, the best first
 _TOGETHER = 100_000  # if the documents have fewer characters in total, one call tokenises all of them
@@ -277,24 +275,6 @@ def _similarities(ways: Sequence[Way], query: Sequence[Any], document: Sequence[
 
 def _floats(matrix: Array | Matrix) -> Array:
     return matrix.floats() if isinstance(matrix, Matrix) else matrix
-
-
-async def run_in_steps(work: Iterable[Result]) -> list[Result]:
-    """Return the results of `work`, which is done on a thread. If the caller is cancelled, the thread ends with the current step."""
-    cancelled = threading.Event()
-
-    def run() -> list[Result]:
-        done = []
-        for result in work:
-            done.append(result)
-            if cancelled.is_set():
-                break
-        return done
-
-    try:
-        return await asyncio.to_thread(run)
-    finally:
-        cancelled.set()
 
 
 def _rows(answer: EncodeAnswer) -> list[tuple[Any, ...]]:

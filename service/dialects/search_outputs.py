@@ -2,22 +2,30 @@
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field, StrictBool
 
 from export import contract
-from service.encoding import sparse, vectors
+from service.encoding import sparse, token_pooling, vectors
 from service.encoding.model import Model
-from service.errors import InvalidRequest
+from service.encoding.request import RowOrError
+from service.errors import InvalidRequest, ServiceError
 from service.http.fields import Body, unsupported_fields
 from service.runtime.onnx import Array
+from service.runtime.steps import run_in_steps
 
 AskedOutput = Literal["dense", "sparse", "multivector"]
 MatrixType = Literal["float16", "float32", "int8", "binary", "ubinary"]
 SPARSE_BYTES = 24.0  # bytes in JSON of an index with its weight
 _MATRIX_BYTES: dict[MatrixType, float] = {"float16": 2, "float32": 4, "int8": 1, "binary": 1 / 8, "ubinary": 1 / 8}
+
+
+PoolFactor = Annotated[
+    float,
+    Field(ge=1, le=1000, allow_inf_nan=False, description="Of a document, send 1 / pool_factor of the vectors: means of similar ones."),
+]
 
 
 class SparseOptions(Body):
@@ -36,6 +44,7 @@ class MultiVectorOptions(Body):
     dimensions: int | None = Field(
         None, ge=1, le=65_536, strict=True, description="Keep this many dimensions, then bring each vector back to length 1."
     )
+    pool_factor: PoolFactor | None = None
 
 
 class SparseObject(BaseModel):
@@ -82,6 +91,21 @@ def tokens_of(model: Model, indices: Any) -> list[str]:
     if about is None or not about.vocabulary:
         raise InvalidRequest(f"the indices of model {model.name} are no tokens: ask without them", param="return_tokens")
     return [model.tokenizer.id_to_token(index) or "" for index in indices.tolist()]
+
+
+async def pooled(rows: Sequence[RowOrError], at: int, factor: float, *, item_errors: bool) -> list[RowOrError]:
+    """Return the rows with fewer vectors in the token matrix at `at` of each. Raises the error of a matrix that is too large, but if
+    `item_errors`, it is the row."""
+
+    def one(row: RowOrError) -> RowOrError:
+        try:
+            return row if isinstance(row, ServiceError) else (*row[:at], token_pooling.pool(row[at], factor), *row[at + 1 :])
+        except ServiceError as error:
+            if not item_errors:
+                raise
+            return error
+
+    return await run_in_steps(map(one, rows))
 
 
 def matrix_content(array: Array, options: MultiVectorOptions) -> Any:

@@ -41,6 +41,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/states/{state}/rewind": {"tokens": 1, "ttl_s": 3600},
     "/v1/attention": {"input": "The cat sat.", "layers": [-1], "average_heads": True},
     "/v1/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},
+    "/encode": {"texts": _DOCUMENTS, "input_type": "document", "pool_factor": 2},
+    "/rerank_with_encoding": {"query": _QUESTION, "documents": _DOCUMENTS},
     "/score": {"text_1": _QUESTION, "text_2": _DOCUMENTS},
     "/v1/score": {"queries": _QUESTION, "documents": _DOCUMENTS},
     "/v2/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},

@@ -23,6 +23,7 @@ from service.dialects.search_outputs import (
     as_outputs,
     bytes_of,
     matrix_content,
+    pooled,
     sparse_content,
 )
 from service.dialects.text.schemas import VLLM, VLLM_IGNORED
@@ -196,9 +197,14 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
                 content["multivector"] = matrix_content(array, body.multivector)
         return content
 
+    pool_factor = body.multivector.pool_factor if "multivector" in outputs and not queries else None  # queries are not pooled
     if call.ndjson:
+        if pool_factor is not None:
+            raise InvalidRequest("token matrices are pooled in one JSON answer only: leave NDJSON out", param="multivector.pool_factor")
         return await stream(model, request, call, entry, render)
     answer = await model.answer(request, call)
+    if pool_factor is not None:
+        answer.rows = await pooled(answer.rows, outputs.index("multivector"), pool_factor, item_errors=call.item_errors)
     entries = [entry(index, row) for index, row in enumerate(answer.rows)]
     return {"object": "list", "data": entries, "model": model.name, **totals(answer)}
 

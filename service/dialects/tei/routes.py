@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from export import contract
 from service.call import ITEM_ERRORS_HEADER, WARNINGS_HEADER, Call
 from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog, Served
-from service.dialects import jina, ranking, tgi
+from service.dialects import jina, next_plaid, ranking, tgi
 from service.dialects.input_types import as_role
 from service.dialects.openai.embeddings import as_inputs
 from service.dialects.search_outputs import SPARSE_BYTES
@@ -183,9 +183,14 @@ async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     logit itself.
 
     An encoder's scores are (1 + cosine) / 2, with a warning in the header `x-warnings`. A body with `documents` has Jina's
-    format, and so has its answer; with `raw_scores` too, infinity's.
+    format, and so has its answer; with `raw_scores` too, infinity's. If its `query` is a list of vectors, it has next-plaid's.
     """
     if b'"documents"' in content and (kind := read(_RerankKind, content)).documents is not None and not kind.texts:
+        if isinstance(kind.query, list):
+            try:
+                return await next_plaid.rerank(read(next_plaid.PlaidRerankRequest, content, call), call, catalog)
+            except ServiceError as error:
+                return refused(error, next_plaid.DIALECT)
         try:
             body = read(jina.JinaRerankRequest, content, call)
             if kind.raw_scores is not None:
@@ -197,8 +202,9 @@ async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
 
 
 class _RerankKind(BaseModel):
-    """The fields that show whether the body of `/rerank` has the format of TEI, Jina or infinity."""
+    """The fields that show whether the body of `/rerank` has the format of TEI, Jina, infinity or next-plaid."""
 
+    query: Any = None
     texts: Any = None
     documents: Any = None
     raw_scores: Any = None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from export import contract
-from service.dialects.ranking import run_in_steps
+from service.runtime.steps import run_in_steps
 from tests.service.fakes import HIDDEN, PATIENCE_S, SPARSE_WIDTH, case, client, fake_app, fake_bundle, fake_ids
 
 TEXT = "the cat, the dog."
@@ -357,3 +357,52 @@ async def test_scoring_ends_when_its_client_has_left() -> None:
     go_on.set()
     await asyncio.get_running_loop().shutdown_default_executor()
     assert steps == [0]
+
+
+# next-plaid ------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_next_plaid_encodes_and_ranks_texts_and_matrices(http: Any) -> None:
+    async def post(path: str, **body: Any) -> Any:
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    wanted = maxsims(http)
+    order = sorted(range(3), key=lambda at: -wanted[at])
+    scores = pytest.approx([wanted[at] for at in order], rel=1e-3)
+    query = await post("/encode", texts=[QUERY], input_type="query")
+    documents = await post("/encode", texts=DOCUMENTS)
+    assert (query["num_texts"], documents["num_texts"], len(query["embeddings"][0])) == (1, 3, len(fake_ids(f"query: {QUERY}")) - 1)
+    matrices = [{"embeddings": each} for each in documents["embeddings"]]
+    for ranking in (
+        await post("/rerank", query=query["embeddings"][0], documents=matrices),
+        await post("/rerank_with_encoding", query=QUERY, documents=DOCUMENTS),
+    ):
+        assert ranking["num_documents"] == 3
+        assert ([each["index"] for each in ranking["results"]], [each["score"] for each in ranking["results"]]) == (order, scores)
+    half = (await post("/encode", texts=DOCUMENTS, pool_factor=2))["embeddings"]
+    assert [len(each) for each in half] == [1 + (len(each) - 1) // 2 for each in documents["embeddings"]]
+    assert len((await post("/encode", texts=[QUERY], input_type="query", pool_factor=2))["embeddings"][0]) == len(query["embeddings"][0])
+    pooled = await post("/rerank_with_encoding", query=QUERY, documents=DOCUMENTS, pool_factor=2)
+    again = await post("/rerank", query=query["embeddings"][0], documents=[{"embeddings": each} for each in half])
+    assert [each["score"] for each in pooled["results"]] == pytest.approx([each["score"] for each in again["results"]], rel=1e-3)
+    item = await ask(
+        http, input=DOCUMENTS[0], input_type="document", outputs=["multivector"], multivector={"pool_factor": 2, "encoding_format": "float"}
+    )
+    assert np.array(item["multivector"]) == pytest.approx(np.array(half[0]), abs=1e-3)
+
+
+async def test_next_plaid_refuses_in_its_own_form(http: Any) -> None:
+    for path, body, words in (
+        ("/encode", {"texts": []}, "cannot be empty"),
+        ("/encode", {"texts": ["a"], "pool_factor": 0.5}, "greater than or equal to 1"),
+        ("/encode", {"texts": ["a"], "model": "mini"}, "model mini gives no 'multivector'"),
+        ("/rerank", {"query": [[1.0]], "documents": [{"embeddings": [[1.0]]}]}, "`query.multivector` has 1 numbers for a vector"),
+        ("/rerank", {"query": [[1.0] * 12], "documents": []}, "cannot be empty"),
+        ("/rerank_with_encoding", {"query": "", "documents": ["a"]}, "cannot be empty"),
+    ):
+        with case((path, body)):
+            answer = await http.post(path, json=body)
+            assert (answer.status_code, answer.json()["code"]) == (400, "VALIDATION_ERROR")
+            assert words in answer.json()["message"]
