@@ -116,13 +116,16 @@ def scale(values: NDArray[np.float32]) -> float:
     return max(1.0, float(np.abs(values).max(initial=0.0)))
 
 
-def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: int) -> list[Feed]:
-    """Return random inputs, in sizes at which incorrect graphs fail: one text, one token, odd sizes, an empty text, full length."""
+def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: int, unattended: bool = False) -> list[Feed]:
+    """Return random inputs, in sizes at which incorrect graphs fail: one text, one token, odd sizes, an empty text, full length.
+
+    `unattended`: no token attends to the last third of every other text.
+    """
     random = np.random.default_rng(0)
     longest = min(max_tokens, LONGEST_COMPARED)
     sizes = [(1, 1), (1, 2), (2, 1), (1, 16), (2, 7), (3, 33), (5, 17), (8, 64), (2, longest)]
     return [
-        _feed(random, inputs, lengths, vocab_size, pad_token_id)
+        _feed(random, inputs, lengths, vocab_size, pad_token_id, unattended)
         for lengths in (_lengths(B, min(N, longest)) for B, N in dict.fromkeys(sizes))
     ]
 
@@ -135,11 +138,13 @@ def _lengths(B: int, N: int) -> list[int]:
     return lengths
 
 
-def _feed(random: np.random.Generator, inputs: Tensors, lengths: list[int], vocab_size: int, pad_token_id: int) -> Feed:
+def _feed(random: np.random.Generator, inputs: Tensors, lengths: list[int], vocab_size: int, pad_token_id: int, unattended: bool) -> Feed:
     B, N = len(lengths), max(lengths)
     mask = (np.arange(N)[None, :] < np.array(lengths)[:, None]).astype(np.int64)
+    for row in range(0, B, 2) if unattended else ():
+        mask[row, lengths[row] - lengths[row] // 3 : lengths[row]] = 2
     ids = np.where(mask != 0, random.integers(0, vocab_size, (B, N)), pad_token_id)
-    return feed_of(inputs, ids, mask, random.integers(0, 2, (B, N)) * mask)
+    return feed_of(inputs, ids, mask, random.integers(0, 2, (B, N)) * (mask != 0))
 
 
 def feed_of(inputs: Iterable[Any], ids: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> Feed:

@@ -11,6 +11,7 @@ from export.graphs.packed_encoder import without_padding
 from export.graphs.torch_graph import TorchGraph
 from models.checkpoints.published import Checkpoint
 from models.encoder.heads import SentenceEncoder
+from models.encoder.retrieval import Splade, TokenWeights
 
 # N of the traced example. It exceeds every group, chunk and window of a layer, because the exporter would otherwise make N a constant.
 EXAMPLE_TOKENS = 519
@@ -42,6 +43,7 @@ def encoder_graph(checkpoint: Checkpoint, model: nn.Module | None = None) -> Tor
         typed=typed,
         dense=checkpoint.pooling != "none",
         sparse=sparse_of(checkpoint),
+        multivector=multivector_of(checkpoint),
     )
     return TorchGraph(module, *interface, sizes, max_tokens=checkpoint.max_tokens)
 
@@ -57,7 +59,20 @@ def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = Fa
 def sparse_of(checkpoint: Checkpoint) -> contract.Sparse | None:
     """Return the manifest's description of the model's sparse vectors."""
     head = checkpoint.model.sparse if isinstance(checkpoint.model, SentenceEncoder) else None
-    return None if head is None else contract.Sparse(size=head.decoder.out_features)
+    if head is None:
+        return None
+    if isinstance(head, TokenWeights):
+        return contract.Sparse(size=checkpoint.config.vocab_size, by_token=True, **checkpoint.search.sparse)
+    size = head.decoder.out_features if isinstance(head, Splade) else head.encoder.out_features
+    return contract.Sparse(size=size, vocabulary=isinstance(head, Splade), **checkpoint.search.sparse)
+
+
+def multivector_of(checkpoint: Checkpoint) -> contract.MultiVector | None:
+    """Return the manifest's description of the model's token matrices."""
+    head = checkpoint.model.multivector if isinstance(checkpoint.model, SentenceEncoder) else None
+    if head is None:
+        return None
+    return contract.MultiVector(width=head.width, **checkpoint.search.multivector)
 
 
 def width_of(checkpoint: Checkpoint) -> int:
@@ -65,7 +80,7 @@ def width_of(checkpoint: Checkpoint) -> int:
     if contract.KINDS[checkpoint.kind].has_labels:
         return len(checkpoint.id2label)
     if checkpoint.pooling == "none":
-        if sparse_of(checkpoint) is None:
+        if sparse_of(checkpoint) is None and multivector_of(checkpoint) is None:
             raise ExportError(
                 f"{checkpoint.folder} has no pooling, so it gives no vector of a text; add a Pooling module to its modules.json"
             )

@@ -52,7 +52,7 @@ class PackedEncoder(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         t = torch.arange(input_ids.shape[1], device=input_ids.device)
-        packing = TokenPacking.of(attention_mask != 0, t)
+        packing = TokenPacking.of(attention_mask != 0, t, attention_mask == 1)
         rotations = {name: table(t) for name, table in self.rotations.items()}
         near = {window: (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) if window is not None}
         bias = None if self.relative_bias is None else self.relative_bias(t)

@@ -11,15 +11,17 @@ class TokenPacking(NamedTuple):
 
     position: Tensor  # (T,) int64, ascending: the padded position of each packed token
     row: Tensor  # (B * N,) int64, the index among the packed tokens for each padded position; padding repeats the previous index
-    mask: Tensor  # (B, N) bool, True at tokens
+    mask: Tensor  # (B, N) bool, True at tokens to which others attend
 
     @classmethod
-    def of(cls, mask: Tensor, t: Tensor) -> "TokenPacking":
-        """Create the mapping from a mask (B, N) and t = 0 .. N - 1. The first position of every text is kept, also of an empty text."""
-        kept = (mask | (t == 0)).flatten()
+    def of(cls, tokens: Tensor, t: Tensor, attended: Tensor | None = None) -> "TokenPacking":
+        """Create the mapping from masks (B, N) of tokens and of those to which others attend (None: all), and t = 0 .. N - 1. The first
+        position of every text is kept, also of an empty text.
+        """
+        kept = (tokens | (t == 0)).flatten()
         position = kept.nonzero().squeeze(1)
         torch._check(position.shape[0] >= 2)  # the exporter would otherwise make T the constant 1; the graph also runs with T = 1
-        return cls(position, kept.long().cumsum(0) - 1, mask)
+        return cls(position, kept.long().cumsum(0) - 1, tokens if attended is None else attended)
 
     def pack(self, x: Tensor) -> Tensor:
         """Pack the tokens, without padding: (B, N, D) -> (T, D)."""

@@ -28,7 +28,7 @@ from export.errors import ExportError
 from export.gpu.cpu_twin import write_cpu_twin
 from export.gpu.kernels import check as check_kernels
 from export.gpu.packed_encoder import HOW, gpu_encoder_graph, largest_value, pack_one
-from export.graphs.encoder import encoder_graph, sparse_of, trace
+from export.graphs.encoder import encoder_graph, multivector_of, sparse_of, trace
 from export.graphs.onnx_file import REWRITTEN, describe, optimise
 from export.graphs.shared_weights import share
 from export.graphs.torch_graph import TorchGraph
@@ -67,8 +67,8 @@ class EncoderExporter(Exporter):
         self.source = load_checkpoint(
             checkpoint, attention=options.attention, settings=settings, scratch=options.scratch, sparse=options.sparse
         )
-        if options.gpu and sparse_of(self.source) is not None:
-            raise ExportError(f"{checkpoint} has sparse vectors, which have no graph for GPUs; leave out --gpu")
+        if options.gpu and (sparse_of(self.source) is not None or multivector_of(self.source) is not None):
+            raise ExportError(f"{checkpoint} has sparse vectors or token matrices, which have no graph for GPUs; leave out --gpu")
         self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
         self.traits = contract.KINDS[self.kind]
         self.packed = isinstance(self.source.model.encoder, Encoder)
@@ -119,7 +119,13 @@ class EncoderExporter(Exporter):
     def _check(self, file: Path, graph: TorchGraph, examples: EncoderExamples, max_tokens: int, bar: ErrorLimits) -> contract.Parity:
         """Compare the graph in `file` with torch, at every size and for the examples."""
         session = open_graph(file)
-        sizes = feeds(graph.inputs, vocab_size=self.vocab_size, pad_token_id=self.source.pad_token_id, max_tokens=max_tokens)
+        sizes = feeds(
+            graph.inputs,
+            vocab_size=self.vocab_size,
+            pad_token_id=self.source.pad_token_id,
+            max_tokens=max_tokens,
+            unattended=contract.MULTIVECTOR in examples.compared,
+        )
         error = compare(session, graph.answer, graph.outputs, sizes, tolerance=bar.tolerance)
         rows = examples.run(answers(session, graph.outputs))
         cosines = examples.cosines(rows)
@@ -279,6 +285,8 @@ class EncoderExporter(Exporter):
         return {
             "trials": self.trials,
             "sparse": sparse_of(self.source),
+            "multivector": multivector_of(self.source),
+            "roles": self.source.search.roles,
             "width": int(self.graphs[contract.GRAPH].outputs[0].shape[-1]),
             "source": self.origin(weights_sha256(weights), self.source.config.attention, untrained=self.source.untrained),
             **{name: getattr(self.source, name) for name in names},

@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.checkpoints.families import ARCHITECTURES, FAMILIES, reformer
 from models.checkpoints.families.family import Family, HeadConfig, Names
 from models.checkpoints.own_encoder import ARCHITECTURE, OwnEncoderConfig, read_own, sentence_encoder
+from models.checkpoints.search import STANFORD, Search, read_colbert, read_heads
 from models.checkpoints.static import ARCHITECTURE as ARCHITECTURE_OF_STATIC
 from models.checkpoints.static import StaticFiles, find_static, load_static
 from models.checkpoints.weights import fill
 from models.checkpoints.wordpiece import VOCABULARY, wordpiece_tokenizer
-from models.encoder.heads import Dense, Headed, SentenceEncoder, SequenceClassifier, TokenClassifier
+from models.encoder.heads import Dense, Headed, SentenceEncoder, SequenceClassifier, TokenClassifier, TokenMatrix
 from models.encoder.model import Encoder, EncoderConfig
-from models.encoder.pipeline import Pipeline, SpladePooling, read_pipeline
-from models.encoder.retrieval import Splade
+from models.encoder.pipeline import Pipeline, SpladePooling, filled, read_pipeline
+from models.encoder.retrieval import SparseCode, Splade
 from models.encoder.softmax import softmax_of
 from models.encoder.static import StaticShape
 from models.folders.folder import (
@@ -76,6 +77,7 @@ class Checkpoint:
     score_activation: ScoreActivation = "identity"
     adds_special_tokens: bool = True  # False: the tokenizer's special tokens are not added to a text
     weights_folder: Path | None = None  # folder of the weights, if it is not that of the tokenizer
+    search: Search = field(default_factory=Search)
     softmax_tokens: int | None = None  # texts of up to so many tokens are computed by `short_form`; None: no text is
 
     def short_form(self) -> "Checkpoint | None":
@@ -121,29 +123,42 @@ def load_checkpoint(
         return _of_our_own(folder, read_own(settings), pipeline, attention, dtype)
     if architecture in reformer.ARCHITECTURES:
         return _of_reformer(folder, settings, pipeline, attention, dtype)
-    if architecture not in ARCHITECTURES:
+    stanford = architecture == STANFORD
+    if architecture not in ARCHITECTURES and not stanford:
         raise CheckpointError(
             f"{settings.file}: architecture {architecture!r} is not supported; supported: "
             f"{', '.join((*ARCHITECTURES, *reformer.ARCHITECTURES, ARCHITECTURE))}"
         )
-    family, task = ARCHITECTURES[architecture]
+    family, task = ARCHITECTURES["BertModel" if stanford else architecture]
+    tensors = read_tensors(pipeline.transformer)
+    if stanford:
+        pipeline = _of_stanford(pipeline, tensors)
     pipeline = replace(pipeline, pooling=_pooling(task, architecture, pipeline))
     config = _encoder_config(family, settings, attention)
     id2label = {} if task == "encoder" else _labels(settings)
-    prompting = read_settings(folder / "config_sentence_transformers.json", required=False)
+    prompting = read_settings(folder / ("artifact.metadata" if stanford else "config_sentence_transformers.json"), required=False)
     prompts, default_prompt = _prompts(prompting)
+    tokenizer_file = _tokenizer_file(pipeline, scratch)
+    weights, matrix, search = read_heads(pipeline, tokenizer_file) if task == "encoder" else (None, None, Search())
+    if pipeline.matrix:
+        matrix, search = TokenMatrix(pipeline.matrix), read_colbert(pipeline, prompting, prompts, tokenizer_file, stanford)
+        prompts = search.prompts
 
     encoder = Encoder(config, dtype=dtype)
     model, head_names = _build(encoder, family, task, settings, pipeline, n_labels=len(id2label))
+    if isinstance(model, SentenceEncoder):
+        model.multivector = matrix
+        model.sparse = model.sparse or weights
     model = model.to(dtype).eval()
-    fill(model, read_tensors(pipeline.transformer), family, head_names, with_masked_head=pipeline.splade is not None)
+    fill(model, tensors, family, head_names, with_masked_head=pipeline.splade is not None)
     return Checkpoint(
         kind="reranker" if task == "classifier" and len(id2label) == 1 else task,
         model=model,
         config=config,
         architecture=architecture,
         folder=folder,
-        tokenizer_file=_tokenizer_file(pipeline, scratch),
+        tokenizer_file=tokenizer_file,
+        search=search,
         weights_folder=pipeline.transformer,
         max_tokens=_max_tokens(config.n_positions, pipeline),
         pooling=pipeline.pooling,
@@ -164,13 +179,16 @@ def _of_our_own(folder: Path, own: OwnEncoderConfig, pipeline: Pipeline, attenti
         raise CheckpointError(
             f"{folder}: attention={attention!r} cannot replace the encoder's {own.config.attention}; change the encoder's config"
         )
+    model, tokenizer_file = sentence_encoder(own, read_tensors(folder), dtype=dtype), _tokenizer_file(pipeline)
+    model.sparse, model.multivector, search = read_heads(pipeline, tokenizer_file)
     return Checkpoint(
         kind="encoder",
-        model=sentence_encoder(own, read_tensors(folder), dtype=dtype),
+        model=model.to(dtype),
         config=own.config,
         architecture=ARCHITECTURE,
         folder=folder,
-        tokenizer_file=_tokenizer_file(pipeline),
+        tokenizer_file=tokenizer_file,
+        search=search,
         max_tokens=own.config.n_positions,
         pooling=own.pooling,
         normalized=own.normalized,
@@ -354,7 +372,8 @@ def _build(
         _check_widths(encoder.config.d_model, pipeline)
         dense, normalized = pipeline.dense, pipeline.normalized
         assert pipeline.pooling is not None, "an encoder has one"
-        sparse, names = (None, {}) if pipeline.splade is None else _splade(encoder.config, family, settings, pipeline.splade)
+        sparse: Splade | SparseCode | None
+        sparse, names = (pipeline.code, {}) if pipeline.splade is None else _splade(encoder.config, family, settings, pipeline.splade)
         return SentenceEncoder(encoder, pooling=pipeline.pooling, dense=dense, normalized=normalized, sparse=sparse), names
     if task == "classifier":
         head = family.sequence_head(settings)
@@ -364,6 +383,14 @@ def _build(
     token_head = family.token_head(settings)
     of_tokens = None if token_head is None else _transform(encoder.config, token_head)
     return TokenClassifier(encoder, n_labels=n_labels, transform=of_tokens), family.token_names
+
+
+def _of_stanford(pipeline: Pipeline, tensors: dict[str, Tensor]) -> Pipeline:
+    """Return the pipeline of a folder of Stanford ColBERT, with the projection that is taken out of its `tensors`."""
+    if (weight := tensors.pop("linear.weight", None)) is None:
+        raise CheckpointError(f"{pipeline.transformer} has no linear.weight, which makes the token vectors of {STANFORD}; copy it again")
+    dense = Dense(weight.shape[1], weight.shape[0], activation="identity", bias=False)
+    return replace(pipeline, pooling="none", matrix=(filled(dense, {"linear.weight": weight}, pipeline.transformer),))
 
 
 def _splade(config: EncoderConfig, family: Family, settings: JsonSettings, how: SpladePooling) -> tuple[Splade, Names]:
@@ -377,7 +404,7 @@ def _splade(config: EncoderConfig, family: Family, settings: JsonSettings, how: 
 
 def _check_widths(d_model: int, pipeline: Pipeline) -> None:
     width = d_model
-    for dense in pipeline.dense:
+    for dense in pipeline.dense + pipeline.matrix:
         if dense.linear.in_features != width:
             raise CheckpointError(f"a Dense module takes in_features={dense.linear.in_features}, but gets vectors of {width}")
         width = dense.linear.out_features

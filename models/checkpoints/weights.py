@@ -23,9 +23,10 @@ def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: 
     names = {**_encoder_names(family, prefix, tensors), **head_names}
     if with_masked_head and family.masked_head is not None:
         _complete_decoder(family.masked_head, names, tensors)
-    # The tensors of `places` share memory with the model. A SentenceEncoder's dense layers are left out, because they are already loaded
-    # from their own files. Buffers are left out, because the layers compute them.
-    parameters = {name for name, _ in model.named_parameters() if not name.startswith("dense.")}
+    # The tensors of `places` share memory with the model. A SentenceEncoder's dense layers and heads are left out, because they are already
+    # loaded from their own files. Buffers are left out, because the layers compute them.
+    loaded = ("dense.", "multivector.", *(() if with_masked_head else ("sparse.",)))
+    parameters = {name for name, _ in model.named_parameters() if not name.startswith(loaded)}
     places = {name: tensor for name, tensor in model.state_dict().items() if name in parameters}
     sources = _sources(names, places, n_layers=model.encoder.config.n_layers)
     check_names(sources, tensors, harmless=tuple(prefix + beginning for beginning in family.unused) + family.unused)

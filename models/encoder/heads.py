@@ -2,13 +2,14 @@
 scores of each token.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from models.encoder.model import Encoder
 from models.encoder.pooling import POOLINGS, unit_length
-from models.encoder.retrieval import Splade
+from models.encoder.retrieval import SparseCode, Splade, TokenWeights
 from models.parts.feedforward import ACTIVATIONS
 
 
@@ -19,12 +20,13 @@ class Headed(nn.Module):
 
 
 class SentenceOutput(NamedTuple):
-    """The output of a `SentenceEncoder`. `embedding` and `pooled` are None without pooling, and `sparse` without such a head."""
+    """The output of a `SentenceEncoder`. `embedding` and `pooled` are None without pooling, the last two without such a head."""
 
     embedding: Tensor | None  # (B, D_out), normalised to length 1; 0 for a row without tokens
     pooled: Tensor | None  # (B, D_out), the same as `embedding`, before normalisation
     token_embeddings: Tensor  # (B, N, D), 0 at padding
-    sparse: Tensor | None = None  # (B, V)
+    sparse: Tensor | None = None  # (B, V), or (B, N) of `TokenWeights`
+    multivector: Tensor | None = None  # (B, N, D_matrix), length 1, 0 at padding
 
 
 class SentenceEncoder(Headed):
@@ -42,7 +44,8 @@ class SentenceEncoder(Headed):
         pooling: str,
         dense: tuple["Dense", ...] = (),
         normalized: bool = True,
-        sparse: Splade | None = None,
+        sparse: Splade | TokenWeights | SparseCode | None = None,
+        multivector: "TokenMatrix | None" = None,
     ) -> None:
         super().__init__()
         if pooling not in (*POOLINGS, "none"):
@@ -52,17 +55,21 @@ class SentenceEncoder(Headed):
         self.dense = nn.Sequential(*dense)
         self.normalized = normalized
         self.sparse = sparse
+        self.multivector = multivector
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> SentenceOutput:
         """Compute the vectors of texts and tokens. The arguments, (B, N) int64 each, are those of `Encoder.forward`."""
-        mask = attention_mask != 0
+        mask, attended = attention_mask != 0, attention_mask == 1
         x = self.encoder(input_ids, attention_mask, token_type_ids)  # (B, N, D)
         token_embeddings = x * mask.unsqueeze(-1)
-        sparse = None if self.sparse is None else self.sparse(x, mask)
+        matrix = None if self.multivector is None else self.multivector(x, mask)
+        sparse = None if self.sparse is None or isinstance(self.sparse, SparseCode) else self.sparse(x, attended)
         if self.pooling == "none":
-            return SentenceOutput(None, None, token_embeddings, sparse)
-        pooled = self.dense(POOLINGS[self.pooling](x, mask))  # (B, D_out)
-        return SentenceOutput(unit_length(pooled), pooled, token_embeddings, sparse)
+            return SentenceOutput(None, None, token_embeddings, sparse, matrix)
+        pooled = self.dense(POOLINGS[self.pooling](x, attended))  # (B, D_out)
+        if isinstance(self.sparse, SparseCode):
+            sparse = self.sparse(unit_length(pooled) if self.normalized else pooled)
+        return SentenceOutput(unit_length(pooled), pooled, token_embeddings, sparse, matrix)
 
 
 class SequenceClassifier(Headed):
@@ -112,3 +119,17 @@ class Dense(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(ACTIVATIONS[self.activation](self.linear(x)))
+
+
+class TokenMatrix(nn.Module):
+    """One vector of length 1 for each token, 0 at padding: (B, N, D) and a mask (B, N) -> (B, N, D_matrix). Khattab & Zaharia 2020,
+    arXiv:2004.12832.
+    """
+
+    def __init__(self, dense: Sequence[Dense]) -> None:
+        super().__init__()
+        self.dense = nn.Sequential(*dense)
+        self.width = dense[-1].linear.out_features
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return unit_length(self.dense(x)) * mask.unsqueeze(-1)

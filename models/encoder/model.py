@@ -122,15 +122,15 @@ class Encoder(nn.Module):
         self.to(dtype)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Compute the token vectors (B, N, D). Each argument is (B, N) int64. attention_mask is 1 for a token and 0 for padding. The
-        vectors of padding are undefined.
+        """Compute the token vectors (B, N, D). Each argument is (B, N) int64. attention_mask is 1 for a token, 0 for padding, and 2 for a
+        token to which no token attends. The vectors of padding are undefined.
 
         Raises ValueError for N > n_positions.
         """
         if not torch.compiler.is_exporting() and input_ids.shape[1] > self.config.n_positions:
             limit = self.config.n_positions
             raise ValueError(f"N={input_ids.shape[1]} tokens, but the model has n_positions={limit}; cut the input")
-        key_mask = attention_mask != 0
+        key_mask = attention_mask == 1
         t = torch.arange(input_ids.shape[1], device=input_ids.device)
         rotations = {name: table(t) for name, table in self.rotations.items()}
         gaps = (t[None, :] - t[:, None]).abs()  # (N, N)

@@ -8,18 +8,26 @@ the last part of a module's type name is compared, since releases of sentence-tr
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from models.encoder.heads import Dense
+from models.encoder.retrieval import SparseCode
 from models.folders.folder import CheckpointError, JsonSettings, read_modules, read_settings, read_tensors, subfolder
 
-MODULES = ("Transformer", "MLMTransformer", "StaticEmbedding", "Pooling", "Dense", "Dropout", "Normalize", "SpladePooling")
+MODULES = (
+    *("Transformer", "MLMTransformer", "StaticEmbedding", "Pooling", "Dense", "Dropout", "Normalize"),
+    *("SpladePooling", "SparseAutoEncoder", "MultiVectorMask"),
+)
+TOKENS = "token_embeddings"
 ORDERS = {  # regular expressions -> the same in words
     r"Transformer( Pooling( Dense| Dropout)*( Normalize)?)?": "Transformer and Pooling, then Dense layers, then Normalize",
     r"StaticEmbedding( Dense| Dropout)*( Normalize)?": "StaticEmbedding, then the same",
     r"(MLM)?Transformer SpladePooling": "Transformer and SpladePooling",
+    r"Transformer Pooling( Normalize)? SparseAutoEncoder": "Transformer, Pooling and SparseAutoEncoder",
+    r"Transformer( Dense)+( MultiVectorMask)?( Normalize)?( MultiVectorMask)?": "Transformer, Dense, MultiVectorMask, Normalize",
 }
 
 POOLING_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last", "mean_sqrt_len_tokens": "mean_sqrt_len"}
@@ -49,6 +57,8 @@ TRANSFORMER_SETTINGS = (
     "sentence_xlm-roberta_config.json",
 )
 
+Filled = TypeVar("Filled", bound=nn.Module)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
@@ -63,6 +73,9 @@ class Pipeline:
     normalized: bool
     static: bool = False  # the first module is StaticEmbedding and not Transformer
     splade: "SpladePooling | None" = None  # sparse vectors come from the head of a masked language model
+    code: SparseCode | None = None  # sparse vectors come from the pooled one
+    matrix: tuple[Dense, ...] = ()  # layers that make token matrices
+    mask: JsonSettings | None = None  # settings of MultiVectorMask: the tokens that get no vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +102,8 @@ def read_pipeline(folder: Path, *, sparse: bool = False) -> Pipeline:
             f"{folder / 'modules.json'}: the order {', '.join(kinds)} is not supported; supported: {'; '.join(ORDERS.values())}"
         )
     place = dict(zip(kinds, places, strict=True))
+    of_tokens = "Dense" in kinds and "Pooling" not in kinds and kinds[0] == "Transformer"
+    dense = tuple(_read_dense(each, of_tokens=of_tokens) for kind, each in zip(kinds, places, strict=True) if kind == "Dense")
     if sparse and "SpladePooling" not in kinds:
         raise CheckpointError(
             f"{folder / 'modules.json'} has no SpladePooling, so the checkpoint has no sparse vectors; leave out --sparse"
@@ -100,8 +115,11 @@ def read_pipeline(folder: Path, *, sparse: bool = False) -> Pipeline:
         how["pooling"] = _read_pooling(place["Pooling"]) if "Pooling" in kinds else "none"
     return Pipeline(
         transformer=places[0],
-        dense=tuple(_read_dense(place) for kind, place in zip(kinds, places, strict=True) if kind == "Dense"),
-        normalized=kinds[-1] == "Normalize",
+        dense=() if of_tokens else dense,
+        matrix=dense if of_tokens else (),
+        mask=read_settings(place["MultiVectorMask"] / "config.json") if "MultiVectorMask" in kinds else None,
+        normalized="Normalize" in kinds and not of_tokens,
+        code=_read_code(place["SparseAutoEncoder"]) if "SparseAutoEncoder" in kinds else None,
         splade=_read_splade(place["SpladePooling"]) if "SpladePooling" in kinds else None,
         **how,
     )
@@ -109,7 +127,7 @@ def read_pipeline(folder: Path, *, sparse: bool = False) -> Pipeline:
 
 def _kind(module: dict[str, Any], folder: Path) -> str:
     package, _, kind = module["type"].rpartition(".")
-    if package.split(".")[0] != "sentence_transformers" or kind not in MODULES:
+    if package.split(".")[0] not in ("sentence_transformers", "pylate") or kind not in MODULES:
         raise CheckpointError(
             f"{folder / 'modules.json'}: module type {module['type']!r} is not supported "
             f"(supported: {', '.join(MODULES)} of sentence_transformers); use another checkpoint"
@@ -144,19 +162,32 @@ def _read_pooling(place: Path) -> str:
     return JsonSettings({"pooling_mode": modes[0]}, settings.file).pick("pooling_mode", "mean", POOLING_NAMES)
 
 
-def _read_dense(place: Path) -> Dense:
+def _read_code(place: Path) -> SparseCode:
+    settings = read_settings(place / "config.json")
+    d_in, d_code, k = settings.need("input_dim"), settings.get("hidden_dim", 512), settings.get("k", 8)
+    code = SparseCode(d_in, d_code, k=min(k, d_code), normalized=settings.get("normalize", False))
+    tensors = read_tensors(place)
+    tensors |= {"encoder.weight": tensors.get("decoder.linear.weight", tensors.get("encoder.weight", torch.empty(0)))}  # one of both names
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in ("stats_last_nonzero", "decoder.linear.weight")}
+    return filled(code, tensors, place)
+
+
+def _read_dense(place: Path, *, of_tokens: bool) -> Dense:
     settings = read_settings(place / "config.json")
     settings.allow("use_residual", False)
-    settings.allow("module_input_name", "sentence_embedding")
-    settings.allow("module_output_name", "sentence_embedding")
+    settings.allow("module_input_name", TOKENS if of_tokens else "sentence_embedding")
+    settings.allow("module_output_name", TOKENS if of_tokens else "sentence_embedding")
     d_in, d_out, bias = settings.need("in_features"), settings.need("out_features"), settings.get("bias", True)
     activation = settings.pick("activation_function", "torch.nn.modules.activation.Tanh", DENSE_ACTIVATIONS)
-    dense = Dense(d_in, d_out, activation=activation, bias=bias)
-    tensors = read_tensors(place)
+    return filled(Dense(d_in, d_out, activation=activation, bias=bias), read_tensors(place), place)
+
+
+def filled(module: Filled, tensors: dict[str, Tensor], place: Path) -> Filled:
+    """Return the module with these tensors. Raises CheckpointError, with their `place`, if they are not the module's."""
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wanted = {name: tuple(tensor.shape) for name, tensor in dense.state_dict().items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     if found != wanted:
         raise CheckpointError(f"{place} has the tensors {found} instead of {wanted}; copy it again")
     with torch.no_grad():
-        dense.load_state_dict(tensors)
-    return dense
+        module.load_state_dict(tensors)
+    return module

@@ -44,3 +44,35 @@ class Splade(nn.Module):
         for _ in range(self.logs):
             x = (x + 1).log()
         return x
+
+
+class TokenWeights(nn.Module):
+    """A weight for each token, none below 0, and 0 at padding: (B, N, D) -> (B, N). Chen et al. 2024, arXiv:2402.03216, section 3.1."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.linear(x).squeeze(-1).relu() * mask
+
+
+class SparseCode(nn.Module):
+    """The `k` largest of many learned features of a text's vector, without those below 0: (B, D) -> (B, D_code). Wen et al. 2025,
+    arXiv:2503.01776.
+    """
+
+    def __init__(self, d_in: int, d_code: int, *, k: int, normalized: bool) -> None:
+        super().__init__()
+        self.pre_bias = nn.Parameter(torch.zeros(d_in))
+        self.encoder = nn.Linear(d_in, d_code, bias=False)
+        self.latent_bias = nn.Parameter(torch.zeros(d_code))
+        self.k, self.normalized = k, normalized
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.normalized:
+            x = x - x.mean(-1, keepdim=True)
+            x = x / (x.square().sum(-1, keepdim=True) / (x.shape[-1] - 1)).sqrt().add(1e-5)
+        features = F.linear(x - self.pre_bias, self.encoder.weight, self.latent_bias)
+        largest, places = features.topk(self.k, dim=-1)
+        return torch.zeros_like(features).scatter(-1, places, largest.relu())

@@ -29,7 +29,8 @@ _KINDS: dict[Any, str] = {
     "n_inner n_head feed_forward_size attention_head_size head_dim block_size num_landmarks conv_kernel_size in_features out_features "
     "linear_num_value_heads linear_num_key_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim num_key_value_heads "
     "full_attention_interval global_attn_every_n_layers local_attention num_hashes lsh_attn_chunk_length local_attn_chunk_length "
-    "sliding_window original_max_position_embeddings softmax_tokens",
+    "sliding_window original_max_position_embeddings softmax_tokens query_length document_length "
+    "query_maxlen doc_maxlen input_dim k length",
     Layers: "num_hidden_layers n_layers n_layer",
     Count: "type_vocab_size num_labels num_random_blocks lsh_num_chunks_before lsh_num_chunks_after local_num_chunks_before "
     "local_num_chunks_after max_window_layers",
@@ -43,21 +44,22 @@ _KINDS: dict[Any, str] = {
     Flag: "bias mlp_bias norm_bias attention_bias classifier_bias is_decoder do_lower_case tie_word_embeddings axial_pos_embds normalized "
     "untrained pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_mean_sqrt_len_tokens "
     "pooling_mode_weightedmean_tokens pooling_mode_lasttoken normalize relative_attention share_att_key position_biased_input "
-    "use_sliding_window truncate strip_accents tokenize_chinese_chars",
+    "use_sliding_window truncate strip_accents tokenize_chinese_chars do_query_expansion "
+    "attend_to_expansion_tokens attend_to_mask_tokens mask_punctuation attend",
     Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling type rope_type "
     "classifier_activation pooler_hidden_act norm_rel_ebd pooling problem_type default_prompt_name sbert_ce_default_activation_function "
-    "pooling_strategy",
+    "pooling_strategy model_type similarity_fn_name query_prefix document_prefix query_token_id doc_token_id strategy token",
     Text | Texts: "pooling_mode pos_att_type",
     Text | Object: "eos_token bos_token unk_token sep_token pad_token cls_token mask_token",
     Annotated[list[Text | Object], Field(max_length=2**16)]: "additional_special_tokens",
     Template | Annotated[list[dict[str, Template]], Field(max_length=100)]: "chat_template",
     Annotated[list[Text], Field(min_length=1, max_length=100)]: "architectures",
     Annotated[list[Text], Field(min_length=1, max_length=1024)]: "layer_types attn_layers",
-    Texts: "examples",
+    Texts: "examples skiplist_words",
     Size | Sizes: "attention_window num_buckets",
     Sizes: "axial_pos_shape axial_pos_embds_dim",
     Object: "attnserve_encoder attnserve_decoder attnserve_encoder_decoder text_config rope_parameters rope_scaling full_attention "
-    "sliding_attention sentence_transformers image added_tokens_decoder",
+    "sliding_attention sentence_transformers image added_tokens_decoder query_expansion",
     dict[Text, Text | None]: "prompts",
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,5}$")], Text]: "id2label",
     dict[Text, Text]: "weight_map",

@@ -12,22 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 import sentence_transformers as library
+import torch
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from export import contract
 from export.checks.parity import check_batches, open_graph
 from export.errors import ExportError
+from models.checkpoints.published import load_checkpoint
 from service.call import Call
 from service.catalog import Catalog
 from service.encoding.request import EncodeRequest
-from service.encoding.sparse import unpacked
+from service.encoding.sparse import of_tokens, unpacked
 from service.errors import ServiceError
 from service.settings import Settings
+from tests.checkpoints import tiny_tokenizer
 from tests.exports import exported
 from tests.models.checkpoints import tiny
-from tests.models.checkpoints.test_retrieval import trunk
+from tests.models.checkpoints.test_retrieval import TEXTS, pylate, save_heads, trunk
 from tests.service.test_hostile_bundles import nothing, rewritten
+
+SAME = 1e-5  # float32 on both sides, sums in another order
 
 
 async def served(bundle: Path, outputs: tuple[str, ...], texts: Sequence[str], **how: Any) -> list[Any]:
@@ -64,6 +69,38 @@ async def test_the_splade_of_a_package_gives_the_weights_of_sentence_transformer
         indices, weights = unpacked(row[0])
         assert np.array_equal(indices, np.flatnonzero(want))
         assert np.abs(weights - want[indices]).max() <= 1e-3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+async def test_three_heads_answer_from_one_run(tmp_path: Path, precision: contract.Precision) -> None:
+    folder = trunk(tmp_path / "m3", "BertModel", tiny.BERT)
+    save_heads(folder)
+    manifest = exported(folder, tmp_path / "three", precision=precision)
+    assert manifest.outputs == ("dense", "sparse", "multivector", "tokens")
+    assert manifest.sparse is not None
+    assert (manifest.sparse.by_token, manifest.sparse.size) == (True, manifest.limits.vocab_size)
+    outputs = (contract.EMBEDDING, contract.TOKEN_WEIGHTS, contract.MULTIVECTOR)
+    rows = await served(tmp_path / "three", outputs, TEXTS)
+    near = SAME if precision == "fp32" else 5e-3
+    for text, row in zip(TEXTS, rows, strict=True):
+        ids = tiny_tokenizer().encode(text).ids
+        with torch.inference_mode():
+            want = load_checkpoint(folder).model(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.int64))
+        assert np.abs(row[0] - want.embedding[0].numpy()).max() <= near
+        weights = of_tokens(ids, want.sparse[0].numpy(), manifest.sparse.ignored_ids)
+        assert np.array_equal(row[1][0], weights[0])
+        assert np.abs(unpacked(row[1])[1] - unpacked(weights)[1]).max() <= near
+        assert np.abs(row[2] - want.multivector[0, 1:].numpy()).max() <= 1e-3 + near, "in float16"
+
+
+async def test_queries_of_pylate_are_filled_up_with_tokens_that_are_not_attended_to(tmp_path: Path) -> None:
+    theirs = pylate(tmp_path)
+    manifest = exported(tmp_path / "saved", tmp_path / "late")
+    assert (manifest.outputs, manifest.default_tensor) == (("multivector", "tokens"), contract.MULTIVECTOR)
+    for queries, encode in ((len(TEXTS), theirs.encode_query), (0, theirs.encode_document)):
+        rows = await served(tmp_path / "late", (contract.MULTIVECTOR,), TEXTS, queries=queries)
+        for row, want in zip(rows, encode(list(TEXTS)), strict=True):
+            assert np.abs(row[0] - np.asarray(want)).max() <= 1e-3, "in float16"
 
 
 def test_what_a_bundle_says_and_what_its_start_compares(splade: Path, tmp_path: Path) -> None:
