@@ -39,6 +39,7 @@ _OPTIONAL = frozenset(
     )
 )
 NDJSON = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOMENT = re.compile(r"[0-9]{1,15}")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
@@ -82,6 +83,7 @@ class Call:
     space: str | None = None  # the embedding spaces that the answer must have; see `service/encoding/space.py`
     item_errors: bool = False
     ndjson: bool = False
+    arrow: bool = False
     model: str = ""
     tokens: int = 0
     completion_tokens: int = 0  # number of generated tokens; `tokens` includes them
@@ -143,7 +145,8 @@ class Call:
 def read_headers(call: Call, headers: Mapping[str, str], timeout_s: float) -> None:
     """Set the fields of `call` that headers set. Raises an InvalidRequest that names a header with an invalid value."""
     call.deadline = call.started + timeout_s
-    call.ndjson = NDJSON in headers.get("accept", "")
+    accepted = headers.get("accept", "")
+    call.ndjson, call.arrow = NDJSON in accepted, ARROW in accepted
     if _OPTIONAL.isdisjoint(headers):  # as in most requests
         return
     call.deadline = call.started + _timeout(headers.get(TIMEOUT_HEADER), timeout_s)

@@ -81,6 +81,13 @@ class UnsupportedEncoding(ServiceError):
     code = "unsupported_content_encoding"
 
 
+class PackageMissing(ServiceError):
+    """The answer was asked for in a format that needs a Python package which is not installed."""
+
+    status = 406
+    code = "not_acceptable"
+
+
 class BodyTooSlow(ServiceError):
     """The body of a request stalled, or arrived more slowly than the minimum rate."""
 

@@ -4,6 +4,6 @@ HTTP answers.
 `openai/`, `tei/`, `oip/`, `cohere.py`, `contextual.py`, `jina.py`, `next_plaid.py`, `scores.py` (vLLM) and `tgi.py` are APIs of other
 projects. `states/`, `attention.py`, `health.py`, `pages.py` (the console and the OpenAPI document) and `development.py` are this project's
 own. `routers.py` lists the routers of all dialects. The dialects share `ranking.py`, `given_vectors.py` (vectors in place of texts),
-`input_types.py` (queries and documents), `search_outputs.py` (what an encoder gives in one call), `chunks.py`, and for generated text
-`text/`.
+`input_types.py` (queries and documents), `search_outputs.py` (what an encoder gives in one call), `arrow.py` (as a table), `chunks.py`,
+and for generated text `text/`.
 """

@@ -68,8 +68,10 @@ def as_outputs(asked: Sequence[AskedOutput] | None, model: Model) -> Sequence[As
     return (first,) if asked is None else asked
 
 
-def bytes_of(model: Model, matrices: MultiVectorOptions) -> dict[str, float]:
+def bytes_of(model: Model, matrices: MultiVectorOptions, *, arrow: bool = False) -> dict[str, float]:
     """Return the bytes that a number of a sparse vector and of a token matrix takes in the answer, by the graph's output."""
+    if arrow:
+        return {model.manifest.tensor_of("sparse"): 8.0, contract.MULTIVECTOR: 2.0}
     in_base64 = _MATRIX_BYTES[matrices.dtype] * 4 / 3
     in_lists = vectors.NUMBER_BYTES["float" if matrices.dtype in ("float16", "float32") else matrices.dtype]  # type: ignore[index]
     weights = model.manifest.tensor_of("sparse")
@@ -108,12 +110,18 @@ async def pooled(rows: Sequence[RowOrError], at: int, factor: float, *, item_err
     return await run_in_steps(map(one, rows))
 
 
-def matrix_content(array: Array, options: MultiVectorOptions) -> Any:
-    """Return a token matrix as the content of a `MatrixObject`, or as a list of vectors."""
-    matrix = array.astype(np.float32)
+def shortened(array: Array, options: MultiVectorOptions) -> Array:
+    """Return a token matrix with the dimensions that a request keeps, in float32."""
+    matrix: Array = array.astype(np.float32)
     vectors.check_dimensions(options.dimensions, matrix.shape[1], "multivector.dimensions")
     if options.dimensions is not None:
         matrix = np.stack([vectors.cut(row, options.dimensions, normalize=True) for row in matrix])
+    return matrix
+
+
+def matrix_content(array: Array, options: MultiVectorOptions) -> Any:
+    """Return a token matrix as the content of a `MatrixObject`, or as a list of vectors."""
+    matrix = shortened(array, options)
     if options.dtype in ("float16", "float32"):
         formed = matrix.astype(f"<f{4 if options.dtype == 'float32' else 2}")
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from service.call import CONNECTION_HEADER, NDJSON, RECEIVED_HEADER, Call, waited_s
+from service.call import ARROW, CONNECTION_HEADER, NDJSON, RECEIVED_HEADER, Call, waited_s
 from service.errors import ServiceError
 from service.http.content_encoding import CompressingSend
 from service.http.gate import CLIENT_GONE, Gate
@@ -35,7 +35,7 @@ _HEADERS = frozenset(
         *(b"x-stainless-" + name for name in (b"retry-count", b"read-timeout", b"raw-response", b"timeout", b"helper-method")),
     )
 )
-_NDJSON = NDJSON.encode()
+_OTHER_FORMATS = (NDJSON.encode(), ARROW.encode())
 
 
 class Direct:
@@ -59,7 +59,7 @@ class Direct:
             or body.startswith(BOM_UTF8)
             or _OUTPUTS in body
             or not given.keys() <= _HEADERS
-            or _NDJSON in given.get(b"accept", b"")
+            or any(each in given.get(b"accept", b"") for each in _OTHER_FORMATS)
         ):
             return None
         call = self._gate.call(_text(given, b"x-request-id"))

@@ -5,6 +5,8 @@ Source: the OpenAI API reference (CreateEmbeddingRequest) and openai-python, whi
 answer, NDJSON.
 """
 
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -12,6 +14,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service.call import Call
+from service.dialects import arrow
 from service.dialects.chunks import Chunks, ChunksOfText, embed_chunks
 from service.dialects.input_types import InputType, JinaTask, as_role, prompt_of
 from service.dialects.search_outputs import (
@@ -24,12 +27,13 @@ from service.dialects.search_outputs import (
     bytes_of,
     matrix_content,
     pooled,
+    shortened,
     sparse_content,
 )
 from service.dialects.text.schemas import VLLM, VLLM_IGNORED
-from service.encoding import vectors
+from service.encoding import sparse, vectors
 from service.encoding.model import Model
-from service.encoding.request import EncodeRequest
+from service.encoding.request import EncodeRequest, Row
 from service.errors import InvalidRequest, ServiceError
 from service.http.dialect import Dialect
 from service.http.fields import EMPTY, Body, unsupported_fields
@@ -163,12 +167,15 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/embeddings", response_model=EmbeddingResponse)  # for clients whose base URL has no /v1, as in text-embeddings-inference
 async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return a vector for each input. `outputs` names what else a text gives. With `Accept: application/x-ndjson`, each item is sent as a
-    line as soon as it is computed."""
+    line as soon as it is computed; with `application/vnd.apache.arrow.stream`, all are a table."""
     model = catalog.get(body.model, "encoder")
     outputs = as_outputs(body.outputs, model)
     if "dense" in outputs:
         vectors.check_dimensions(body.dimensions, model.manifest.width)
         vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
+    if call.arrow:
+        arrow.check_formats(call, body.encoding_format, body.multivector.dtype, chunks=body.chunks is not None)
+        await asyncio.to_thread(arrow.load_pyarrow)  # before anything is computed
     if body.chunks is not None:
         return await _chunks(body, body.chunks, model, call)
     inputs = as_inputs(body.input)
@@ -176,12 +183,12 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     request = EncodeRequest(
         inputs=inputs,
         outputs=model.tensors(outputs, normalize=body.normalize),
-        bytes_by_output=bytes_of(model, body.multivector),
+        bytes_by_output=bytes_of(model, body.multivector, arrow=call.arrow),
         cut=_cut(body, model),
         queries=queries,
         prompt=prompt,
         row_width=body.dimensions,
-        number_bytes=vectors.NUMBER_BYTES[body.encoding_format],
+        number_bytes=4 if call.arrow else vectors.NUMBER_BYTES[body.encoding_format],
     )
 
     def entry(index: int, row: Any) -> dict[str, Any]:
@@ -205,8 +212,22 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     answer = await model.answer(request, call)
     if pool_factor is not None:
         answer.rows = await pooled(answer.rows, outputs.index("multivector"), pool_factor, item_errors=call.item_errors)
+    if call.arrow:
+        rows = [row if isinstance(row, ServiceError) else _numbers(body, outputs, row) for row in answer.rows]
+        about = {"model": model.name, "space": answer.space, "prompt_tokens": str(answer.n_tokens)}
+        return await arrow.table_answer(rows, outputs, about, call)
     entries = [entry(index, row) for index, row in enumerate(answer.rows)]
     return {"object": "list", "data": entries, "model": model.name, **totals(answer)}
+
+
+def _numbers(body: EmbeddingRequest, outputs: Sequence[AskedOutput], row: Row) -> Row:
+    """Return the numbers of a row that are sent, in the form of an engine's row."""
+    forms: dict[AskedOutput, Callable[[Any], Any]] = {
+        "dense": lambda array: vectors.cut(array, body.dimensions, normalize=body.normalize),
+        "sparse": lambda array: sparse.cut(array, top_k=body.sparse.top_k, min_weight=body.sparse.min_weight),
+        "multivector": lambda array: shortened(array, body.multivector),
+    }
+    return tuple([forms[output](array) for output, array in zip(outputs, row, strict=True)])
 
 
 async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -406,3 +407,47 @@ async def test_next_plaid_refuses_in_its_own_form(http: Any) -> None:
             answer = await http.post(path, json=body)
             assert (answer.status_code, answer.json()["code"]) == (400, "VALIDATION_ERROR")
             assert words in answer.json()["message"]
+
+
+# Arrow -----------------------------------------------------------------------------------------------------------------------------------
+
+ARROW = {"accept": "application/vnd.apache.arrow.stream"}
+
+
+async def test_an_arrow_table_has_the_numbers_of_the_json_answer(http: Any) -> None:
+    pa = pytest.importorskip("pyarrow")
+    body = {"model": "three", "input": [*DOCUMENTS, "cat " * 99], "outputs": ["dense", "sparse", "multivector"], "truncate": False}
+    body |= {"sparse": {"top_k": 4}, "multivector": {"dimensions": 8}, "dimensions": 8}
+    answer = await http.post("/v1/embeddings", json=body, headers={**ARROW, "x-item-errors": "true"})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == ARROW["accept"]
+    table = pa.ipc.open_stream(answer.content).read_all()
+    fixed = [pa.list_(pa.float32(), 8), pa.list_(pa.list_(pa.float16(), 8))]
+    lists = pa.struct([("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])
+    assert dict(zip(table.schema.names, table.schema.types, strict=True)) == {
+        **{"index": pa.int32(), "embedding": fixed[0], "sparse": lists, "multivector": fixed[1], "error": pa.string()}
+    }
+    assert table.schema.metadata[b"model"] == b"three"
+    assert table.schema.metadata[b"space"].decode() == answer.headers["x-embedding-space"]
+    in_lists = {**body["multivector"], "encoding_format": "float"}
+    told = await http.post("/v1/embeddings", json={**body, "multivector": in_lists}, headers={"x-item-errors": "true"})
+    *good, failed = told.json()["data"]
+    *rows, last = table.to_pylist()
+    assert (last["embedding"], last["sparse"], last["multivector"], last["error"]) == (None, None, None, failed["error"]["message"])
+    for row_, item in zip(rows, good, strict=True):
+        assert (row_["index"], row_["error"], row_["sparse"]["indices"]) == (item["index"], None, item["sparse"]["indices"])
+        assert row_["embedding"] == pytest.approx(item["embedding"])
+        assert row_["sparse"]["values"] == pytest.approx(item["sparse"]["values"])
+        assert np.array(row_["multivector"], np.float32) == pytest.approx(np.array(item["multivector"]), abs=1e-3)
+
+
+async def test_a_table_needs_pyarrow_and_has_float_vectors(http: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for fields in ({"encoding_format": "int8"}, {"multivector": {"dtype": "int8"}}, {"chunks": {}}):
+        answer = await http.post("/v1/embeddings", json={"model": "three", "input": TEXT, **fields}, headers=ARROW)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "accept")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    http.catalog.session("mini").forget()
+    answer = await http.post("/v1/embeddings", json={"model": "mini", "input": TEXT}, headers=ARROW)
+    assert answer.status_code == 406
+    assert "install attnserve[arrow]" in answer.json()["error"]["message"]
+    assert http.catalog.session("mini").batches == []
