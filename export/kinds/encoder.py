@@ -37,6 +37,7 @@ from export.int8.recipes import RECIPES
 from export.kinds.exporter import ABOUT_FP16, ErrorLimits, Exporter, Files, Options, Progress, finite
 from models.checkpoints.own import weights_sha256
 from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
+from models.checkpoints.search import QUERY_TABLE
 from models.checkpoints.static import without_special_tokens
 from models.encoder.model import Encoder
 from models.encoder.static import StaticShape
@@ -266,7 +267,12 @@ class EncoderExporter(Exporter):
         return examples.golden(rows, sparse_of(self.source), **bounds)
 
     def copied(self) -> tuple[Path, ...]:
-        return super().copied() if self.source.adds_special_tokens else ()
+        tokenizer, table = super().copied() if self.source.adds_special_tokens else (), self.source.search.query_table
+        if table is None:
+            return tokenizer
+        assert self.options.scratch is not None
+        (file := self.options.scratch / QUERY_TABLE).write_bytes(table.numpy().astype("<f4").tobytes())
+        return *tokenizer, file
 
     def texts(self) -> dict[str, str]:
         if self.source.adds_special_tokens:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from models.checkpoints.families import ARCHITECTURES, FAMILIES, reformer
 from models.checkpoints.families.family import Family, HeadConfig, Names
 from models.checkpoints.own_encoder import ARCHITECTURE, OwnEncoderConfig, read_own, sentence_encoder
-from models.checkpoints.search import STANFORD, Search, read_colbert, read_heads
+from models.checkpoints.search import STANFORD, Search, read_colbert, read_heads, read_query_table
 from models.checkpoints.static import ARCHITECTURE as ARCHITECTURE_OF_STATIC
 from models.checkpoints.static import StaticFiles, find_static, load_static
 from models.checkpoints.weights import fill
@@ -140,6 +140,8 @@ def load_checkpoint(
     prompts, default_prompt = _prompts(prompting)
     tokenizer_file = _tokenizer_file(pipeline, scratch)
     weights, matrix, search = read_heads(pipeline, tokenizer_file) if task == "encoder" else (None, None, Search())
+    if pipeline.query_table is not None:
+        search = read_query_table(pipeline.query_table, tokenizer_file, config.vocab_size)
     if pipeline.matrix:
         matrix, search = TokenMatrix(pipeline.matrix), read_colbert(pipeline, prompting, prompts, tokenizer_file, stanford)
         prompts = search.prompts

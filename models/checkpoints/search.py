@@ -4,6 +4,7 @@
   `query_expansion` among the settings of the Transformer.
 - PyLate: modules Transformer, Dense; markers, lengths and expansion in `config_sentence_transformers.json`.
 - Stanford ColBERT: the architecture HF_ColBERT, whose weights have `linear.weight`; markers and lengths in `artifact.metadata`.
+- SparseStaticEmbedding: a weight for each token, as `weight` among its tensors, or as JSON of tokens with weights.
 - BGE-M3: `sparse_linear` and `colbert_linear` beside the weights, as .safetensors, or .pt, of which only tensors are read.
 """
 
@@ -25,6 +26,7 @@ from models.folders.folder import (
     present,
     read_safetensors,
     read_settings,
+    read_tensors,
     read_tokenizer,
     regular,
     rehearsing,
@@ -32,6 +34,7 @@ from models.folders.folder import (
 
 STANFORD = "HF_ColBERT"
 ROLES = ("query", "document")
+QUERY_TABLE = "query_weights.f32"  # name of a bundle's file: little-endian float32
 MOST_HEAD_BYTES = 2**30
 UNWEIGHTED = ("cls_token", "eos_token", "sep_token", "pad_token", "unk_token")  # special tokens that BGE-M3 gives no weight
 
@@ -44,6 +47,7 @@ class Search:
     multivector: dict[str, Any] = field(default_factory=dict)
     roles: dict[str, dict[str, Any]] | None = None
     prompts: dict[str, str] = field(default_factory=dict)
+    query_table: Tensor | None = None  # (V,), the weight of each token of a query
 
 
 def read_colbert(pipeline: Pipeline, prompting: JsonSettings, prompts: dict[str, str], tokenizer_file: Path, stanford: bool) -> Search:
@@ -150,6 +154,32 @@ def read_heads(pipeline: Pipeline, tokenizer_file: Path) -> tuple[TokenWeights |
         None if head is None else TokenMatrix([head]),
         Search(sparse={"ignored_ids": tuple(sorted(each for each in ids if each is not None))}, multivector={"skips_first": True}),
     )
+
+
+def read_query_table(folder: Path, tokenizer_file: Path, vocab_size: int) -> Search:
+    """Return the weights of queries' tokens in the `folder` of a SparseStaticEmbedding. Raises CheckpointError if there are none, or if
+    they do not fit the documents' tokenizer.
+    """
+    settings, tokenizer = read_settings(folder / "config.json", required=False), read_tokenizer(tokenizer_file)
+    vocabulary = tokenizer.get_vocab()
+    if read_tokenizer(folder / "tokenizer.json").get_vocab() != vocabulary:
+        raise CheckpointError(f"{folder} has another vocabulary than the documents; use a checkpoint with one")
+    weights = torch.zeros(vocab_size, device="cpu")
+    if (path := settings.get("path", None)) is not None:
+        name = Path(path).name if Path(path).suffix == ".json" else "idf.json"
+        file = next((file for file in (folder / name, folder.parent / name) if present(file)), folder / name)
+        for token, weight in read_settings(file).values.items():
+            if token in vocabulary:
+                weights[vocabulary[token]] = float(weight)
+    else:
+        file, table = folder, read_tensors(folder).get("weight")
+        if table is None or table.dim() != 1 or len(table) > vocab_size:
+            raise CheckpointError(f"{folder} has no `weight` for each of up to {vocab_size} tokens; copy it again")
+        if not rehearsing():
+            weights[: len(table)] = table
+    if not bool((weights.isfinite() & (weights >= 0)).all()):
+        raise CheckpointError(f"{file} has a weight that is below 0 or not finite; copy it again")
+    return Search(sparse={"query_table": QUERY_TABLE}, query_table=weights)
 
 
 def _linear(folder: Path, name: str) -> nn.Linear | None:

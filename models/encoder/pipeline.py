@@ -19,7 +19,7 @@ from models.folders.folder import CheckpointError, JsonSettings, read_modules, r
 
 MODULES = (
     *("Transformer", "MLMTransformer", "StaticEmbedding", "Pooling", "Dense", "Dropout", "Normalize"),
-    *("SpladePooling", "SparseAutoEncoder", "MultiVectorMask"),
+    *("SpladePooling", "SparseAutoEncoder", "MultiVectorMask", "Router", "SparseStaticEmbedding"),
 )
 TOKENS = "token_embeddings"
 ORDERS = {  # regular expressions -> the same in words
@@ -76,6 +76,7 @@ class Pipeline:
     code: SparseCode | None = None  # sparse vectors come from the pooled one
     matrix: tuple[Dense, ...] = ()  # layers that make token matrices
     mask: JsonSettings | None = None  # settings of MultiVectorMask: the tokens that get no vector
+    query_table: Path | None = None  # folder of a SparseStaticEmbedding, from which queries have their sparse vectors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,10 @@ def read_pipeline(folder: Path, *, sparse: bool = False) -> Pipeline:
         how: dict[str, Any] = {"pooling": "none", "splade": SpladePooling()} if sparse else {"pooling": None}
         return Pipeline(transformer=folder, settings=_transformer_settings(folder), dense=(), normalized=False, **how)
     kinds = [_kind(module, folder) for module in modules]
+    query_table: Path | None = None
+    if kinds == ["Router"]:
+        modules, query_table = _routes(folder, modules[0]["path"])
+        kinds = [_kind(module, folder) for module in modules]
     places = [subfolder(folder, module["path"]) for module in modules]
     if not any(re.fullmatch(order, " ".join(kinds)) for order in ORDERS):
         raise CheckpointError(
@@ -119,10 +124,28 @@ def read_pipeline(folder: Path, *, sparse: bool = False) -> Pipeline:
         matrix=dense if of_tokens else (),
         mask=read_settings(place["MultiVectorMask"] / "config.json") if "MultiVectorMask" in kinds else None,
         normalized="Normalize" in kinds and not of_tokens,
+        query_table=query_table,
         code=_read_code(place["SparseAutoEncoder"]) if "SparseAutoEncoder" in kinds else None,
         splade=_read_splade(place["SpladePooling"]) if "SpladePooling" in kinds else None,
         **how,
     )
+
+
+def _routes(folder: Path, path: str) -> tuple[list[dict[str, Any]], Path]:
+    """Return the modules of a Router's documents, and the folder of the table of its queries. Raises CheckpointError for other routes."""
+    place = subfolder(folder, path)
+    files = [place / name for name in ("router_config.json", "config.json")]
+    settings = read_settings(next((file for file in files if file.is_file()), files[0]))
+    types, routes = settings.need("types"), settings.need("structure")
+    modules = {
+        role: [{"type": str(types.get(name)), "path": f"{path}/{name}".strip("/")} for name in routes.get(role, [])] for role in routes
+    }
+    if modules.keys() != {"query", "document"} or [_kind(module, folder) for module in modules["query"]] != ["SparseStaticEmbedding"]:
+        raise CheckpointError(
+            f"{settings.file}: the routes are {', '.join(modules)}; supported: query, of a SparseStaticEmbedding, and document; "
+            "use another checkpoint"
+        )
+    return modules["document"], subfolder(folder, modules["query"][0]["path"])
 
 
 def _kind(module: dict[str, Any], folder: Path) -> str:

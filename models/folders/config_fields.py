@@ -48,7 +48,7 @@ _KINDS: dict[Any, str] = {
     "attend_to_expansion_tokens attend_to_mask_tokens mask_punctuation attend",
     Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling type rope_type "
     "classifier_activation pooler_hidden_act norm_rel_ebd pooling problem_type default_prompt_name sbert_ce_default_activation_function "
-    "pooling_strategy model_type similarity_fn_name query_prefix document_prefix query_token_id doc_token_id strategy token",
+    "pooling_strategy model_type similarity_fn_name query_prefix document_prefix query_token_id doc_token_id strategy token path",
     Text | Texts: "pooling_mode pos_att_type",
     Text | Object: "eos_token bos_token unk_token sep_token pad_token cls_token mask_token",
     Annotated[list[Text | Object], Field(max_length=2**16)]: "additional_special_tokens",
@@ -59,7 +59,8 @@ _KINDS: dict[Any, str] = {
     Size | Sizes: "attention_window num_buckets",
     Sizes: "axial_pos_shape axial_pos_embds_dim",
     Object: "attnserve_encoder attnserve_decoder attnserve_encoder_decoder text_config rope_parameters rope_scaling full_attention "
-    "sliding_attention sentence_transformers image added_tokens_decoder query_expansion",
+    "sliding_attention sentence_transformers image added_tokens_decoder query_expansion types",
+    dict[Text, Annotated[list[Text], Field(max_length=100)]]: "structure",
     dict[Text, Text | None]: "prompts",
     dict[Annotated[str, Field(pattern=r"^[0-9]{1,5}$")], Text]: "id2label",
     dict[Text, Text]: "weight_map",

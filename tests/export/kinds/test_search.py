@@ -29,7 +29,7 @@ from service.settings import Settings
 from tests.checkpoints import tiny_tokenizer
 from tests.exports import exported
 from tests.models.checkpoints import tiny
-from tests.models.checkpoints.test_retrieval import TEXTS, pylate, save_heads, trunk
+from tests.models.checkpoints.test_retrieval import TEXTS, pylate, router, save_heads, trunk
 from tests.service.test_hostile_bundles import nothing, rewritten
 
 SAME = 1e-5  # float32 on both sides, sums in another order
@@ -91,6 +91,19 @@ async def test_three_heads_answer_from_one_run(tmp_path: Path, precision: contra
         assert np.array_equal(row[1][0], weights[0])
         assert np.abs(unpacked(row[1])[1] - unpacked(weights)[1]).max() <= near
         assert np.abs(row[2] - want.multivector[0, 1:].numpy()).max() <= 1e-3 + near, "in float16"
+
+
+async def test_queries_of_a_router_need_no_graph(tmp_path: Path) -> None:
+    theirs = router(tmp_path)
+    manifest = exported(tmp_path / "saved", tmp_path / "routed")
+    assert manifest.sparse is not None
+    assert manifest.sparse.query_table in {file.name for file in contract.verify(tmp_path / "routed").files}
+    for queries, encode in ((len(TEXTS), theirs.encode_query), (0, theirs.encode_document)):
+        rows = await served(tmp_path / "routed", (contract.SPARSE,), TEXTS, queries=queries)
+        for row, want in zip(rows, encode(list(TEXTS), convert_to_sparse_tensor=False).numpy(), strict=True):
+            indices, weights = unpacked(row[0])
+            assert np.array_equal(indices, np.flatnonzero(want))
+            assert np.abs(weights - want[indices]).max() <= SAME
 
 
 async def test_queries_of_pylate_are_filled_up_with_tokens_that_are_not_attended_to(tmp_path: Path) -> None:

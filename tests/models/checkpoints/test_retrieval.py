@@ -11,10 +11,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
-from sentence_transformers.sparse_encoder.modules import MLMTransformer, SparseAutoEncoder, SpladePooling
+from sentence_transformers.sparse_encoder.modules import MLMTransformer, SparseAutoEncoder, SparseStaticEmbedding, SpladePooling
 
 from export import contract
 from models.checkpoints.published import CheckpointError, load_checkpoint
@@ -188,6 +188,37 @@ def test_the_heads_of_bge_m3_are_read_from_files_beside_the_weights(tmp_path: Pa
     torch.save({"weight": print}, folder / "sparse_linear.pt")
     with pytest.raises(CheckpointError, match="Weights only load failed"):
         load_checkpoint(folder)
+
+
+def router(folder: Path, *, of_json: bool = False) -> library.SparseEncoder:
+    """Documents by SPLADE, queries by a table."""
+    plain = trunk(folder / "plain", "BertForMaskedLM", tiny.BERT)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(plain)
+    weight = torch.rand(len(VOCABULARY), generator=torch.Generator().manual_seed(5))
+    documents = [Transformer(str(plain), transformer_task="fill-mask"), SpladePooling()]
+    made = Router.for_query_document([SparseStaticEmbedding(tokenizer, weight=weight)], documents)
+    model = library.SparseEncoder(modules=[made], device="cpu")
+    model.save(str(folder / "saved"))
+    if of_json:
+        (place := folder / "saved" / "query_0_SparseStaticEmbedding").joinpath("model.safetensors").unlink()
+        write(place / "config.json", {"frozen": False, "path": "someone/model/idf.json"})
+        write(place / "idf.json", dict(zip(VOCABULARY, weight.tolist(), strict=True)))
+    return model
+
+
+@pytest.mark.parametrize("of_json", [False, True])
+def test_queries_of_a_router_are_read_from_a_table(of_json: bool, tmp_path: Path) -> None:
+    model = router(tmp_path, of_json=of_json)
+    table = load_checkpoint(tmp_path / "saved").search.query_table
+    assert table is not None
+    for text, want in zip(TEXTS, model.encode_query(list(TEXTS), convert_to_sparse_tensor=False), strict=True):
+        ids = set(tiny_tokenizer().encode(text, add_special_tokens=False).ids)
+        got = torch.tensor([float(table[at]) if at in ids else 0.0 for at in range(len(VOCABULARY))])
+        assert (got - want).abs().max() <= ROUNDED
+    documents = model.encode_document(list(TEXTS), convert_to_sparse_tensor=False)
+    for output, want in zip(outputs(tmp_path / "saved"), documents, strict=True):
+        assert output.sparse is not None
+        assert (output.sparse[0] - want).abs().max() <= ROUNDED
 
 
 def test_a_plain_masked_language_model_is_read_as_asked(tmp_path: Path) -> None:
