@@ -451,3 +451,44 @@ async def test_a_table_needs_pyarrow_and_has_float_vectors(http: Any, monkeypatc
     assert answer.status_code == 406
     assert "install attnserve[arrow]" in answer.json()["error"]["message"]
     assert http.catalog.session("mini").batches == []
+
+
+# Qdrant ----------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_qdrant_takes_the_vectors_as_they_are_and_scores_them_alike(http: Any) -> None:
+    pytest.importorskip("qdrant_client", reason="the extra `test` has it")
+    from qdrant_client import QdrantClient, models
+
+    query, *documents = [
+        await ask(
+            http,
+            input=text,
+            input_type=role,
+            outputs=["dense", "sparse", "multivector"],
+            multivector={"encoding_format": "float", "dtype": "float32"},
+        )
+        for role, text in [("query", QUERY), *(("document", text) for text in DOCUMENTS)]
+    ]
+    store = QdrantClient(":memory:")
+    maxsim = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+    store.create_collection(
+        "texts",
+        vectors_config={
+            "dense": models.VectorParams(size=16, distance=models.Distance.COSINE),
+            "colbert": models.VectorParams(size=HIDDEN, distance=models.Distance.DOT, multivector_config=maxsim),
+        },
+        sparse_vectors_config={"sparse": models.SparseVectorParams()},
+    )
+    for at, item in enumerate(documents):
+        vector = {"dense": item["embedding"], "sparse": models.SparseVector(**item["sparse"]), "colbert": item["multivector"]}
+        store.upsert("texts", [models.PointStruct(id=at, vector=vector)])
+    for using, way, vector in (
+        ("dense", "dense", query["embedding"]),
+        ("sparse", "sparse", models.SparseVector(**query["sparse"])),
+        ("colbert", "multivector", query["multivector"]),
+    ):
+        with case(way):
+            points = store.query_points("texts", query=vector, using=using).points
+            order, raw, _ = await ranked(http, query=query, documents=documents, weights={way: 1}, raw_scores=True)
+            assert ([point.id for point in points], [point.score for point in points]) == (order, pytest.approx(raw, rel=1e-4))
