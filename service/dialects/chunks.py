@@ -4,7 +4,8 @@ With `mode` "late" the encoder reads the whole text once, and each chunk's vecto
 With "split" each chunk is read by itself.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, Self
@@ -14,22 +15,28 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from export import contract
-from service.call import Call
-from service.encoding.chunks import Chunk, ChunkVectors, Span, Splitting, TokenisedText
+from service.call import NUMBER_BYTES, Call
+from service.encoding.chunks import Chunk, ChunkVectors, Span, Splitting, TokenisedText, check_work
 from service.encoding.model import Model
-from service.encoding.request import EncodeRequest
+from service.encoding.request import EncodeRequest, EncodeTask, RowOrError
 from service.encoding.space import SPACE_HEADER
-from service.errors import BatchTooLarge, InvalidRequest, ServiceError
+from service.errors import InvalidRequest, ServiceError
 from service.http.fields import Body
 from service.http.routing import Many
 from service.runtime.onnx import Array
 from service.tokenization.texts import Cut
 
 _TOGETHER_BYTES = 16 * 1024 * 1024  # of token vectors in one request to the engine, at least two windows
-_MOST_CHUNKS = 65_536  # of one request
+_CHUNK_BYTES = 100  # of a chunk in an answer beside its numbers
+_PIECE_CHARACTERS = 20_000
 _BOTH = (contract.POOLED, contract.TOKEN_EMBEDDINGS)
 _SAME = 1e-3  # largest difference between a model's vector and the mean of its token vectors, relative to the length
 Place = Annotated[int, Field(ge=0, strict=True)]
+
+
+def check_overlap(size: int, overlap: int) -> None:
+    if overlap >= size:
+        raise PydanticCustomError("overlap", "overlap={overlap} must be below size={size}", {"overlap": overlap, "size": size})
 
 
 class Chunks(Body):
@@ -45,14 +52,12 @@ class Chunks(Body):
 
     @model_validator(mode="after")
     def _moves_on(self) -> Self:
-        if self.overlap >= self.size:
-            raise PydanticCustomError(
-                "overlap", "overlap={overlap} must be below size={size}", {"overlap": self.overlap, "size": self.size}
-            )
+        check_overlap(self.size, self.overlap)
         return self
 
 
 ChunksOfText = list[tuple[Chunk, Array]]
+SplitText = tuple[TokenisedText, list[Chunk]]
 
 
 @dataclass(frozen=True)
@@ -65,34 +70,64 @@ class ChunkAnswer:
 
 
 async def embed_chunks(
-    model: Model, texts: Sequence[str], how: Chunks, call: Call, *, prompt: str = "", dimensions: int | None = None
+    model: Model,
+    texts: Sequence[str],
+    how: Chunks,
+    call: Call,
+    *,
+    prompt: str = "",
+    dimensions: int | None = None,
+    number_bytes: float = NUMBER_BYTES,
 ) -> ChunkAnswer:
     """Split texts and compute the vector of each chunk. The error of a text that cannot be split is raised, but if the request asks for
-    errors by item, it is the text's row.
+    errors by item, it is the text's row. `number_bytes`: the bytes of a number in the answer.
     """
     model.check_size(len(texts))
     if how.spans is not None and len(how.spans) != len(texts):
         raise InvalidRequest(f"`chunks.spans` has {len(how.spans)} lists for {len(texts)} inputs: send one for each", param="chunks.spans")
+    for at, text in enumerate(texts):
+        model.check_length(len(text), at)
     if how.mode == "late":
         await check_late(model, call)
-    tokenised: list[tuple[TokenisedText, list[Chunk]] | ServiceError] = []
-    for at, text in enumerate(texts):
-        spans = None if how.spans is None else how.spans[at]
-        model.check_length(len(text), at)
-        split = partial(_split, model, text, prompt, at, how, spans)
-        try:
-            tokenised.append(await model.tokenizers.run(split, size=len(text), client=call.client))
-        except ServiceError as error:
-            if not call.item_errors:
-                raise
-            tokenised.append(error)
-    good = [each for each in tokenised if not isinstance(each, ServiceError)]
-    if (count := sum(len(chunks) for _, chunks in good)) > _MOST_CHUNKS:
-        raise BatchTooLarge(f"the inputs have {count} chunks, and the most is {_MOST_CHUNKS}: send them in parts", param="chunks")
+    split: list[SplitText | ServiceError] = []
+    for first, last in _pieces(texts):
+        work = partial(_split_all, model, texts, range(first, last), prompt, how, by_item=call.item_errors)
+        split += await model.tokenizers.run(work, size=sum(map(len, texts[first:last])), client=call.client)
+    good = [each for each in split if not isinstance(each, ServiceError)]
+    chunks = [chunk for _, chunks in good for chunk in chunks]
+    check_work(len(chunks), sum(chunk.tokens[1] - chunk.tokens[0] for chunk in chunks))
+    width = dimensions or model.manifest.width
+    what = f"{len(chunks)} chunks of {width} numbers"
+    model.reserve(call, len(chunks) * (width * number_bytes + _CHUNK_BYTES), what)
     before = call.tokens
     vectors = iter(await (_late(model, good, call, dimensions) if how.mode == "late" else _split_up(model, good, call, prompt, dimensions)))
-    rows = [each if isinstance(each, ServiceError) else list(zip(each[1], next(vectors), strict=True)) for each in tokenised]
+    rows = [each if isinstance(each, ServiceError) else list(zip(each[1], next(vectors), strict=True)) for each in split]
     return ChunkAnswer(rows, call.tokens - before, call.headers.get(SPACE_HEADER, ""))
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of texts that are split at once: little enough that other clients' texts have their turns in between."""
+    first, characters = 0, 0
+    for at, text in enumerate(texts):
+        if characters and characters + len(text) > _PIECE_CHARACTERS:
+            yield first, at
+            first, characters = at, 0
+        characters += len(text)
+    yield first, len(texts)
+
+
+def _split_all(
+    model: Model, texts: Sequence[str], places: range, prompt: str, how: Chunks, *, by_item: bool
+) -> list[SplitText | ServiceError]:
+    split: list[SplitText | ServiceError] = []
+    for at in places:
+        try:
+            split.append(_split(model, texts[at], prompt, at, how, None if how.spans is None else how.spans[at]))
+        except ServiceError as error:
+            if not by_item:
+                raise
+            split.append(error)
+    return split
 
 
 def _split(
@@ -123,11 +158,16 @@ async def _late(model: Model, texts: Sequence[tuple[TokenisedText, list[Chunk]]]
             queries=0,
             number_bytes=0,
         )
-        for (at, _), row in zip(some, (await model.answer(request, call)).rows, strict=True):
-            if isinstance(row, ServiceError):
-                raise row
-            vectors[at].add(row[0])
-    return [each.all() for each in vectors]
+        answer = await model.answer(request, call)
+        await asyncio.to_thread(_add, vectors, [at for at, _ in some], answer.rows)
+    return await asyncio.to_thread(lambda: [each.all() for each in vectors])
+
+
+def _add(vectors: Sequence[ChunkVectors], places: Sequence[int], rows: Sequence[RowOrError]) -> None:
+    for at, row in zip(places, rows, strict=True):
+        if isinstance(row, ServiceError):
+            raise row
+        vectors[at].add(row[0])
 
 
 async def _split_up(
@@ -156,11 +196,14 @@ async def _split_up(
 async def check_late(model: Model, call: Call) -> None:
     """Raise InvalidRequest unless the model's vector of a text is the mean of its token vectors."""
     if model.gives_means is None:
-        request = EncodeRequest(inputs=["a few words"], outputs=_BOTH, named=(contract.EMBEDDING,), prompt="", number_bytes=0)
-        (row,) = (await model.answer(request, call)).rows if model.manifest.pooling == "mean" else (None,)
-        if isinstance(row, ServiceError):
-            raise row
-        model.gives_means = row is not None and _is_mean(*row)
+        (encoded,) = model.texts.encode(["a few words"], cut=Cut())
+        if model.manifest.pooling != "mean" or isinstance(encoded, ServiceError):
+            model.gives_means = False
+        else:
+            (row,) = await model.engine.run(EncodeTask(inputs=[encoded], outputs=_BOTH, **call.origin))
+            if isinstance(row, ServiceError):
+                raise row
+            model.gives_means = _is_mean(*row)
     if not model.gives_means:
         raise InvalidRequest(
             f"model {model.name} makes the vector of a text by {model.manifest.pooling} pooling, perhaps with layers after it, so parts of "

@@ -4,19 +4,20 @@ Sources: the API references of both. A document is a list of its chunks, which a
 text is split anew. A query is a document of one chunk. Errors have OpenAI's form.
 """
 
+import asyncio
 import base64
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from fastapi import APIRouter
-from pydantic import AliasChoices, BaseModel, Field, StrictBool
+from pydantic import AliasChoices, BaseModel, Field, StrictBool, model_validator
 
-from service.dialects.chunks import Chunks, embed_chunks
+from service.dialects.chunks import Chunks, check_overlap, embed_chunks
 from service.dialects.input_types import prompt_of
 from service.dialects.openai.embeddings import ERRORS
 from service.encoding import vectors
 from service.encoding.chunks import joined
-from service.errors import EmptyInput, ServiceError
+from service.errors import EmptyInput
 from service.http.fields import Body
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 
@@ -41,6 +42,11 @@ class ContextualRequest(Body):
     enable_auto_chunk: StrictBool = Field(False, description="Split each document, joined to one text, by `chunk_size`.")
     chunk_size: int = Field(256, ge=1, le=1_000_000, strict=True, description="Most tokens of a chunk.")
     chunk_overlap: int = Field(0, ge=0, strict=True, description="Most tokens that a chunk repeats of the chunk before.")
+
+    @model_validator(mode="after")
+    def _moves_on(self) -> Self:
+        check_overlap(self.chunk_size, self.chunk_overlap)
+        return self
 
 
 class ContextualEmbedding(BaseModel):
@@ -89,7 +95,10 @@ async def contextualized(body: ContextualRequest, call: CallDep, catalog: Catalo
     prompt = prompt_of(model, body.input_type)
     if body.input_type is None:
         model.warn_of_roles(call)
-    answer = await embed_chunks(model, texts, Chunks.model_validate(how), call, prompt=prompt, dimensions=body.dimensions)
+    each = vectors.NUMBER_BYTES[form]
+    answer = await embed_chunks(
+        model, texts, Chunks.model_validate(how), call, prompt=prompt, dimensions=body.dimensions, number_bytes=each
+    )
 
     def sent(vector: Any) -> Any:
         formed = vectors.FORMS[form](vectors.cut(vector, body.dimensions, normalize=True))
@@ -97,12 +106,12 @@ async def contextualized(body: ContextualRequest, call: CallDep, catalog: Catalo
             return formed
         return base64.b64encode(np.ascontiguousarray(formed).tobytes()).decode()
 
-    data = []
-    for index, (text, row) in enumerate(zip(texts, answer.rows, strict=True)):
-        assert not isinstance(row, ServiceError), "errors by item are off"
+    def document(index: int, text: str, row: Any) -> dict[str, Any]:
         items: list[dict[str, Any]] = []
         for at, (chunk, vector) in enumerate(row):
             shown = {"text": text[slice(*chunk.characters)]} if body.enable_auto_chunk else {}
             items.append({"object": "embedding", "index": at, "embedding": sent(vector), **shown})
-        data.append({"object": "list", "index": index, "data": items})
+        return {"object": "list", "index": index, "data": items}
+
+    data = await asyncio.to_thread(lambda: list(map(document, range(len(texts)), texts, answer.rows)))  # no row is an error
     return {"object": "list", "data": data, "model": model.name, "usage": {"total_tokens": answer.n_tokens}}

@@ -7,6 +7,7 @@ A text that is longer than the encoder reads is read in windows, a quarter of wh
 windows, the vectors of the first are used, since they follow more text.
 """
 
+import bisect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import EmptyInput, InvalidRequest
+from service.errors import BatchTooLarge, EmptyInput, InvalidRequest
 from service.runtime.onnx import Array
 from service.tokenization.texts import TextEncoder
 
 Span = tuple[int, int]  # the first character of a part of a text, and the one after its last
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n\s*")
+MOST_CHUNKS, MOST_CHUNK_TOKENS = 16_384, 2**20  # of one request
 _REPEATED = 4  # this part of a window repeats the window before
 
 
@@ -107,37 +109,45 @@ class TokenisedText:
         return [self.chunk(span) for span in spans]
 
     def split(self, how: Splitting) -> list[Chunk]:
-        units = self._sentences(how.size) if how.by == "sentences" else [(at, at + 1) for at in range(self.n_tokens)]
+        """Return the chunks of the whole text. A chunk costs two searches, however long it is. Raises BatchTooLarge for too many."""
+        borders = self._sentences(how.size) if how.by == "sentences" else range(self.n_tokens + 1)
         chunks, first = list[Chunk](), 0
-        while first < len(units):
-            last = first + 1
-            while last < len(units) and units[last][1] - units[first][0] <= how.size:
-                last += 1
-            begin, end = units[first][0], units[last - 1][1]
+        while True:
+            last = max(bisect.bisect_right(borders, borders[first] + how.size) - 1, first + 1)
+            begin, end = borders[first], borders[last]
             chunks.append(Chunk(self._characters(begin, end), (begin, end)))
-            if last == len(units):
-                break
-            following = last
-            while following - 1 > first and end - units[following - 1][0] <= how.overlap:
-                following -= 1
-            first = following
-        return chunks
+            check_work(len(chunks), len(chunks) * how.size if how.overlap else 0)
+            if last == len(borders) - 1:
+                return chunks
+            first = min(max(bisect.bisect_left(borders, end - how.overlap), first + 1), last)
 
     def _characters(self, first: int, last: int) -> Span:
         return int(self._starts[first]), int(self._ends[last - 1])
 
-    def _sentences(self, most: int) -> list[Span]:
-        """Return the tokens of each sentence. A sentence of more than `most` tokens is cut."""
+    def _sentences(self, most: int) -> list[int]:
+        """Return the first token of each sentence, and the number of tokens. A sentence of more than `most` tokens is cut."""
         borders = np.searchsorted(self._starts, [0, *(found.end() for found in _SENTENCE.finditer(self.text)), len(self.text)])
-        sentences = [(first, last) for first, last in pairwise(np.unique(borders).tolist())]
-        return [(at, min(at + most, last)) for first, last in sentences for at in range(first, last, most)]
+        sentences = pairwise(np.unique(borders).tolist())
+        return [*(at for first, last in sentences for at in range(first, last, most)), self.n_tokens]
+
+
+def check_work(chunks: int, tokens: int) -> None:
+    """Raise BatchTooLarge if a request may not have so many chunks, or chunks of so many tokens in total."""
+    if chunks > MOST_CHUNKS or tokens > MOST_CHUNK_TOKENS:
+        raise BatchTooLarge(
+            f"a request has at most {MOST_CHUNKS} chunks, of {MOST_CHUNK_TOKENS} tokens in total; this one has more: choose larger chunks "
+            "with less overlap, or send the texts in parts",
+            param="chunks",
+        )
 
 
 class ChunkVectors:
     """The vectors of one text's chunks, while the token vectors of its windows arrive in order."""
 
     def __init__(self, text: TokenisedText, chunks: Sequence[Chunk]) -> None:
+        """`chunks`: in the order of their first tokens."""
         self._text, self._chunks = text, chunks
+        self._starts, self._ends = ([chunk.tokens[end] for chunk in chunks] for end in (0, 1))
         self._sums: list[NDArray[np.float64] | None] = [None] * len(chunks)
         self._counts = [0] * len(chunks)
         self._windows = 0
@@ -153,10 +163,9 @@ class ChunkVectors:
         self._windows += 1
         if self._windows == len(text.spans_of_windows):
             self._count(len(self._chunks) - 1, rows[len(rows) - after :])
-        for at, chunk in enumerate(self._chunks):
-            begin, end = max(chunk.tokens[0], self._done), min(chunk.tokens[1], last)
-            if begin < end:
-                self._count(at, rows[before + begin - first : before + end - first])
+        for at in range(bisect.bisect_right(self._ends, self._done), bisect.bisect_left(self._starts, last)):
+            begin, end = max(self._starts[at], self._done), min(self._ends[at], last)
+            self._count(at, rows[before + begin - first : before + end - first])
         self._done = last
 
     def _count(self, at: int, rows: Array) -> None:

@@ -256,7 +256,11 @@ class Model:
             count, what = self._numbers(output, request, lengths)
             size_bytes += count * request.bytes_by_output.get(output, request.number_bytes)
             parts.append(what)
-        expect(call, size_bytes, self.settings.max_answer_bytes, self._answers, " and ".join(parts))
+        self.reserve(call, size_bytes, " and ".join(parts))
+
+    def reserve(self, call: Call, size_bytes: float, what: str) -> None:
+        """Reserve memory for about so many bytes of an answer. Raises NeverFits or Overloaded with `what`, its content in words."""
+        expect(call, size_bytes, self.settings.max_answer_bytes, self._answers, what)
 
     def _numbers(self, output: str, request: EncodeRequest, lengths: Sequence[int]) -> tuple[int, str]:
         """Return how many numbers an answer has at most of this output, in total and in words."""

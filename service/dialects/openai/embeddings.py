@@ -240,7 +240,8 @@ async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call)
     if body.role is None and not body.prompt_name and body.prompt is None:
         model.warn_of_roles(call)
     prompt = prompt_of(model, body.role, prompt_name=body.prompt_name, prompt=body.prompt)
-    answer = await embed_chunks(model, texts, how, call, prompt=prompt, dimensions=body.dimensions)
+    each = vectors.NUMBER_BYTES[body.encoding_format]
+    answer = await embed_chunks(model, texts, how, call, prompt=prompt, dimensions=body.dimensions, number_bytes=each)
 
     def entry(row: ChunksOfText | ServiceError) -> dict[str, Any]:
         if isinstance(row, ServiceError):
@@ -257,7 +258,9 @@ async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call)
             ]
         }
 
-    entries = [{"object": "embedding", "index": index, **entry(row)} for index, row in enumerate(answer.rows)]
+    entries = await asyncio.to_thread(
+        lambda: [{"object": "embedding", "index": index, **entry(row)} for index, row in enumerate(answer.rows)]
+    )
     usage = {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}
     return {"object": "list", "data": entries, "model": model.name, "system_fingerprint": answer.space, "usage": usage}
 

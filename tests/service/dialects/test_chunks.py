@@ -39,6 +39,7 @@ async def http(encoder_bundle: Path, tmp_path: Path) -> AsyncIterator[httpx.Asyn
         await catalog.warm.wait()
         assert catalog.failure is None
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://attnserve", timeout=PATIENCE_S) as made:
+            made.catalog = catalog  # type: ignore[attr-defined]
             yield made
 
 
@@ -119,6 +120,8 @@ async def test_bad_chunks_are_refused_with_the_value_and_the_next_step(http: htt
         ({"chunks": {}, "model": "by-cls"}, 'have no vectors in it: use mode "split"', "chunks.mode"),
         ({"chunks": {}, "input": [1, 2]}, "token ids cannot be split", "input"),
         ({"chunks": {}, "outputs": ["tokens"]}, "'dense', 'sparse' or 'multivector'", "outputs.0"),
+        ({"chunks": {"size": 900, "overlap": 899}, "input": "a " * 3000}, "at most 16384 chunks, of 1048576 tokens in total", "chunks"),
+        ({"chunks": {"size": 1}, "input": ["a " * 9000] * 2}, "at most 16384 chunks", "chunks"),
         ({"chunks": {}, "normalize": False}, "chunks have dense vectors of length 1", "chunks"),
     ):  # fmt: skip
         with case(fields):
@@ -150,8 +153,39 @@ async def test_documents_of_chunks_are_read_as_a_whole(http: httpx.AsyncClient) 
     assert asked["data"][0]["data"][0]["embedding"] != got[0]["embedding"], "the prompt is read too"
     auto = await post(http, "/v1/contextualizedembeddings", inputs=[[TEXT]], enable_auto_chunk=True, chunk_size=8)
     assert auto["data"][0]["data"][0]["text"] == TEXT[: len(auto["data"][0]["data"][0]["text"])]
-    refused = await http.post("/v1/contextualizedembeddings", json={"inputs": [["a", ""]]})
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "inputs[0] has an empty chunk: leave it out")
+    for body, words in (
+        ({"inputs": [["a", ""]]}, "inputs[0] has an empty chunk: leave it out"),
+        ({"inputs": [["a"]], "enable_auto_chunk": True, "chunk_size": 3, "chunk_overlap": 3}, "overlap=3 must be below size=3"),
+    ):
+        refused = await http.post("/v1/contextualizedembeddings", json=body)
+        assert refused.status_code == 400
+        assert words in refused.json()["error"]["message"]
+
+
+async def test_the_first_chunks_of_a_process_are_of_the_space_that_a_client_demands(http: httpx.AsyncClient) -> None:
+    space = (await http.post("/v1/embeddings", json={"input": TEXT, "dimensions": 8})).headers["x-embedding-space"]
+    body = {"input": TEXT, "dimensions": 8, "chunks": {}}
+    assert (await http.post("/v1/embeddings", json=body, headers={"x-embedding-space-match": space})).status_code == 200
+
+
+async def test_the_memory_of_an_answer_with_chunks_is_reserved_before_they_are_computed(http: httpx.AsyncClient) -> None:
+    http.catalog.reconfigure({"max_answer_bytes": 20_000})  # type: ignore[attr-defined]
+    refused = await http.post("/v1/embeddings", json={"input": "a " * 100, "chunks": {"size": 1}})
+    assert refused.status_code == 413
+    assert "100 chunks of 48 numbers" in refused.json()["error"]["message"]
+
+
+async def test_many_texts_are_split_in_pieces_between_which_others_have_their_turns(http: httpx.AsyncClient) -> None:
+    tokenizers, sizes = http.catalog.tokenizers, []  # type: ignore[attr-defined]
+    run = tokenizers.run
+
+    def counted(work: Any, *, size: int, client: str) -> Any:
+        sizes.append(size)
+        return run(work, size=size, client=client)
+
+    tokenizers.run = counted
+    await post(http, input=["a " * 1000] * 60, chunks={"size": 1000})
+    assert sizes[:6] == [20_000] * 6
 
 
 # The arithmetic of windows and chunks ---------------------------------------------------------------------------------------------------
