@@ -7,8 +7,7 @@ const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 export function parse(text) {
   const series = new Map();
   for (const line of text.split('\n')) {
-    if (!line || line[0] === '#') continue;
-    const found = LINE.exec(line);
+    const found = LINE.exec(line); // comments are no match
     if (!found) continue;
     const labels = {};
     if (found[2]) for (const [, name, value] of found[2].matchAll(LABEL)) labels[name] = value.replace(/\\(.)/g, (_, c) => (c === 'n' ? '\n' : c));
@@ -37,6 +36,16 @@ export function grown(before, after, name, wanted = {}) {
 
 /** Values of a label that a series has. */
 export const valuesOf = (sample, name, label) => [...new Set((sample?.get(name) ?? []).map((each) => each.labels[label]))];
+
+/** Failed requests by the values of some labels, the most first: [[...values, in the last minute, since the start]]. */
+export function failures({ before, after }, ...names) {
+  const rows = new Map();
+  for (const { labels } of after.get('te_request_failure') ?? []) {
+    const own = Object.fromEntries(names.map((name) => [name, labels[name]]));
+    rows.set(JSON.stringify(own), [...Object.values(own), grown(before, after, 'te_request_failure', own), sum(after, 'te_request_failure', own)]);
+  }
+  return [...rows.values()].filter((row) => row.at(-1)).sort((a, b) => b.at(-2) - a.at(-2) || b.at(-1) - a.at(-1));
+}
 
 /** The buckets of a histogram between two samples: [[upper bound, count in this bucket]], in ascending order. */
 export function buckets(before, after, name, wanted = {}) {

@@ -57,7 +57,7 @@ export async function ask(request, signal) {
  */
 export async function stream(request, onEvent, signal) {
   const answer = await send({ ...request, headers: { ...request.headers, accept: 'text/event-stream' } }, signal);
-  const state = { run: answer.headers.get('x-run-id'), id: request.headers?.['last-event-id'] ?? null, done: false, finished: false };
+  const state = { run: answer.headers.get('x-run-id'), id: request.headers?.['last-event-id'] ?? null, done: false };
   try {
     for await (const event of events(answer)) {
       if (event.id !== null) state.id = event.id;
@@ -117,5 +117,8 @@ export function forget() {
 
 /** Served models without their aliases, of the kinds that are wanted. */
 export const modelsOf = (test) => session.models.filter((model, at) => test(model) && session.models.findIndex((other) => other.fingerprint === model.fingerprint) === at);
+
+/** The id that is wanted, if such a model is there, else that of the first. */
+export const idOf = (models, wanted) => (models.find((model) => model.id === wanted) ?? models[0])?.id;
 
 export const isText = (model) => model.kind === 'decoder' && !model.pictures;
