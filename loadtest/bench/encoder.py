@@ -3,7 +3,6 @@
 Only one side computes at a time. infinity-emb runs in an environment of its own (`make peers`), with its optimum engine and its defaults.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -45,9 +44,13 @@ class Work:
         loads = {name: partial(self._load, name) for name in TEXTS}
         sides = [
             Side(BARE, {"short": self._bare, "mix": self._bare_mix}),
-            Side(SERVICE, {"start": _start, **loads, "bulk": self._bulk, "memory": self._memory}, self._service),
+            Side(
+                SERVICE,
+                {"start": lambda server: {"start": server.start_s}, **loads, "bulk": self._bulk, "memory": self._memory},
+                self._service,
+            ),
             Side(PEER, {**loads, "bulk": self._bulk}, self._infinity, optional=True),
-            Side(LEAN, {"memory": self._memory}, partial(self._started, "--lean"), once=True),
+            Side(LEAN, {"memory": self._memory}, partial(Service, self._plan.bundles, "--lean", model=self._manifest.name), once=True),
         ]
         absent = {}
         if not (self._peer / "model/model.onnx").exists():
@@ -56,13 +59,10 @@ class Work:
 
     # How sides start -------------------------------------------------------------------------------------------------------------------
 
-    def _started(self, *flags: str) -> Server:
-        return Service(self._plan.bundles, *flags, model=self._manifest.name)
-
     @contextmanager
     def _service(self) -> Iterator[Server]:
         self._round += 1
-        with self._started() as server:
+        with Service(self._plan.bundles, model=self._manifest.name) as server:
             server.embed(texts.mixed(64, self._seed("warm")))
             yield server
             self._vectors = server.embed(texts.mixed(8, "the same model?"))
@@ -81,7 +81,7 @@ class Work:
         env = {**off, "PYTHONPATH": "", "HF_HOME": str(folder / "huggingface")}
         with Server(PEER, command, port=port, ready="/health", path="/embeddings", model=".", env=env, folder=folder / "model") as server:
             if self._vectors:
-                cosine = min(map(_cosine, self._vectors, server.embed(texts.mixed(8, "the same model?"))))
+                cosine = bare.lowest_cosine(server.embed(texts.mixed(8, "the same model?")), self._vectors)
                 if cosine < SAME_MODEL:
                     raise LoadtestError(f"infinity serves another model than the bundle: lowest cosine {cosine:.4f}")
             server.embed(texts.mixed(64, self._seed("warm")))
@@ -92,9 +92,9 @@ class Work:
 
     # Measurements ------------------------------------------------------------------------------------------------------------------------
 
-    def _run_bare(self, shapes: list[bare.Batch], seconds: float, *, callers: int = 1) -> dict[bare.Batch, bare.Timing]:
+    def _run_bare(self, shapes: list[bare.Batch], seconds: float) -> dict[bare.Batch, bare.Timing]:
         """Run the bare runtime with threads that sleep while they wait and with threads that spin, and return the better of each figure."""
-        run = partial(bare.measure, self._plan.bundles[0], shapes, threads=machine.cpus(), seconds=seconds, callers=callers)
+        run = partial(bare.measure, self._plan.bundles[0], shapes, threads=machine.cpus(), seconds=seconds)
         asleep, spinning = run(spin=False), run(spin=True)
         better = {"texts_per_s": max, "p50_ms": min}
         return {shape: {name: best(asleep[shape][name], spinning[shape][name]) for name, best in better.items()} for shape in shapes}
@@ -103,9 +103,8 @@ class Work:
         n = round(statistics.median(bare.token_counts(self._plan.bundles[0], texts.short(50, "length"))))
         batch, one = (SHORT_BATCH, n), (1, n)
         found = self._run_bare([batch, one], self._plan.seconds / 4)
-        shared = self._run_bare([batch], self._plan.seconds / 4, callers=machine.cpus())
         self._bare_per_s["short"] = found[batch]["texts_per_s"]
-        return {"batches": self._bare_per_s["short"], "call": found[one]["p50_ms"], "a caller a thread": shared[batch]["texts_per_s"]}
+        return {"batches": self._bare_per_s["short"], "call": found[one]["p50_ms"]}
 
     def _bare_mix(self, _: object) -> Figures:
         timings = self._run_bare(bare.shapes_for_mix(self._manifest.limits.max_tokens), max(self._plan.seconds / 20, 0.1))
@@ -147,18 +146,10 @@ class Work:
         return {"memory": Figure(sum(pss_bytes for _, pss_bytes in processes) / MiB, note)}
 
 
-def _start(server: Server) -> Figures:
-    return {"start": server.start_s}
-
-
 def _shortcut_problem(server: Server, before: float) -> list[str]:
     """Return a problem if the service has answered texts without computing them since it had answered `before` in this way."""
     texts_ = server.shortcuts() - before if server.name == SERVICE else 0
     return [f"{texts_:.0f} texts came from the cache or joined others"] * bool(texts_)
-
-
-def _cosine(a: list[float], b: list[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
 
 
 def rows() -> list[Row]:
@@ -168,7 +159,6 @@ def rows() -> list[Row]:
     made = [
         Row(f"{short}, 32 connections", "texts/s", (SERVICE, "short, 32"), best, Bar(at_least=0.85, reference=batches)),
         Row("the same, beside infinity", "texts/s", (SERVICE, "short, 32"), (PEER, "short, 32")),
-        Row(f"{batches}, a caller for each thread", "texts/s", (BARE, "a caller a thread")),
         Row(f"{short}, 1 connection, p50", "ms", (SERVICE, "short, 1, p50"), (BARE, "call"), Bar(at_most_more=2, reference="bare call")),
         Row("the same, infinity", "ms", (PEER, "short, 1, p50")),
         Row(f"{mix}, 32 connections", "texts/s", (SERVICE, "mix, 32"), (SERVICE, "mix, 32, allowed"), allowed),

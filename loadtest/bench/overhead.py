@@ -80,7 +80,7 @@ def benchmark(plan: Plan) -> Benchmark:
 
     def warm(server: Server) -> Figures:
         for form in (SHORT, replace(SHORT, stream=True)):
-            sent(replace(form, connections=8), server, f"warm {next(turns)}", 1.0)
+            sent(replace(form, connections=8), server, DECODER, f"warm {next(turns)}", 1.0)
         return {}
 
     def runtime(_: object) -> Figures:
@@ -99,7 +99,7 @@ def measured(form: Form, server: Server, seed: str, seconds: float) -> Figures:
     """Return the rate and the CPU time of all processes a text or token."""
     tree = server.family()
     before = [memory.cpu_s([process]) for process in tree]
-    load = sent(form, server, seed, seconds)
+    load = sent(form, server, DECODER, seed, seconds)
     units, problem = max(load.requests, 1) * form.per_request, "; ".join(load.problems)
     us = {process: _US * (memory.cpu_s([process]) - then) / units for process, then in zip(tree, before, strict=True)}
     most_first = sorted(us, key=lambda process: -us[process])
@@ -110,9 +110,10 @@ def measured(form: Form, server: Server, seed: str, seconds: float) -> Figures:
     }
 
 
-def sent(form: Form, server: Server, seed: str, seconds: float) -> wrk.Load:
-    count = int(_MOST_PER_S * max(seconds, 1)) // form.per_request + form.connections
-    model, path = (DECODER, "/v1/completions") if form.stream else (ENCODER, server.path)
+def sent(form: Form, server: Server, decoder: str, seed: str, seconds: float, most_per_s: int = _MOST_PER_S) -> wrk.Load:
+    """Load the model of `server` or, with streams, its `decoder`. Bodies are prepared for `most_per_s` texts or tokens per second."""
+    count = int(most_per_s * max(seconds, 1)) // form.per_request + form.connections
+    model, path = (decoder, "/v1/completions") if form.stream else (server.model, server.path)
     return wrk.run(server.url + path, form.bodies(model, count, seed), connections=form.connections, seconds=seconds)
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from export import contract
 from loadtest.common import texts
 from loadtest.common.benchmark import Benchmark, Figures, Plan, Side
 from loadtest.common.report import Bar, Row
-from loadtest.in_process.engine import opened, waited
+from loadtest.in_process.engine import opened
 from service.call import Call
 from service.dialects.chunks import Chunks, embed_chunks
 from service.dialects.ranking import RerankRequest, rank
@@ -80,7 +81,7 @@ def opened_model(bundle: Path, work: Callable[[Any, Model], Awaitable[Figures]],
             model: Any = next(iter(catalog.models.values()))
             return await work(catalog, model)
 
-    return waited(measured())
+    return uvloop.run(measured())
 
 
 async def per_s(seconds: float, batch: Callable[[int], Sequence[str]], answer: Callable[[Sequence[str]], Awaitable[Any]]) -> float:
@@ -189,4 +190,4 @@ def peer(checkpoint: Path, seconds: float) -> Figures:
     async def answer(some: Sequence[str]) -> None:
         model.encode(list(some), batch_size=BATCH, show_progress_bar=False)
 
-    return {"sparse": waited(per_s(seconds, lambda number: texts.mixed(BATCH, f"{number}"), answer))}
+    return {"sparse": uvloop.run(per_s(seconds, lambda number: texts.mixed(BATCH, f"{number}"), answer))}

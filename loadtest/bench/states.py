@@ -9,6 +9,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
@@ -38,16 +39,13 @@ def benchmark(plan: Plan) -> Benchmark:
     many = int(plan.options["many"])
     turn = iter(range(10**6))
 
-    def contexts(server: Server) -> Figures:
+    def measured(work: Callable[[Client], Figures], server: Server) -> Figures:
         with closing(Client(server, manifest.limits.vocab_size, next(turn))) as client:
-            return client.contexts()
+            return work(client)
 
-    def calls(server: Server) -> Figures:
-        with closing(Client(server, manifest.limits.vocab_size, next(turn))) as client:
-            return client.calls(many)
-
+    steps = {"contexts": partial(measured, Client.contexts), "calls": partial(measured, partial(Client.calls, many=many))}
     start = partial(Service, plan.bundles, *FLAGS, "--set", f"states={place}", model=manifest.name)
-    return Benchmark([Side(SERVICE, {"contexts": contexts, "calls": calls}, start)], rows(many))
+    return Benchmark([Side(SERVICE, steps, start)], rows(many))
 
 
 class Client:
@@ -78,31 +76,30 @@ class Client:
 
     def calls(self, many: int) -> Figures:
         """Store, fork, list, read and delete states, one call after the other."""
-        parent = self._state("/v1/states", model=self._model, token_ids=self._prompt(CONTEXTS[0]))
-        forks: list[str] = []
-        page = f"/v1/states?limit={PAGE}"
+        fields = {"model": self._model}
+        parent = self._state("/v1/states", **fields, token_ids=self._prompt(CONTEXTS[0]))
+        forked = [self._call("POST", f"/v1/states/{parent}/fork") for _ in range(many)]
+        forks = [_id(answer) for _, answer in forked]
         took = {
-            "stored": [self._took("POST", "/v1/states", model=self._model, token_ids=self._prompt(1)) for _ in range(REPEATS)],
-            "forked": [self._took("POST", f"/v1/states/{parent}/fork", made=forks) for _ in range(many)],
-            "listed": [self._took("GET", page) for _ in range(REPEATS)],
-            "read": [self._took("GET", f"/v1/states/{fork}") for fork in forks[:REPEATS]],
-            "deleted": [self._took("DELETE", f"/v1/states/{fork}") for fork in forks],
+            "stored": [self._call("POST", "/v1/states", **fields, token_ids=self._prompt(1)) for _ in range(REPEATS)],
+            "forked": forked,
+            "listed": [self._call("GET", f"/v1/states?limit={PAGE}") for _ in range(REPEATS)],
+            "read": [self._call("GET", f"/v1/states/{fork}") for fork in forks[:REPEATS]],
+            "deleted": [self._call("DELETE", f"/v1/states/{fork}") for fork in forks],
         }
-        return {name: statistics.median(times) for name, times in took.items()}
+        return {name: statistics.median(ms for ms, _ in calls) for name, calls in took.items()}
 
     def _prompt(self, tokens: int) -> list[int]:
         return [self._seeded.randrange(self._vocab_size) for _ in range(tokens)]
 
     def _state(self, path: str, **fields: Any) -> str:
-        return _id(self._send("POST", path, fields).read())
+        return _id(self._call("POST", path, **fields)[1])
 
-    def _took(self, method: str, path: str, made: list[str] | None = None, **fields: Any) -> float:
+    def _call(self, method: str, path: str, **fields: Any) -> tuple[float, bytes]:
+        """Return the milliseconds of a call, and its answer."""
         started = time.perf_counter()
         answer = self._send(method, path, fields if method == "POST" else None).read()
-        elapsed = 1000 * (time.perf_counter() - started)
-        if made is not None:
-            made.append(_id(answer))
-        return elapsed
+        return 1000 * (time.perf_counter() - started), answer
 
     def _first_token(self, prompt: str | list[int], **fields: Any) -> float:
         """Return the milliseconds from the request to the first event of the stream."""

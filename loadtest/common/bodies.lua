@@ -27,9 +27,9 @@ end
 function done(summary, latency)
   local errors = summary.errors
   print(string.format(
-    'RESULT {"requests": %d, "duration_s": %.6f, "p50_ms": %.3f, "p90_ms": %.3f, "p99_ms": %.3f, "max_ms": %.3f, '
+    'RESULT {"requests": %d, "duration_s": %.6f, "p50_ms": %.3f, '
       .. '"connect_errors": %d, "read_errors": %d, "write_errors": %d, "status_errors": %d, "timeouts": %d, "repeated": %d}',
     summary.requests, summary.duration / 1e6,
-    latency:percentile(50) / 1e3, latency:percentile(90) / 1e3, latency:percentile(99) / 1e3, latency.max / 1e3,
+    latency:percentile(50) / 1e3,
     errors.connect, errors.read, errors.write, errors.status, errors.timeout, thread_of_wrk:get("repeated")))
 end

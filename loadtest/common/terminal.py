@@ -35,11 +35,7 @@ def progress(steps: int) -> Iterator[Any]:
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Make SIGTERM end the benchmark as Ctrl-C does: by an exception, so that every `with` block stops the processes it has started."""
-
-    def interrupted(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupted)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

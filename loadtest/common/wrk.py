@@ -22,9 +22,6 @@ class Load:
     requests: int
     duration_s: float
     p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    max_ms: float
     connect_errors: int
     read_errors: int
     write_errors: int
@@ -62,7 +59,9 @@ def binary() -> str:
 
 
 def version() -> str:
-    return subprocess.run([binary(), "--version"], check=False, capture_output=True, text=True).stdout.split("[")[0].strip()
+    if shutil.which("wrk") is None:
+        return "not installed"
+    return subprocess.run(["wrk", "--version"], check=False, capture_output=True, text=True).stdout.split("[")[0].strip()
 
 
 def run(url: str, bodies: Sequence[str], *, connections: int, seconds: float) -> Load:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import uvloop
 
 from export import contract
 from loadtest.errors import LoadtestError
@@ -15,7 +16,7 @@ from loadtest.evaluate import metrics
 from loadtest.evaluate.tasks import Pairs, Retrieval
 from loadtest.evaluate.vectors import Show, VectorFile, compute
 from loadtest.evaluate.ways import Texts, scores, ways_of
-from loadtest.in_process.engine import opened, waited
+from loadtest.in_process.engine import opened
 from service.runtime.onnx import Array
 
 MOST_QUERIES, MOST_SCORES = 1_000, 2**24  # queries, and scores, that are computed at a time
@@ -31,7 +32,7 @@ def evaluate(bundle: Path, task: Retrieval | Pairs, file: VectorFile, weights: M
     if manifest.kind != "encoder":
         raise LoadtestError(f"{bundle} is of kind {manifest.kind}, which gives no vectors: name the bundle of an encoder")
     show(f"{manifest.name}: loading", None)
-    one, other = waited(vectors_of(bundle, manifest, task, file, show))
+    one, other = uvloop.run(vectors_of(bundle, manifest, task, file, show))
     show(f"{manifest.name}: comparing", None)
     if isinstance(task, Pairs):
         figures = of_pairs(manifest, one, other, task, weights)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -63,11 +63,7 @@ def text_of(reading: Reading) -> str:
 
 def pauses(reading: Reading, kills: Sequence[Kill]) -> list[float]:
     """Return, for each kill, the longest gap in seconds between two chunks that ends after this kill and begins before the next kill."""
-    ends = [*(kill.at for kill in kills[1:]), float("inf")]
-    return [
-        max((after - before for before, after in pairwise(reading.times) if after > kill.at and before < end), default=0.0)
-        for kill, end in zip(kills, ends, strict=True)
-    ]
+    return [reading.gap_s(kill.at, until) for kill, until in zip(kills, [*(kill.at for kill in kills[1:]), inf], strict=True)]
 
 
 def side_by_side(undisturbed: str, killed: str, kills: Sequence[Kill], most_lines: int | None = None) -> Table:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
+from math import inf
 from typing import Any, Literal
 
 Verdict = Literal["same", "lost", "doubled", "different", "failed"]
@@ -46,9 +47,10 @@ class Reading:
     last_event_id: str = ""
     lost_connection: bool = False  # whether the latest connection ended too early, or was answered with 502 or 503
 
-    @property
-    def longest_gap_s(self) -> float:
-        return max((after - before for before, after in pairwise(self.times)), default=0.0)
+    def gap_s(self, since: float = -inf, until: float = inf) -> float:
+        """Return the longest gap in seconds between two chunks that ends after `since` and begins before `until`; 0 if there is none."""
+        gaps = (after - before for before, after in pairwise(self.times) if after > since and before < until)
+        return max(gaps, default=0.0)
 
 
 def read(

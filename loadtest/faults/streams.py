@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from loadtest.common.benchmark import Benchmark, Figure, Figures, Plan, Side
 from loadtest.common.report import Bar, Row
 from loadtest.errors import LoadtestError
 from loadtest.faults.reading import Reading, compare, difference, read
-from loadtest.faults.striking import FAULTS, SplitService, service, strike
+from loadtest.faults.striking import FAULTS, SplitService, service
 from loadtest.load.figures import percentile
 
 VERDICTS = ("lost", "doubled", "different", "failed")
@@ -74,15 +73,13 @@ class Campaign:
     asked: list[tuple[int, Reading]] = field(default_factory=list)
     lost: list[Pause] = field(default_factory=list)
 
-    @property
-    def verdicts(self) -> Counter[str]:
-        return Counter(compare(self.wanted[number], reading) for number, reading in self.asked)
-
-    def problems(self) -> list[dict[str, Any]]:
-        found = []
+    def problems(self) -> list[tuple[str, str]]:
+        """Return the verdict on each stream that was not the same, and a description of it."""
+        found: list[tuple[str, str]] = []
         for number, reading in self.asked:
             if (verdict := compare(self.wanted[number], reading)) != "same":
-                found.append({"request": number, "id": reading.request_id, "is": verdict, "how": difference(self.wanted[number], reading)})
+                how = difference(self.wanted[number], reading)
+                found.append((verdict, f"{verdict}: request {number} ({reading.request_id}): {how}"))
         return found
 
 
@@ -128,13 +125,9 @@ def pauses(asked: Sequence[tuple[int, Reading]], faults: Sequence[float], connec
     The pause is the longest gap between two chunks that ends after the fault. The gap may begin up to `_LATE_S` seconds after the fault,
     because chunks that were sent before the fault may arrive after it.
     """
-    found = []
-    for reading in (reading for _, reading in asked if reading.connections >= connections):
-        for fault in faults:
-            gaps = [after - before for before, after in pairwise(reading.times) if after > fault and before < fault + _LATE_S]
-            if gaps and reading.times[0] < fault:
-                found.append(Pause(reading.request_id, fault, max(gaps)))
-    return found
+    cut = [reading for _, reading in asked if reading.connections >= connections]
+    begun = [(reading, fault) for reading in cut for fault in faults if reading.times and reading.times[0] < fault]
+    return [Pause(reading.request_id, fault, gap_s) for reading, fault in begun if (gap_s := reading.gap_s(fault, fault + _LATE_S))]
 
 
 def campaign(running: SplitService, count: int, what: str, seed: int, tokens: int) -> Campaign:
@@ -156,7 +149,8 @@ def campaign(running: SplitService, count: int, what: str, seed: int, tokens: in
         for _ in range(count):
             time.sleep(chance.uniform(*_INSTANTS_S))
             running.until(readers.half_stream, "half of the clients stream")
-            made.faults.append(strike(running, what, chance))
+            made.faults.append(fault.strike(running, chance))
+            running.until(running.whole, "the service is whole again")
     finally:
         readers.stop()
     made.asked = readers.asked
@@ -166,12 +160,13 @@ def campaign(running: SplitService, count: int, what: str, seed: int, tokens: in
 
 def figures_of(made: Campaign) -> Figures:
     """Return the figures of a campaign. A stream that was not the same is described in a problem's note."""
-    problems = "; ".join(f"{each['is']}: request {each['request']} ({each['id']}): {each['how']}" for each in made.problems()[:20])
+    problems = made.problems()
+    counts, note = Counter(verdict for verdict, _ in problems), "; ".join(how for _, how in problems[:20])
     found: dict[str, float | Figure] = {
         "streams": float(len(made.asked)),
         "hit": float(len({each.request_id for each in made.lost})),
-        "undisturbed": max(reading.longest_gap_s for reading in made.wanted),
-        **{name: Figure(float(made.verdicts[name]), problems) for name in VERDICTS},
+        "undisturbed": max(reading.gap_s() for reading in made.wanted),
+        **{name: Figure(float(counts[name]), note) for name in VERDICTS},
     }
     values = [each.pause_s for each in made.lost]
     return found | {f"pause, p{n}": figure for n in (50, 99) if (figure := percentile(values, n)) is not None}

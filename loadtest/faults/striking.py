@@ -177,11 +177,3 @@ FAULTS = {
     "service": Fault("every process of the service, by SIGKILL; it is started again", _kill_all, resumes=True),
     "redis": Fault("the store, a Redis, by SIGKILL; it is started again within 2 s", _kill_redis, redis=True),
 }
-
-
-def strike(running: SplitService, what: str, chance: Random) -> float:
-    """Cause one fault, wait until the service is whole again, and return the time of the fault. Raises LoadtestError if the service does
-    not recover."""
-    at = FAULTS[what].strike(running, chance)
-    running.until(running.whole, "the service is whole again")
-    return at

@@ -12,11 +12,13 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from export import contract
 from loadtest.errors import LoadtestError
@@ -29,10 +31,10 @@ Batch = tuple[int, int]  # (B, N): texts in a batch, tokens per text
 Timing = dict[str, float]  # "texts_per_s" or "p50_ms" -> value
 
 
-def measure(bundle: Path, shapes: Sequence[Batch], *, threads: int, seconds: float, spin: bool, callers: int = 1) -> dict[Batch, Timing]:
-    """Run batches of every shape for `seconds` in a new process, where `callers` threads call the same session. Return texts per second and
-    median milliseconds of each shape."""
-    given = {"bundle": str(bundle), "shapes": shapes, "threads": threads, "seconds": seconds, "spin": spin, "callers": callers}
+def measure(bundle: Path, shapes: Sequence[Batch], *, threads: int, seconds: float, spin: bool) -> dict[Batch, Timing]:
+    """Run batches of every shape for `seconds` in a new process. Return texts per second and median milliseconds of each
+    shape."""
+    given = {"bundle": str(bundle), "shapes": shapes, "threads": threads, "seconds": seconds, "spin": spin}
     command = [sys.executable, "-m", "loadtest.in_process.bare", json.dumps(given)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     if ended.returncode:
@@ -61,13 +63,9 @@ def between(n: int, costs: Mapping[int, float]) -> float:
     """Return the cost of a text of n tokens, interpolated linearly between the nearest measured lengths. Below the shortest and above the
     longest measured length, the cost is taken as proportional to n."""
     known = sorted(costs)
-    if n <= known[0] or n >= known[-1]:
-        end = known[0] if n <= known[0] else known[-1]
-        return costs[end] * n / end
-    above = next(length for length in known if length >= n)
-    below = known[known.index(above) - 1]
-    share = (n - below) / (above - below)
-    return costs[below] * (1 - share) + costs[above] * share
+    if n > known[-1]:
+        return costs[known[-1]] * n / known[-1]
+    return float(np.interp(n, [0, *known], [0.0, *(costs[length] for length in known)]))
 
 
 def token_counts(bundle: Path, texts: Sequence[str]) -> list[int]:
@@ -81,16 +79,22 @@ def token_counts(bundle: Path, texts: Sequence[str]) -> list[int]:
     return [min(len(encoding.ids), max_tokens) for encoding in tokenizer.encode_batch(list(texts))]
 
 
+def lowest_cosine(got: ArrayLike, want: ArrayLike) -> float:
+    """Return the lowest cosine between two vectors with the same index, of two arrays (n, d)."""
+    lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(want, axis=1)
+    return float((np.multiply(got, want).sum(axis=1) / lengths).min())
+
+
 # The code that runs in the new process ---------------------------------------------------------------------------------------------------
 
 
-def main(bundle: Path, shapes: Sequence[Batch], threads: int, seconds: float, spin: bool, callers: int) -> None:
+def main(bundle: Path, shapes: Sequence[Batch], threads: int, seconds: float, spin: bool) -> None:
     manifest, sessions, results = contract.read_manifest(bundle), dict[str, Any](), []
     for b, n in shapes:
         if (file := manifest.graph_of(n).file) not in sessions:
             sessions[file] = open_session(bundle / file, threads, spin)
         feed = random_feed(sessions[file], b, n, manifest.limits.vocab_size)
-        results.append(timed(sessions[file], feed, seconds=seconds, callers=callers))
+        results.append(timed(sessions[file], feed, seconds=seconds))
     print(json.dumps(results))
 
 
@@ -106,38 +110,23 @@ def open_session(graph: Path, threads: int, spin: bool) -> Any:
 
 def random_feed(session: Any, b: int, n: int, vocab_size: int) -> dict[str, Any]:
     """Return inputs for b texts of exactly n tokens."""
-    import numpy as np
-
     ids = np.random.default_rng(0).integers(0, vocab_size, (b, n))
     values = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: np.ones_like(ids), contract.TOKEN_TYPE_IDS: np.zeros_like(ids)}
     return {tensor.name: values[tensor.name] for tensor in session.get_inputs()}
 
 
-def timed(session: Any, feed: dict[str, Any], *, seconds: float, callers: int) -> Timing:
+def timed(session: Any, feed: dict[str, Any], *, seconds: float) -> Timing:
     """Run the same batch repeatedly and time it, after three calls that are not counted."""
     for _ in range(3):
         session.run([contract.EMBEDDING], feed)
     spans: list[float] = []
-    started = time.perf_counter()
-
-    def call() -> None:
-        before = time.perf_counter()
-        while before - started < seconds or not spans:  # one run at least, also on a machine too busy for more
-            session.run([contract.EMBEDDING], feed)
-            after = time.perf_counter()
-            spans.append(after - before)
-            before = after
-
-    others = [threading.Thread(target=call) for _ in range(callers - 1)]
-    for thread in others:
-        thread.start()
-    call()
-    for thread in others:
-        thread.join()
-    return {
-        "texts_per_s": len(feed[contract.INPUT_IDS]) * len(spans) / (time.perf_counter() - started),
-        "p50_ms": statistics.median(spans) * 1000,
-    }
+    started = before = time.perf_counter()
+    while before - started < seconds or not spans:  # one run at least, also on a machine too busy for more
+        session.run([contract.EMBEDDING], feed)
+        after = time.perf_counter()
+        spans.append(after - before)
+        before = after
+    return {"texts_per_s": len(feed[contract.INPUT_IDS]) * len(spans) / (before - started), "p50_ms": statistics.median(spans) * 1000}
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@ process."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import uvloop
 
@@ -18,7 +18,6 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.settings import Settings
 
-T = TypeVar("T")
 PROMPT_TOKENS = 8
 STREAMS, LONG_PROMPT = 8, 8_000  # of `waits_s`: running streams, and the tokens of the prompt that is fed meanwhile
 _ENDLESS = 10_000_000
@@ -35,10 +34,6 @@ async def opened(bundle: Path, **settings: Any) -> AsyncIterator[Catalog]:
         yield catalog
     finally:
         await catalog.stop()
-
-
-def waited(measured: Coroutine[Any, Any, T]) -> T:
-    return uvloop.run(measured)
 
 
 @dataclass
@@ -108,33 +103,21 @@ def tokens_per_s(bundle: Path, rows: int, seconds: float) -> float:
             await asyncio.sleep(seconds)
             return (_n_tokens(streams) - before) / (time.perf_counter() - started)
 
-    return waited(measured())
+    return uvloop.run(measured())
 
 
-def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int) -> float:
-    """Return the tokens per second of `rows` texts together, which are generated at the same time with `new_tokens` each. The time counts
-    from the first prompt to the last token. As many texts are generated before, which do not count."""
+def texts_s(bundle: Path, rows: int, *, max_tokens: int, prompt_tokens: int = PROMPT_TOKENS) -> float:
+    """Return the seconds in which `rows` texts are generated at the same time, from the first prompt to the last token. As many texts after
+    short prompts are generated before, which do not count."""
 
     async def measured() -> float:
         async with opened(bundle, slots=rows) as catalog:
-            await texts(catalog, rows, rows, max_tokens=new_tokens)
+            await texts(catalog, rows, rows, max_tokens=max_tokens)
             started = time.perf_counter()
-            return _n_tokens(await texts(catalog, rows, 0, max_tokens=new_tokens)) / (time.perf_counter() - started)
+            await texts(catalog, rows, 0, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+            return time.perf_counter() - started
 
-    return waited(measured())
-
-
-def prefill_tokens_per_s(bundle: Path, prompt_tokens: int) -> float:
-    """Return the prompt tokens per second at which the engine prefills one prompt, with no other run. The time includes one new token."""
-
-    async def measured() -> float:
-        async with opened(bundle, slots=1) as catalog:
-            await texts(catalog, 1, 0, max_tokens=1)  # warm up: the runtime's first call is slower
-            started = time.perf_counter()
-            await texts(catalog, 1, 1, prompt_tokens=prompt_tokens, max_tokens=1)
-            return prompt_tokens / (time.perf_counter() - started)
-
-    return waited(measured())
+    return uvloop.run(measured())
 
 
 def waits_s(bundle: Path, seconds: float) -> tuple[list[float], list[float]]:
@@ -153,7 +136,7 @@ def waits_s(bundle: Path, seconds: float) -> tuple[list[float], list[float]]:
             read_at = [list(stream.read_at) for stream in streams]
         return overlapping(read_at, begun, arrived), overlapping(read_at, arrived, done)
 
-    return waited(measured())
+    return uvloop.run(measured())
 
 
 def overlapping(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> list[float]:

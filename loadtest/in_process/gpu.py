@@ -5,11 +5,9 @@ It needs, in the service's environment, onnxruntime-gpu in place of onnxruntime 
 """
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +17,8 @@ from loadtest.common.benchmark import Benchmark, Figure, Figures, Plan, Side
 from loadtest.common.report import Bar, Row
 from loadtest.common.server import Server, Service
 from loadtest.errors import LoadtestError
+from loadtest.in_process.bare import lowest_cosine
+from loadtest.in_process.steps import calls_per_s
 from service.encoding.gpu.session import PackedSession
 from service.runtime.onnx import CPU, CUDA, OnnxSession, check_install, elsewhere
 
@@ -75,11 +75,16 @@ def of_encoder(
     ids = texts(random.integers(1, longest + 1, 20).tolist())
     served = OnnxSession(bundle, manifest, threads=1, provider="cpu")
     loss = 1 - lowest_cosine(session.run([output], ids, None)[output], served.run([output], ids, None)[output])
-    found: dict[str, float | Figure] = {"loss": Figure(loss, operators(session))}
+    # The number of nodes of each operator. All are on the session's provider, or it would not have been opened.
+    operators = ", ".join(f"{n} {operator}" for operator, n in sorted(elsewhere(session.session, "").items()))
+    found: dict[str, float | Figure] = {"loss": Figure(loss, operators)}
     rates = {}
     for size, (B, N) in zip(sizes, shapes, strict=True):
         batch = texts([N] * B)
-        per_s = B * timed(lambda batch=batch: session.run([output], batch, None), seconds)  # type: ignore[misc]
+        call = partial(session.run, [output], batch, None)
+        for _ in range(3):  # the first may record a CUDA graph
+            call()
+        per_s = B * calls_per_s(call, seconds)
         rates[size] = per_s * min(N, longest)
         found[size] = Figure(rates[size], f"{per_s:,.0f} texts/s")
     return {**found, "best": max(rates.values())}
@@ -95,24 +100,3 @@ def over_http(manifest: contract.Manifest, seconds: float, server: Server) -> Fi
     load = wrk.run(server.url + server.path, bodies, connections=CONNECTIONS, seconds=seconds)
     answered = (load.requests - load.status_errors) / load.duration_s
     return {"tokens": Figure(answered * HTTP_TEXTS * length, f"{load.status_errors} requests refused")}
-
-
-def lowest_cosine(got: Any, want: Any) -> float:
-    lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(want, axis=1)
-    return float(((got * want).sum(axis=1) / lengths).min())
-
-
-def operators(session: PackedSession) -> str:
-    """Return the number of nodes of each operator. All are on the session's provider, or it would not have been opened."""
-    return ", ".join(f"{n} {operator}" for operator, n in sorted(elsewhere(session.session, "").items()))
-
-
-def timed(call: Callable[[], object], seconds: float) -> float:
-    """Return calls per second, after three that are not counted; the first may record a CUDA graph."""
-    for _ in range(3):
-        call()
-    n, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < seconds or not n:
-        call()
-        n += 1
-    return n / elapsed

@@ -39,8 +39,8 @@ def benchmark(plan: Plan) -> Benchmark:
         return Transformers(gguf, threads)
 
     def ours(_: object) -> Figures:
-        texts = {f"{rows} texts": engine.texts_tokens_per_s(bundle, rows, NEW_TOKENS) for rows in BATCHES}
-        return {**texts, "prompt": engine.prefill_tokens_per_s(bundle, PROMPT_TOKENS)}
+        texts = {f"{rows} texts": rows * NEW_TOKENS / engine.texts_s(bundle, rows, max_tokens=NEW_TOKENS) for rows in BATCHES}
+        return {**texts, "prompt": PROMPT_TOKENS / engine.texts_s(bundle, 1, prompt_tokens=PROMPT_TOKENS, max_tokens=1)}
 
     def theirs(_: object) -> Figures:
         return {f"{rows} texts": peer().new_tokens_per_s(rows) for rows in BATCHES} | {"prompt": peer().prompt_tokens_per_s()}

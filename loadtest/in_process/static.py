@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import uvloop
 from onnx import numpy_helper
 
 from export import contract
@@ -21,7 +22,8 @@ from loadtest.common import texts, wrk
 from loadtest.common.benchmark import Benchmark, Figure, Figures, Plan, Side
 from loadtest.common.report import Row
 from loadtest.common.server import Server, Service
-from loadtest.in_process.engine import opened, waited
+from loadtest.in_process.engine import opened
+from loadtest.in_process.steps import calls_per_s
 from service.call import Call
 from service.encoding.request import EncodeRequest
 from service.tokenization.texts import Cut, TextEncoder
@@ -52,11 +54,7 @@ def benchmark(plan: Plan) -> Benchmark:
         """Measure a function that computes one request at a time, and remembers no text."""
         again = itertools.cycle(list(requests()))
         answer(next(again))
-        started, count = time.perf_counter(), 0
-        while (elapsed := time.perf_counter() - started) < plan.seconds:
-            answer(next(again))
-            count += REQUEST_TEXTS
-        return {"texts": count / elapsed}
+        return {"texts": REQUEST_TEXTS * calls_per_s(lambda: answer(next(again)), plan.seconds)}
 
     def over_http(server: Server) -> Figures:
         found = {}
@@ -69,7 +67,7 @@ def benchmark(plan: Plan) -> Benchmark:
     sides = [
         Side("tokenizer", {"tokenizer": partial(alone, lambda batch: encoder.encode(batch, cut=Cut()))}),
         Side(PEER, {"peer": partial(alone, sentence_transformers(bundle))}),
-        Side("engine", {"engine": lambda _: {"texts": waited(engine_per_s(bundle, requests(), plan.seconds))}}),
+        Side("engine", {"engine": lambda _: {"texts": uvloop.run(engine_per_s(bundle, requests(), plan.seconds))}}),
         Side(SERVICE, {"service": over_http}, partial(Service, [bundle], model=manifest.name)),
     ]
     peer = (PEER, "texts")

@@ -18,21 +18,16 @@ WARM_STEPS = 20
 LEAST_STEPS = 2  # fewest steps from which a median is computed
 
 
-def open_steps(bundle: Path, threads: int, *, share_out: bool = False) -> OnnxStepSession:
-    """Open the step graph. With `share_out`, the rows of a call are divided among the cores, as in the engine."""
-    return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, share_out=share_out)
+def open_steps(bundle: Path, threads: int) -> OnnxStepSession:
+    """Open the step graph. Unlike in the engine, the rows of a call are not divided among the cores."""
+    return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, share_out=False)
 
 
-def stepping(
-    session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps: int = WARM_STEPS, position: int = 0, longest: int = sys.maxsize
-) -> Callable[[], None]:
-    """Return a function that feeds the next `width` tokens to each of `rows` sequences and computes the logits after the last token.
-
-    The first token is at `position`. States with slots have as many as a sequence of `longest` tokens needs, or all. After `longest` tokens
-    the sequences begin at `position` again.
-    """
+def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps: int = WARM_STEPS, position: int = 0) -> Callable[[], None]:
+    """Return a function that feeds the next `width` tokens to each of `rows` sequences, from `position` on, and computes the logits after
+    the last token."""
     one, other = session.states(rows), session.states(rows)
-    one.reserve(longest, rows)
+    one.reserve(sys.maxsize, rows)
     other.share(one)
     tokens = np.random.default_rng(0).integers(0, session.vocab_size, (rows, width))
     lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.full(rows, position)
@@ -44,7 +39,7 @@ def stepping(
 
     def step() -> None:
         next(calls)()
-        positions[:] = position if positions[0] + 2 * width > longest else positions[0] + width
+        positions[:] += width
 
     for _ in range(warm_steps):
         step()
@@ -62,24 +57,25 @@ def median_s(step: Callable[[], object], seconds: float) -> float:
     return statistics.median(times)
 
 
-def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int, *, share_out: bool = False) -> float:
+def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float:
     """Return the tokens per second of the bare step loop, for `rows` sequences together."""
-    return rows * _calls_per_s(stepping(open_steps(bundle, threads, share_out=share_out), rows), seconds)
+    return rows * calls_per_s(stepping(open_steps(bundle, threads), rows), seconds)
 
 
 def prefill_tokens_per_s(bundle: Path, chunk: int, seconds: float, threads: int) -> float:
     """Return the prompt tokens per second of the bare step loop, for one prompt that is fed in chunks of `chunk` tokens."""
-    return chunk * _calls_per_s(stepping(open_steps(bundle, threads), 1, width=chunk, warm_steps=1), seconds)
+    return chunk * calls_per_s(stepping(open_steps(bundle, threads), 1, width=chunk, warm_steps=1), seconds)
 
 
-def _calls_per_s(step: Callable[[], None], seconds: float) -> float:
+def calls_per_s(call: Callable[[], object], seconds: float) -> float:
+    """Call again and again for `seconds`, at least once, and return the calls per second."""
     calls, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < seconds:
-        step()
+    while (elapsed := time.perf_counter() - started) < seconds or not calls:
+        call()
         calls += 1
     return calls / elapsed
 
 
-def step_s(bundle: Path, threads: int, seconds: float, **where: int) -> float:
-    """Return the median seconds of a step of one sequence. `where`: `position` and `longest` of `stepping`."""
-    return median_s(stepping(open_steps(bundle, threads), 1, **where), seconds)
+def step_s(bundle: Path, threads: int, seconds: float, *, position: int) -> float:
+    """Return the median seconds of a step of one sequence at `position`."""
+    return median_s(stepping(open_steps(bundle, threads), 1, position=position), seconds)

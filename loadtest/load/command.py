@@ -170,13 +170,9 @@ class LoadRun:
             stage.model_copy(update={"cores": watch.cores(observations, stage.begin_s, stage.end_s)})
             for stage in figures.by_stage(self.samples, self.begun)
         ]
-        self.knee = knee.knee(self._measured) if shape == Shape.ramp else None
+        self.knee = knee.knee([stage for stage in self.stages if stage.name != WARM_UP]) if shape == Shape.ramp else None
         self.flatness = self._flatness()
         self.of_run = self._of_run()
-
-    @property
-    def _measured(self) -> list[StageFigures]:
-        return [stage for stage in self.stages if stage.name != WARM_UP]
 
     def _stage(self, name: str) -> StageFigures:
         return next(stage for stage in self.stages if stage.name == name)
@@ -212,14 +208,12 @@ class LoadRun:
 
     def write(self, about: dict[str, Any], judged: list[Judged]) -> None:
         """Write `run.json`, which has everything except samples (in `samples.csv`), and write the observations to `observations.jsonl`."""
-        found = None
-        if self.knee is not None:
-            found = {"rate": self.knee.rate, "stage": self.knee.stage.name, "reached": self.knee.reached, "late_ms": self.knee.late_ms}
+        found = self.knee
         content = {
             **about,
             "plan": self.plan.model_dump(mode="json"),
             "stages": [stage.model_dump() for stage in self.stages],
-            "knee": found,
+            "knee": found and {"rate": found.rate, "stage": found.stage.name, "reached": found.reached, "late_ms": found.late_ms},
             "run": self.of_run,
             "flatness": [each._asdict() for each in self.flatness],
             "marks": [{**each.mark.model_dump(exclude_defaults=True), "value": each.figure, "verdict": each.verdict} for each in judged],
@@ -233,7 +227,10 @@ class LoadRun:
 def slower(now: StageFigures, before: StageFigures) -> float | None:
     """Return the p99 latency in the stage `now` divided by that in the stage `before`, for the kind of client with the largest ratio. Kinds
     with fewer than ENOUGH requests are left out; if none remains, the p99 of all kinds together is used. None if no p99 was measured."""
-    many = {ALL, *(kind for kind, found in now.kinds.items() if min(found.arrivals, before.arrivals(kind)) >= ENOUGH)} - {"hostile"}
+    many = {
+        ALL,
+        *(kind for kind, found in now.kinds.items() if kind in before.kinds and min(found.arrivals, before.kinds[kind].arrivals) >= ENOUGH),
+    } - {"hostile"}
     kinds = many - {ALL} or many
     pairs = [(now.kinds[kind].p99_ms, before.kinds[kind].p99_ms) for kind in kinds]
     return max((a / b for a, b in pairs if a is not None and b), default=None)
@@ -260,7 +257,7 @@ def show(run: LoadRun, judged: list[Judged], title: str) -> None:
         table.add_column(heading, overflow="fold")
     for stage in (stage for stage in run.stages if stage.name != WARM_UP):
         for kind, found in stage.kinds.items():
-            cores = amount(stage.service_cores) if kind == ALL and stage.service_cores is not None else ""
+            cores = amount(sum(stage.cores.values())) if kind == ALL and stage.cores else ""
             table.add_row(stage.name, kind, *(cell(getattr(found, name)) for name in COLUMNS), cores, end_section=kind == ALL)
     terminal.print(table)
     if run.knee:
@@ -270,18 +267,15 @@ def show(run: LoadRun, judged: list[Judged], title: str) -> None:
             f"knee: {run.knee.rate:,.1f} requests/s, {run.knee.stage.all.tokens_per_s:,.0f} tokens/s, {run.knee.stage.name}{more}"
         )
     if run.flatness:
-        terminal.print(flat_table(run.flatness))
+        growth = Table("series", "unit", "begin", "end", "growth", "")
+        for grown in run.flatness:
+            sizes = map(amount, (grown.begin, grown.end, grown.growth))
+            growth.add_row(grown.what, grown.unit, *sizes, "flat" if grown.flat else "NOT FLAT")
+        terminal.print(growth)
     verdicts = Table("mark", "figure", "bound", "", "why")
     for each in judged:
         verdicts.add_row(*each.words, each.mark.why)
     terminal.print(verdicts)
-
-
-def flat_table(found: list[flatness.Flatness]) -> Table:
-    table = Table("series", "unit", "begin", "end", "growth", "")
-    for each in found:
-        table.add_row(each.what, each.unit, amount(each.begin), amount(each.end), amount(each.growth), "flat" if each.flat else "NOT FLAT")
-    return table
 
 
 def cell(value: float | None) -> str:

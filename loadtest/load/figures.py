@@ -58,18 +58,11 @@ class StageFigures(BaseModel):
     def all(self) -> Figures:
         return self.kinds[ALL]
 
-    def arrivals(self, kind: str) -> int:
-        return self.kinds[kind].arrivals if kind in self.kinds else 0
-
     @property
     def late_ms(self) -> float | None:
         """The load generator's own delay (p99) if it is so large that it may have caused latencies and refusals, else None."""
         late = self.all.late_p99_ms or 0.0
         return late if late > max(LATE_MS, LATE_SHARE * (self.all.p99_ms or 0.0)) else None
-
-    @property
-    def service_cores(self) -> float | None:
-        return sum(self.cores.values()) if self.cores else None
 
 
 def by_stage(samples: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageFigures]:
@@ -81,7 +74,7 @@ def by_stage(samples: Sequence[Sample], begun: Sequence[StageStart]) -> list[Sta
         done = [sample for sample in samples if begin_s <= sample.done_s < end_s and sample.good]
         kinds = {
             kind: figures_of([s for s in due if s.kind == kind], [s for s in done if s.kind == kind], end_s - begin_s)
-            for kind in _kinds(due)
+            for kind in sorted({sample.kind for sample in due})
         }
         customers = ([s for s in due if s.kind != "hostile"], [s for s in done if s.kind != "hostile"])
         kinds[ALL] = figures_of(*customers, end_s - begin_s)
@@ -93,7 +86,8 @@ def by_stage(samples: Sequence[Sample], begun: Sequence[StageStart]) -> list[Sta
 def figures_of(due: Sequence[Sample], done: Sequence[Sample], seconds: float) -> Figures:
     """Return the figures of the requests `due` within a period of `seconds`, and of the good answers `done` within it."""
     refused = [sample for sample in due if sample.status == 429]
-    failed = [sample for sample in due if not _is_good(sample) and sample.status != 429]
+    # A hostile client's good answer is the expected error.
+    failed = [sample for sample in due if sample.status != 429 and (sample.problem if sample.kind == "hostile" else not sample.good)]
     good = [sample for sample in due if sample.good]
     values: dict[str, Any] = {
         "arrivals": len(due),
@@ -118,12 +112,3 @@ def figures_of(due: Sequence[Sample], done: Sequence[Sample], seconds: float) ->
 
 def percentile(values: Sequence[float], n: float) -> float | None:
     return float(np.percentile(values, n)) if values else None
-
-
-def _is_good(sample: Sample) -> bool:
-    """Return whether the answer is good. For the hostile client this is the expected error."""
-    return sample.good or (sample.kind == "hostile" and not sample.problem)
-
-
-def _kinds(samples: Sequence[Sample]) -> list[str]:
-    return sorted({sample.kind for sample in samples})

@@ -64,10 +64,8 @@ class PassMark(BaseModel):
             return Verdict.not_judged
         if figure is None:
             return Verdict.failed if self.stage == RUN or self.figure.startswith(f"{figures.ALL}.") else Verdict.not_measured
-        if self.at_most is not None:
-            return Verdict.passed if figure <= self.at_most else Verdict.failed
-        assert self.at_least is not None
-        return Verdict.passed if figure >= self.at_least else Verdict.failed
+        holds = figure <= self.at_most if self.at_most is not None else figure >= (self.at_least or 0)
+        return Verdict.passed if holds else Verdict.failed
 
 
 class Judged(NamedTuple):

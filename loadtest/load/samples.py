@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,16 +65,12 @@ def begin(folder: Path, stage: StageStart) -> None:
 def read(folder: Path) -> tuple[list[Sample], list[StageStart]]:
     """Return the samples and stages of the load test in `folder`. Raises LoadtestError if it has none."""
     with (folder / SAMPLES).open(newline="") as file:
-        samples = [_sample(row) for row in csv.DictReader(file)]
+        # An empty cell has its field's default.
+        samples = [_SAMPLE.validate_python({name: cell for name, cell in row.items() if cell}) for row in csv.DictReader(file)]
     begun = [StageStart(**json.loads(line)) for line in (folder / STAGES).read_text().splitlines()]
     if not samples or not begun:
         raise LoadtestError(f"no request ended: see {folder / 'locust.log'}")
     return sorted(samples, key=lambda sample: sample.due_s), begun
-
-
-def _sample(row: Mapping[str, str]) -> Sample:
-    """Parse a row. An empty cell gets its field's default."""
-    return _SAMPLE.validate_python({name: cell for name, cell in row.items() if cell})
 
 
 _SAMPLE = TypeAdapter(Sample)

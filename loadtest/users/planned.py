@@ -21,12 +21,12 @@ from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 
 from loadtest.load import samples
-from loadtest.load.plan import LoadPlan, Stage
+from loadtest.load.plan import LoadPlan
 from loadtest.load.samples import Sample
 from loadtest.users import USERS
 from loadtest.users.client import MOST_CONNECTIONS, Answer, Client
 from loadtest.users.crowd import Crowd
-from loadtest.users.recorder import RECORDER, Sent
+from loadtest.users.recorder import RECORDER
 from loadtest.users.request_settings import RequestSettings, add_key
 
 IN_FLIGHT = Pool(MOST_CONNECTIONS)  # each request runs in its own greenlet, so that it continues when Locust stops its user
@@ -73,7 +73,7 @@ class Planned(Client):
     def send(self, due_s: float) -> Answer:
         """Send a request as `Client.send` does, and record a sample of it."""
         late_ms = max(time.time() - due_s, 0) * 1000
-        number = RECORDER.sent(Sent(self.kind, due_s, late_ms))
+        number = RECORDER.sent(self.kind, due_s, late_ms)
         answer = super().send(due_s)
         found = {name: value for name, value in vars(answer).items() if name in Sample._fields}
         RECORDER.ended(number, Sample(kind=self.kind, due_s=due_s, late_ms=late_ms, **found))
@@ -129,13 +129,10 @@ class Stages(LoadTestShape):
                 return None
             stage = plan.stages[self._at]
             self._end_s = now + stage.seconds
-            self._begin(stage, plan.users(stage.level), plan.out)
+            samples.begin(plan.out, samples.StageStart(stage.name, stage.level, plan.users(stage.level), time.time()))
             self._crowd.become(stage)
         users = plan.users(plan.stages[self._at].level)
         return users, max(users, self.runner.user_count, 1)
-
-    def _begin(self, stage: Stage, users: int, out: Path) -> None:
-        samples.begin(out, samples.StageStart(stage.name, stage.level, users, time.time()))
 
 
 events.init_command_line_parser.add_listener(add_option)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gevent
 from locust.env import Environment
@@ -18,14 +18,6 @@ _FLUSH_S = 0.5
 _FIELD = "attnserve_samples"
 
 
-class Sent(NamedTuple):
-    """A request that has been sent and has no complete answer yet."""
-
-    kind: str
-    due_s: float
-    late_ms: float
-
-
 class Recorder:
     """Records the samples of one process. `in_flight` is the number of its requests in flight, plus those of its worker processes by their
     latest reports."""
@@ -33,17 +25,17 @@ class Recorder:
     def __init__(self) -> None:
         self._pending: list[Sample] = []
         self._numbers = count()
-        self._mine: dict[int, Sent] = {}
-        self._workers: dict[str, list[Sent]] = {}
+        self._mine: dict[int, Sample] = {}
+        self._workers: dict[str, list[Sample]] = {}
 
     @property
     def in_flight(self) -> int:
         return len(self._mine) + sum(map(len, self._workers.values()))
 
-    def sent(self, request: Sent) -> int:
+    def sent(self, kind: str, due_s: float, late_ms: float) -> int:
         """Register a request as in flight, and return its number, which `ended` takes."""
         number = next(self._numbers)
-        self._mine[number] = request
+        self._mine[number] = Sample(kind, due_s, 0.0, late_ms, status=0, problem="no answer by the end of the run")
         return number
 
     def ended(self, number: int, sample: Sample) -> None:
@@ -74,8 +66,7 @@ class Recorder:
         all samples."""
         now = time.time()
         for lost in [*self._mine.values(), *(sent for told in self._workers.values() for sent in told)]:
-            ms = (now - lost.due_s) * 1000
-            self._pending.append(Sample(lost.kind, lost.due_s, ms, lost.late_ms, status=0, problem="no answer by the end of the run"))
+            self._pending.append(lost._replace(ms=(now - lost.due_s) * 1000))
         self._mine.clear()
         self._workers.clear()
         self._flush(out)
@@ -86,7 +77,7 @@ class Recorder:
 
     def _reported(self, client_id: str, data: Mapping[str, Any]) -> None:
         told = data[_FIELD]
-        self._workers[client_id] = [Sent(*sent) for sent in told["in_flight"]]
+        self._workers[client_id] = [Sample(*sent) for sent in told["in_flight"]]
         self._pending += [Sample(*sample) for sample in told["samples"]]
 
 

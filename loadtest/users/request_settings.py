@@ -36,13 +36,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--words", type=int, default=0, env_var="LOADTEST_WORDS", help="Words of every text to embed. 0: a distribution of lengths.")
     add("--max-tokens", type=int, default=128, env_var="LOADTEST_MAX_TOKENS", help="Tokens of a stream.")
     add("--seed", type=int, default=0, env_var="LOADTEST_SEED", help="Seed of texts and choices. 0: other ones each time.")
-    add(
-        "--request-timeout",
-        type=float,
-        default=120.0,
-        env_var="LOADTEST_REQUEST_TIMEOUT",
-        help="Seconds for a whole answer.",
-    )
+    add("--request-timeout", type=float, default=120.0, env_var="LOADTEST_REQUEST_TIMEOUT", help="Seconds for a whole answer.")
     add_key(parser)
 
 

@@ -188,7 +188,7 @@ def test_both_profiles_get_the_same_kind_of_load(monkeypatch: pytest.MonkeyPatch
         return SimpleNamespace(per_s=10.0 * connections, p50_ms=3.0, problems=["3 timeouts"] * (connections == 1))
 
     monkeypatch.setattr(wrk, "run", load)
-    server: Any = SimpleNamespace(url="http://x", path="/v1/embeddings", body=lambda text: json.dumps({"input": text}))
+    server: Any = SimpleNamespace(url="http://x", path="/v1/embeddings", model="mini")
     figures = split.figures_of(server, "poet", 1, "round 1")
     assert figures == {split.RATE: Figure(320.0), split.P50: Figure(3.0, problem="3 timeouts"), split.TOKENS: Figure(160.0 * 64)}
     bodies = [body for _, some in sent for body in some]

@@ -18,7 +18,7 @@ Running 2s test @ http://127.0.0.1:37261/v1/embeddings
   973 requests in 2.00s, 7.81MB read
 Requests/sec:    486.12
 Transfer/sec:      3.90MB
-RESULT {"requests": 973, "duration_s": 2.001565, "p50_ms": 64.830, "p90_ms": 84.312, "p99_ms": 102.771, "max_ms": 109.430, \
+RESULT {"requests": 973, "duration_s": 2.001565, "p50_ms": 64.830, \
 "connect_errors": 0, "read_errors": 0, "write_errors": 0, "status_errors": 0, "timeouts": 0, "repeated": 0}
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import uvloop
 from rich.console import Console
 
 from export import contract
@@ -154,7 +155,7 @@ def test_scores_are_those_of_the_service(catalogs: list[FakeCatalog], tmp_path: 
     manifest, task = contract.verify(bundle), read(beir(tmp_path / "animals"))
     assert isinstance(task, Retrieval)
     with VectorFile(tmp_path / "vectors.sqlite") as file:
-        queries, documents = engine.waited(run.vectors_of(bundle, manifest, task, file, lambda step, fraction: None))
+        queries, documents = uvloop.run(run.vectors_of(bundle, manifest, task, file, lambda step, fraction: None))
         found = dict(scores(manifest, queries, documents, WEIGHTS))
 
         def table(output: contract.Output, compare: Callable[[Array, Array], float]) -> Array:
