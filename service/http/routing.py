@@ -71,6 +71,16 @@ async def _content(request: Request) -> bytes:
 ContentDep = Annotated[bytes, Depends(_content)]  # the raw body, for a route that parses it
 
 
+def on_loop(kind: Callable[..., Any]) -> Any:
+    """Return a dependency with the parameters of the class `kind`, made on the event loop. FastAPI would call the class on a thread."""
+
+    async def made(**given: Any) -> Any:
+        return kind(**given)
+
+    made.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+    return Depends(made)
+
+
 class JsonRoute(APIRoute):
     """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)` that returns JSON or a Response.
 

@@ -8,12 +8,13 @@ from contextlib import suppress
 from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import orjson
-from fastapi import Depends, Header, Path, Request
+from fastapi import Header, Path, Request
 
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects.states.options import MOST_PAIRS, NAME_PATTERN
 from service.errors import DocumentMoved, InvalidRequest, NameMoved, RouteNotFound, StateNotFound
+from service.http.routing import on_loop
 from service.states.engine import StateEngine
 from service.states.record import ID, IdempotencyKey, Name, NameChange, StateRecord
 from service.states.refusals import name_moved
@@ -45,7 +46,7 @@ class Match(NamedTuple):
     if_none_match: NoneMatchHeader = None
 
 
-MatchDep = Annotated[Match, Depends()]
+MatchDep = Annotated[Match, on_loop(Match)]
 
 
 class Found(NamedTuple):

@@ -1,13 +1,18 @@
-"""How much a body may hold, by what it costs to read it: what requests are allowed elsewhere is read, and nothing stops the event loop."""
+"""How much a body may hold, by what it costs to read it: what requests are allowed elsewhere is read, and nothing stops the event loop.
 
+Also where FastAPI calls the dependencies of routes.
+"""
+
+import inspect
 import json
 from contextlib import suppress
 
 import pytest
 
 from service.dialects.openai.embeddings import EmbeddingRequest
+from service.dialects.routers import ROUTERS
 from service.errors import BodyTooLarge, InvalidRequest
-from service.http.routing import read
+from service.http.routing import JsonRoute, read
 from service.settings import Settings
 
 LIMITS = Settings()
@@ -66,3 +71,10 @@ def test_the_largest_list_that_is_read_has_a_bounded_number_of_items(item: str, 
         read(EmbeddingRequest, body(",".join([item] * (most * 9 // 10))))
     with pytest.raises(BodyTooLarge):
         read(EmbeddingRequest, body(",".join([item] * most)))
+
+
+def test_no_dependency_of_a_route_is_called_on_a_thread() -> None:
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, JsonRoute)]
+    called = {each.call for route in routes for each in route.dependant.dependencies}
+    assert called
+    assert [call for call in called if not inspect.iscoroutinefunction(call)] == []

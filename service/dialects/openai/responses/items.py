@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import Depends, Query
+from fastapi import Query
 
 from service.dialects.openai.responses.schemas import CallItem, CallOutputItem, Include, InputItem, InputPart, ResponseRequest
 from service.dialects.openai.tool_calls import arguments_of
 from service.dialects.states.records import list_json
 from service.errors import InvalidRequest
+from service.http.routing import on_loop
 
 Item = InputItem | CallItem | CallOutputItem
 
@@ -74,4 +75,4 @@ class Page(NamedTuple):
         return list_json(items[begin : begin + self.limit], has_more=begin + self.limit < len(items))
 
 
-PageDep = Annotated[Page, Depends()]
+PageDep = Annotated[Page, on_loop(Page)]
