@@ -27,8 +27,7 @@ from service.states.record import Ancestor, StateRecord, StoredBlob, Usage
 Key = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Tenant:
+class Tenant(NamedTuple):
     states: int = 0
     size: int = 0  # bytes of blobs and documents, and of the metadata and token ids of the states that are ready
     pinned_size: int = 0  # bytes of blobs that a pinned state has

@@ -31,7 +31,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -79,7 +79,7 @@ class RedisEngine(StateEngine):
             bodies = set(self._redis.scan_iter(match=f"{_prefix(tenant)}doc:*", count=1000))
             size = sum({each.sha256: each.size for each in ready}.values()) + sum(map(row_size, ready))
             size += sum(DOCUMENT_BYTES + self._redis.hstrlen(key, "body") for key in bodies)
-            rows.after["tenant",] = replace(rows.usage, size=size, gone_size=sum(map(row_size, gone)))
+            rows.after["tenant",] = rows.usage._replace(size=size, gone_size=sum(map(row_size, gone)))
 
         self._change(tenant, recount)
         for key in set(self._redis.scan_iter(match=f"{_prefix(tenant)}children:*", count=1000)):  # an index that is no longer used
@@ -204,7 +204,7 @@ class RedisEngine(StateEngine):
                     yield from _hash_commands(f"doc:{kind}:{id}", None if new is None else _document(new))
             yield from _index_commands(_indexes(key, old), _indexes(key, new))
         if changes.after:
-            counted = asdict(replace(usage, seq=seq))
+            counted = usage._replace(seq=seq)._asdict()
             yield from _hash_commands("usage", {field: counted[field] for field in _COUNTED})
 
     def _call(self, tenant: str, function: str, *arguments: Any) -> Any:

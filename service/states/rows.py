@@ -53,7 +53,7 @@ class Rows(Changes):
     def count(self, **changes: int) -> None:
         """Add to the numbers of the tenant with these names."""
         usage = self.usage
-        self.after["tenant",] = replace(usage, **{name: getattr(usage, name) + by for name, by in changes.items()})
+        self.after["tenant",] = usage._replace(**{name: getattr(usage, name) + by for name, by in changes.items()})
 
     # States ----------------------------------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Rows(Changes):
     def unname(self, name: str) -> None:
         found: Name = self.get("name", name)
         self.write("name", name, None)
-        self.after["tenant",] = replace(self.usage, version_floor=max(self.usage.version_floor, found.version))
+        self.after["tenant",] = self.usage._replace(version_floor=max(self.usage.version_floor, found.version))
 
     def made(self, key: IdempotencyKey, since: float) -> str | None:
         """Return the id of the state that an earlier request with this key has made, or None. Raises KeyReused."""

@@ -10,7 +10,6 @@ SQLite comes with `apsw`: versions before 3.51.3, such as those of many Python b
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +256,7 @@ class SqliteEngine(StateEngine):
                 case "key":
                     self._replace("keys", "key", changes.tenant, key[0], row)
                 case "tenant":
-                    counts = astuple(row)[:8]
+                    counts = row[:8]
                     self._db.execute(f"INSERT OR REPLACE INTO tenants VALUES (?{', ?' * len(counts)})", (changes.tenant, *counts))
         for sha256 in (sha256 for sha256, sharing in blobs.items() if not sharing.states):
             where = "tenant = ? AND sha256 = ? RETURNING content IS NULL"
