@@ -7,7 +7,6 @@ answer, NDJSON.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -42,6 +41,7 @@ from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.tokenization.texts import Cut, Cutting, Input, Side
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_SPARSE, _MULTIVECTOR = SparseOptions.model_validate({}), MultiVectorOptions.model_validate({})  # made once, for most requests
 
 
 class EmbeddingRequest(Body):
@@ -79,10 +79,8 @@ class EmbeddingRequest(Body):
     prompt: str | None = Field(None, max_length=65_536, description="The same, given in full.")
     normalize: StrictBool = Field(True, description="False sends the vector as it was pooled.")
     outputs: Many[AskedOutput] | None = Field(None, description="What each item has, from one run; the model's first output without it.")
-    sparse: SparseOptions = Field(default_factory=partial(SparseOptions.model_validate, {}), description="The form of sparse vectors.")
-    multivector: MultiVectorOptions = Field(
-        default_factory=partial(MultiVectorOptions.model_validate, {}), description="The form of token matrices."
-    )
+    sparse: SparseOptions = Field(default_factory=lambda: _SPARSE, description="The form of sparse vectors.")
+    multivector: MultiVectorOptions = Field(default_factory=lambda: _MULTIVECTOR, description="The form of token matrices.")
     chunks: Chunks | None = Field(None, description="Split each text into chunks, and send a vector for each.")
     truncate: StrictBool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
     truncate_prompt_tokens: StrictInt | None = Field(
