@@ -44,7 +44,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/encode": {"texts": _DOCUMENTS, "input_type": "document", "pool_factor": 2},
     "/rerank_with_encoding": {"query": _QUESTION, "documents": _DOCUMENTS},
     "/score": {"text_1": _QUESTION, "text_2": _DOCUMENTS},
-    "/v1/score": {"queries": _QUESTION, "documents": _DOCUMENTS},
+    "/v1/score": {"text_1": _QUESTION, "text_2": _DOCUMENTS},
     "/v2/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},
     "/v2/embed": {"input_type": "search_query", "texts": [_TEXT], "embedding_types": ["float"]},
     "/embed": {"inputs": [_TEXT, "Paris is in France"]},
