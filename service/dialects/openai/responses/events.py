@@ -48,15 +48,13 @@ class Events(sse.Script[Answer]):
     ) -> None:
         self._answer, self._padded = answer, padded
         self._after, self._param, self._ids = after, param, ids
-        self._sent = min(tokens_before(after), answer.said.count)  # number of tokens that the client has
+        self._sent = tokens_before(after)  # number of tokens that the client has; a stored response may be behind, and have fewer
         self._reader = answer.reader()
+        self._read = 0  # number of tokens that the reader has read
         # If the text may have calls:
         self._first = 0 if answer.required else 1  # output index of the first call
         self._called: list[int] = []  # for each call, the number of characters of its arguments that were sent
         self._told = 0  # number of tokens whose log-probabilities were sent: those before the first call, until the text ends
-        if self._reader is not None:
-            for _ in self._written(self._reader, 0):  # the client has these events
-                pass
 
     def opening(self) -> bytes:
         answer, background = self._answer, self._answer.head["background"]
@@ -74,11 +72,14 @@ class Events(sse.Script[Answer]):
     def pieces(self, pieces: Sequence[Answer]) -> bytes:
         self._answer = pieces[-1]
         said, before = self._answer.said, self._sent
-        if said.count <= before:  # the run was restarted, and computes tokens again that the client has
+        if self._reader is not None:
+            for _ in self._written(self._reader, min(before, said.count)):  # the client has these events
+                pass
+        if said.count <= before:  # the stored response is behind the client, or a restarted run computes its tokens again
             return b""
         self._sent = said.count
         if self._reader is not None:
-            return b"".join(self._written(self._reader, before))
+            return b"".join(self._written(self._reader, self._sent))
         text = said.text[said.end(before) : said.end(self._sent)]
         return self._text(number_after(self._sent, _TEXT), text, said.logprobs[before : self._sent])
 
@@ -88,12 +89,13 @@ class Events(sse.Script[Answer]):
             return b""
         return self._event(number, "output_text.delta", **self._place, delta=text, logprobs=joined(logprobs))
 
-    def _written(self, reader: CallReader, before: int) -> Iterator[bytes]:
-        """Yield the events of the tokens after the first `before`, in which there may be calls. An event ends where text becomes a call, or
-        a call the next one, so that its number says which tokens the client has.
+    def _written(self, reader: CallReader, count: int) -> Iterator[bytes]:
+        """Read on to token `count`, and yield the events of the tokens read, in which there may be calls. An event ends where text becomes
+        a call, or a call the next one, so that its number says which tokens the client has.
         """
         said, text, arguments, logprobs = self._answer.said, "", "", list[bytes]()
-        for n in range(before + 1, self._sent + 1):
+        for n in range(self._read + 1, count + 1):
+            self._read = n
             parts = reader.push(said.text[said.end(n - 1) : said.end(n)])
             own = content_of(parts)
             if not reader.calls:
@@ -111,8 +113,8 @@ class Events(sse.Script[Answer]):
                     item = self._answer.call_item(part.call, "in_progress", part.index)
                     yield self._begun(number_after(n - 1, _CALL), part.index, item)
                 arguments += part.arguments
-        yield self._text(number_after(self._sent, _TEXT), text, logprobs)
-        yield self._arguments(number_after(self._sent, _ARGUMENTS), arguments)
+        yield self._text(number_after(count, _TEXT), text, logprobs)
+        yield self._arguments(number_after(count, _ARGUMENTS), arguments)
 
     def _arguments(self, number: int, new: str) -> bytes:
         """Return the event with new arguments of the newest call, or no bytes if there are none."""

@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from service.dialects.openai.responses import stored
-from service.dialects.openai.responses.events import Events, number_after
+from service.dialects.openai.responses.answer import Answer, Said
+from service.dialects.openai.responses.events import Events, number_after, tokens_before
 from service.dialects.openai.responses.live import Live
 from service.dialects.openai.responses.running import running_of
 from service.errors import InvalidRequest, Overloaded, StoreFailed
@@ -154,6 +155,30 @@ async def test_a_stream_goes_on_after_any_of_its_events(responses: Responses, fo
     for number in (numbers[-1] + 1, 2**52):
         refused = await responses.refused(400, "GET", f"/{made['id']}?stream=true&starting_after={number}")
         assert (refused["param"], f"which has the number {numbers[-1]}:" in refused["message"]) == ("starting_after", True)
+
+
+@forms
+async def test_a_stored_response_behind_its_client_repeats_nothing(responses: Responses, form: str) -> None:
+    """The client has read tokens at the process that generates them, and goes on at one that reads them later from the store."""
+    responses.engine.script, fields = FORMS[form]
+    made = await responses.make(**fields)
+    whole = (await row_of(responses, made["id"])).answer()
+    said = whole.said
+
+    def stored_after(count: int) -> Answer:
+        part = Said([], said.ends[:count], said.text[: said.end(count)], said.logprobs[:count])
+        return Answer({**whole.head, "status": "in_progress"}, part, whole.call)
+
+    def sent(script: Events, *answers: Answer) -> list[Any]:
+        return events(b"".join(script.pieces([each]) for each in answers).decode())
+
+    for event in sent(Events(whole), *map(stored_after, range(1, said.count + 1))):
+        number = event["sequence_number"]
+        known = tokens_before(number)
+        for behind in (0, known // 2, known):
+            script = Events(stored_after(behind), number)
+            assert sent(script, stored_after(behind)) == []
+            assert sent(script, whole) == sent(Events(whole, number), whole)
 
 
 async def test_a_stream_of_a_live_response_goes_on_where_it_was_left(responses: Responses) -> None:
