@@ -43,6 +43,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},
     "/encode": {"texts": _DOCUMENTS, "input_type": "document", "pool_factor": 2},
     "/rerank_with_encoding": {"query": _QUESTION, "documents": _DOCUMENTS},
+    "/pooling": {"input": [_TEXT], "task": "embed"},
     "/score": {"text_1": _QUESTION, "text_2": _DOCUMENTS},
     "/v1/score": {"text_1": _QUESTION, "text_2": _DOCUMENTS},
     "/v2/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},

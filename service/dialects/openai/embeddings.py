@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, StrictBool, StrictInt
+from pydantic import AliasChoices, BaseModel, Field, StrictBool, StrictInt
 
 from service.call import Call
 from service.dialects import arrow
@@ -31,9 +32,10 @@ from service.dialects.search_outputs import (
 )
 from service.dialects.text.schemas import VLLM, VLLM_IGNORED
 from service.encoding import sparse, vectors
+from service.encoding.chunks import joined
 from service.encoding.model import Model
 from service.encoding.request import EncodeRequest, Row
-from service.errors import InvalidRequest, ServiceError
+from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.http.dialect import Dialect
 from service.http.fields import EMPTY, Body, unsupported_fields
 from service.http.ndjson import stream, totals
@@ -50,12 +52,10 @@ class EmbeddingRequest(Body):
     ignored = VLLM_IGNORED | {"additional_data"}
     unsupported = unsupported_fields(
         VLLM,
-        "cache_salt chat_template chat_template_kwargs continue_final_message add_generation_prompt "
-        "late_chunking return_multivector output_dimension",
+        "cache_salt chat_template chat_template_kwargs continue_final_message add_generation_prompt",
         messages=(),
         embed_dtype=(EMPTY, "float32"),
         endianness=(EMPTY, "native", "little"),
-        embedding_type=(EMPTY, "float"),
         output_dtype=(EMPTY, "float"),
         add_special_tokens=(True,),
         use_activation=(True,),
@@ -69,8 +69,14 @@ class EmbeddingRequest(Body):
     )
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first encoder without it.")
     encoding_format: vectors.Form = Field("float", description="float, base64 (little-endian float32), int8, uint8, binary, ubinary.")
+    embedding_type: vectors.Form | None = Field(None, description="Jina's name for `encoding_format`, which it replaces.")
     dimensions: int | None = Field(
-        None, ge=1, le=65_536, strict=True, description="Keep this many dimensions, then bring the vector back to length 1."
+        None,
+        ge=1,
+        le=65_536,
+        strict=True,
+        validation_alias=AliasChoices("dimensions", "output_dimension"),
+        description="Keep this many dimensions, then bring the vector back to length 1.",
     )
     user: str | None = Field(None, description="Accepted and ignored.")
     input_type: InputType | None = Field(None, description="Writes each text as the checkpoint writes queries, or documents.")
@@ -81,6 +87,8 @@ class EmbeddingRequest(Body):
     outputs: Many[AskedOutput] | None = Field(None, description="What each item has, from one run; the model's first output without it.")
     sparse: SparseOptions = Field(default_factory=lambda: _SPARSE, description="The form of sparse vectors.")
     multivector: MultiVectorOptions = Field(default_factory=lambda: _MULTIVECTOR, description="The form of token matrices.")
+    late_chunking: StrictBool = Field(False, description="Jina's: read all inputs, joined to one text, and send a vector for each.")
+    return_multivector: StrictBool = Field(False, description="Jina's: send `embeddings`, a vector for each token.")
     chunks: Chunks | None = Field(None, description="Split each text into chunks, and send a vector for each.")
     truncate: StrictBool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
     truncate_prompt_tokens: StrictInt | None = Field(
@@ -90,6 +98,14 @@ class EmbeddingRequest(Body):
     @property
     def role(self) -> str | None:
         return self.input_type or self.task
+
+    @property
+    def not_a_table(self) -> bool:
+        return self.chunks is not None or self.late_chunking or self.return_multivector
+
+    @property
+    def form(self) -> vectors.Form:
+        return self.embedding_type or self.encoding_format
 
 
 class ChunkObject(BaseModel):
@@ -107,6 +123,7 @@ class EmbeddingObject(BaseModel):
     )
     sparse: SparseObject | None = None
     multivector: MatrixObject | list[list[float]] | list[list[int]] | None = None
+    embeddings: list[list[float] | list[int] | str] | None = Field(None, description="With `return_multivector`: one for each token.")
     chunks: list[ChunkObject] | None = None
     error: dict[str, Any] | None = None
 
@@ -156,7 +173,7 @@ def render(error: ServiceError) -> tuple[int, Any]:
     return status, {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-DIALECT = Dialect("openai", ("/v1", "/embeddings"), render)
+DIALECT = Dialect("openai", ("/v1", "/embeddings", "/pooling"), render)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": OpenAIErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
@@ -167,26 +184,25 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     """Return a vector for each input. `outputs` names what else a text gives. With `Accept: application/x-ndjson`, each item is sent as a
     line as soon as it is computed; with `application/vnd.apache.arrow.stream`, all are a table."""
     model = catalog.get(body.model, "encoder")
-    outputs = as_outputs(body.outputs, model)
-    if "dense" in outputs:
-        vectors.check_dimensions(body.dimensions, model.manifest.width)
-        vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
+    outputs = _outputs(body, model)
     if call.arrow:
-        arrow.check_formats(call, body.encoding_format, body.multivector.dtype, chunks=body.chunks is not None)
+        arrow.check_formats(call, body.form, body.multivector.dtype, chunks=body.not_a_table)
         await asyncio.to_thread(arrow.load_pyarrow)  # before anything is computed
     if body.chunks is not None:
         return await _chunks(body, body.chunks, model, call)
+    if body.late_chunking:
+        return await _late(body, model, call)
     inputs = as_inputs(body.input)
     queries, prompt = as_role(model, len(inputs), body.role, prompt_name=body.prompt_name, prompt=body.prompt)
     request = EncodeRequest(
         inputs=inputs,
         outputs=model.tensors(outputs, normalize=body.normalize),
-        bytes_by_output=bytes_of(model, body.multivector, arrow=call.arrow),
+        bytes_by_output={} if body.return_multivector else bytes_of(model, body.multivector, arrow=call.arrow),
         cut=_cut(body, model),
         queries=queries,
         prompt=prompt,
         row_width=body.dimensions,
-        number_bytes=4 if call.arrow else vectors.NUMBER_BYTES[body.encoding_format],
+        number_bytes=4 if call.arrow else vectors.NUMBER_BYTES[body.form],
     )
 
     def entry(index: int, row: Any) -> dict[str, Any]:
@@ -195,9 +211,12 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
         content: dict[str, Any] = {"object": "embedding", "index": index}
         for output, array in zip(outputs, row, strict=True):
             if output == "dense":
-                content["embedding"] = vectors.FORMS[body.encoding_format](vectors.cut(array, body.dimensions, normalize=body.normalize))
+                content["embedding"] = vectors.FORMS[body.form](vectors.cut(array, body.dimensions, normalize=body.normalize))
             elif output == "sparse":
                 content["sparse"] = sparse_content(array, body.sparse, model)
+            elif body.return_multivector:
+                rows = [vectors.cut(each.astype(np.float32), body.dimensions, normalize=True) for each in array]
+                content["embeddings"] = list(map(vectors.FORMS[body.form], rows))
             else:
                 content["multivector"] = matrix_content(array, body.multivector)
         return content
@@ -218,6 +237,24 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     return {"object": "list", "data": entries, "model": model.name, **totals(answer)}
 
 
+def _outputs(body: EmbeddingRequest, model: Model) -> Sequence[AskedOutput]:
+    """Return what each item has. Raises InvalidRequest for dimensions and number formats that an output cannot have."""
+    outputs: Sequence[AskedOutput] = ["multivector"] if body.return_multivector else as_outputs(body.outputs, model)
+    width = model.manifest.width
+    if body.return_multivector:
+        if body.outputs is not None or body.chunks is not None or body.late_chunking:
+            raise InvalidRequest(
+                "`return_multivector` gives token matrices alone: leave out outputs, chunks and late_chunking", param="return_multivector"
+            )
+        model.tensors(outputs, param="return_multivector")
+        assert model.manifest.multivector is not None, "there is its output"
+        width = model.manifest.multivector.width
+    if body.return_multivector or "dense" in outputs:
+        vectors.check_dimensions(body.dimensions, width)
+        vectors.check_bits(body.form, body.dimensions or width)
+    return outputs
+
+
 def _numbers(body: EmbeddingRequest, outputs: Sequence[AskedOutput], row: Row) -> Row:
     """Return the numbers of a row that are sent, in the form of an engine's row."""
     forms: dict[AskedOutput, Callable[[Any], Any]] = {
@@ -228,6 +265,39 @@ def _numbers(body: EmbeddingRequest, outputs: Sequence[AskedOutput], row: Row) -
     return tuple([forms[output](array) for output, array in zip(outputs, row, strict=True)])
 
 
+async def _late(body: EmbeddingRequest, model: Model, call: Call) -> dict[str, Any]:
+    """Read all inputs as one text, and return a vector for each."""
+    inputs = as_inputs(body.input)
+    texts = [text for text in inputs if isinstance(text, str)]
+    if len(texts) < len(inputs):
+        raise InvalidRequest("token ids cannot be joined to one text: send texts", param="input")
+    if call.ndjson or body.outputs not in (None, ["dense"]) or not body.normalize:
+        raise InvalidRequest("`late_chunking` gives dense vectors of length 1, in one JSON answer", param="late_chunking")
+    model.check_size(len(texts))
+    for at, text in enumerate(texts):
+        if not text:
+            raise EmptyInput(f"input {at} cannot be empty", param="input")
+    call.item_errors = False  # the inputs are one text
+    whole, spans = joined(texts)
+    how, prompt, each = Chunks.model_validate({"spans": [spans]}), _prompt(body, model, call), vectors.NUMBER_BYTES[body.form]
+    answer = await embed_chunks(model, [whole], how, call, prompt=prompt, dimensions=body.dimensions, number_bytes=each)
+    (row,) = answer.rows
+    assert not isinstance(row, ServiceError), "errors by item are off"
+    entries = [
+        {"object": "embedding", "index": at, "embedding": vectors.FORMS[body.form](vectors.cut(vector, body.dimensions, normalize=True))}
+        for at, (_, vector) in enumerate(row)
+    ]
+    usage = {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}
+    return {"object": "list", "data": entries, "model": model.name, "system_fingerprint": answer.space, "usage": usage}
+
+
+def _prompt(body: EmbeddingRequest, model: Model, call: Call) -> str:
+    """Return the prompt before each text that is split, and warn if the request chose no role."""
+    if body.role is None and not body.prompt_name and body.prompt is None:
+        model.warn_of_roles(call)
+    return prompt_of(model, body.role, prompt_name=body.prompt_name, prompt=body.prompt)
+
+
 async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call) -> dict[str, Any]:
     inputs = as_inputs(body.input)
     texts = [text for text in inputs if isinstance(text, str)]
@@ -235,10 +305,8 @@ async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call)
         raise InvalidRequest("token ids cannot be split into chunks: send texts", param="input")
     if call.ndjson or body.outputs not in (None, ["dense"]) or not body.normalize:
         raise InvalidRequest("chunks have dense vectors of length 1, in one JSON answer: leave the other wishes out", param="chunks")
-    if body.role is None and not body.prompt_name and body.prompt is None:
-        model.warn_of_roles(call)
-    prompt = prompt_of(model, body.role, prompt_name=body.prompt_name, prompt=body.prompt)
-    each = vectors.NUMBER_BYTES[body.encoding_format]
+    each = vectors.NUMBER_BYTES[body.form]
+    prompt = _prompt(body, model, call)
     answer = await embed_chunks(model, texts, how, call, prompt=prompt, dimensions=body.dimensions, number_bytes=each)
 
     def entry(row: ChunksOfText | ServiceError) -> dict[str, Any]:
@@ -248,7 +316,7 @@ async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call)
             "chunks": [
                 {
                     "index": at,
-                    "embedding": vectors.FORMS[body.encoding_format](vectors.cut(vector, body.dimensions, normalize=True)),
+                    "embedding": vectors.FORMS[body.form](vectors.cut(vector, body.dimensions, normalize=True)),
                     "characters": chunk.characters,
                     "tokens": chunk.tokens,
                 }

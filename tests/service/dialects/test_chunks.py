@@ -235,3 +235,16 @@ def test_every_token_is_in_a_chunk_and_has_its_vector_from_the_first_window_that
         numbers += [0.0] * (at == 0) + [1000.0 * (len(windows) - 1) + len(windows[-1]) - 1] * (at == len(chunks) - 1)
         mean = np.array([1.0, np.mean(numbers)])
         assert vector == pytest.approx(mean / np.linalg.norm(mean), rel=1e-5)
+
+
+async def test_late_chunking_of_jina_reads_all_inputs_as_one_text(http: httpx.AsyncClient) -> None:
+    parts = ["The cat is in the house.", "One dog is small!"]
+    whole = " ".join(parts)
+    spans = [[[0, len(parts[0])], [len(parts[0]) + 1, len(whole)]]]
+    wanted = (await post(http, input=whole, chunks={"spans": spans}, input_type="document"))["data"][0]["chunks"]
+    data = (await post(http, input=parts, late_chunking=True, task="retrieval.passage", embedding_type="float"))["data"]
+    assert [item["index"] for item in data] == [0, 1]
+    for item, chunk in zip(data, wanted, strict=True):
+        assert item["embedding"] == pytest.approx(chunk["embedding"], abs=1e-6)
+    refused = await http.post("/v1/embeddings", json={"model": "by-cls", "input": parts, "late_chunking": True})
+    assert (refused.status_code, "cls pooling" in refused.text) == (400, True)

@@ -27,7 +27,12 @@ SKIPPED = {
 
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    app = fake_app(fake_bundle(tmp_path / "three", **SKIPPED), fake_bundle(tmp_path / "mini"), fake_bundle(tmp_path / "pairs", "reranker"))
+    app = fake_app(
+        fake_bundle(tmp_path / "three", **SKIPPED),
+        fake_bundle(tmp_path / "mini"),
+        fake_bundle(tmp_path / "pairs", "reranker"),
+        fake_bundle(tmp_path / "names", "token_classifier"),
+    )
     async with client(app) as made:
         made.catalog = app.state.catalog  # type: ignore[attr-defined]
         yield made
@@ -104,6 +109,50 @@ async def test_tei_sends_weights_by_index_and_refuses_models_without_them(http: 
     refused = await http.post("/embed_sparse", json={"model": "mini", "inputs": TEXT})
     assert refused.status_code == 424
     assert "model mini gives no sparse vectors; it gives: dense, tokens" in refused.json()["error"]
+
+
+async def test_return_multivector_of_jina_gives_a_vector_for_each_token(http: Any) -> None:
+    unit = row(http, contract.MULTIVECTOR)[KEPT].astype(np.float16).astype(np.float32)
+    item = await ask(http, return_multivector=True)
+    assert np.array_equal(np.float32(item["embeddings"]), unit)
+    assert "embedding" not in item
+    bits = await ask(http, return_multivector=True, embedding_type="ubinary", dimensions=8)
+    assert np.array_equal(bits["embeddings"], np.packbits(unit[:, :8] > 0, axis=1))
+    for fields, param in (
+        ({"outputs": ["dense"]}, "return_multivector"),
+        ({"model": "mini"}, "return_multivector"),
+        ({"dimensions": 99}, "dimensions"),
+    ):
+        with case(fields):
+            refused = await http.post("/v1/embeddings", json={"model": "three", "input": TEXT, "return_multivector": True, **fields})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_pooling_of_vllm_gives_what_its_task_says(http: Any) -> None:
+    async def pooled(**fields: Any) -> Any:
+        answer = await http.post("/pooling", json={"model": "three", "input": TEXT, **fields})
+        assert answer.status_code == 200, answer.text
+        (item,) = answer.json()["data"]
+        assert (item["object"], answer.json()["object"]) == ("pooling", "list")
+        return item["data"]
+
+    unit = row(http, contract.MULTIVECTOR)[KEPT].astype(np.float16).astype(np.float32)
+    assert await pooled(task="embed") == pytest.approx(row(http, contract.EMBEDDING).tolist())
+    assert np.array_equal(np.float32(await pooled(task="token_embed")), unit)
+    assert np.array_equal(np.frombuffer(base64.b64decode(await pooled(task="token_embed", encoding_format="base64")), "<f4"), unit.ravel())
+    tokens = await pooled(task="token_embed", model="mini")
+    assert np.allclose(tokens, http.catalog.session("mini").row(contract.TOKEN_EMBEDDINGS, fake_ids(TEXT)))
+    scores = np.array(await pooled(task="token_classify", model="names"))
+    assert scores.shape == (len(fake_ids(TEXT)), 3)
+    assert scores.sum(axis=1) == pytest.approx(np.ones(len(scores)))
+    for fields, param in (
+        ({"task": "colour"}, "task"),
+        ({"task": "token_classify", "model": "names", "dimensions": 2}, "dimensions"),
+        ({"dimensions": 99}, "dimensions"),
+    ):
+        with case(fields):
+            refused = await http.post("/pooling", json={"model": "three", "input": TEXT, **fields})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 async def test_models_say_what_they_give(http: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
-from service.dialects import chunks, cohere, contextual, given_vectors, jina, next_plaid, ranking, scores, search_outputs, tgi
+from service.dialects import chunks, cohere, contextual, given_vectors, jina, next_plaid, pooling, ranking, scores, search_outputs, tgi
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
 from service.dialects.openai import conversations, images, tokens
@@ -105,6 +105,7 @@ LEAST: dict[type[Body], dict[str, Any]] = {
     next_plaid.PlaidDocument: {"embeddings": [[1.0]]},
     next_plaid.PlaidRerankRequest: {"query": [[1.0]], "documents": [{"embeddings": [[1.0]]}]},
     next_plaid.PlaidRerankTextsRequest: {"query": "a", "documents": ["b"]},
+    pooling.PoolingRequest: {"input": "a"},
     scores.ScoreRequest: {"text_1": "a", "text_2": ["b"]},
     cohere.CohereRerankRequest: {"query": "a", "documents": ["b"]},
     jina.JinaRerankRequest: {"query": "a", "documents": ["b"]},
