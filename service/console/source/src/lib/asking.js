@@ -43,6 +43,7 @@ const NEXT = {
   401: 'Enter an API key with the button at the top.',
   403: 'The tenant of this key may not do this: see its limits at /v1/usage.',
   404: 'Check the name: the Overview lists the models, the States page the states.',
+  406: 'Accept a type that the message names.',
   408: 'The upload was too slow: try again, or send less.',
   410: 'It expired or was evicted: make it again from its text.',
   412: 'Somebody else moved the name meanwhile: load the page again.',
