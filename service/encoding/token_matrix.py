@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 from export import contract
 from service.runtime.onnx import Array
 
-_PRODUCTS = 2**22  # dot products that are in memory at once, 16 MiB
+# OpenBLAS computes a product of matrices of at most so many multiplications on one thread. More threads take ten times as long when the
+# cores are busy, because they wait for each other at every product.
+_ON_ONE_THREAD = 2**18
+_FEWEST_ROWS = 32
 
 
 def compared(ids: Sequence[int], multivector: contract.MultiVector, role: contract.RoleName) -> NDArray[np.bool_]:
@@ -32,7 +35,7 @@ def maxsim(query: Array, document: Array) -> float:
     """Return the sum, over the vectors of a query (n, D), of the largest dot product with a vector of a document (m, D), in float32."""
     vectors = query.astype(np.float32).T
     largest: Array = np.full(len(query), -np.inf, np.float32)
-    rows = max(1, _PRODUCTS // len(query))
+    rows = max(_FEWEST_ROWS, _ON_ONE_THREAD // query.size)
     for first in range(0, len(document), rows):
         products: Array = document[first : first + rows].astype(np.float32) @ vectors
         largest = np.maximum(largest, products.max(axis=0))

@@ -1,10 +1,11 @@
-"""Token pooling, against SciPy's Ward clusters, which sentence-transformers uses."""
+"""MaxSim of token matrices by its definition, and token pooling against SciPy's Ward clusters, which sentence-transformers uses."""
 
 import numpy as np
 import pytest
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
+from service.encoding.token_matrix import maxsim
 from service.encoding.token_pooling import MOST_POOLED, pool
 from service.errors import InputTooLong
 from service.runtime.onnx import Array
@@ -45,3 +46,12 @@ def test_pooled_vectors_are_the_means_of_wards_clusters(n: int, repeated: int, f
 def test_texts_of_too_many_tokens_are_not_pooled() -> None:
     with pytest.raises(InputTooLong, match=f"at most {MOST_POOLED + 1}"):
         pool(np.ones((MOST_POOLED + 2, 1), np.float32), 2)
+
+
+@pytest.mark.parametrize(("n_query", "n_document"), [(1, 1), (3, 700), (32, 181), (400, 90)])
+def test_maxsim_is_the_sum_of_the_largest_products_also_of_negative_ones(n_query: int, n_document: int) -> None:
+    query, document = token_matrix(n_query, 128), token_matrix(n_document, 128)
+    for other in (document, -np.abs(document)):
+        one = np.abs(query) if other is not document else query
+        products = one.astype(np.float64) @ other.astype(np.float64).T
+        assert maxsim(one, other) == pytest.approx(products.max(axis=1).sum(), rel=1e-5)
