@@ -56,7 +56,7 @@ PARTS = {
     ),
     "retrieval": Part(
         "Search: several outputs of a run, MaxSim, chunks in context, texts that are cut, SPLADE beside sentence-transformers.",
-        "loadtest.bench.retrieval",
+        "loadtest.in_process.retrieval",
         ("bundles/splade-tiny", "bundles/all-MiniLM-L6-v2", "bundles/all-MiniLM-L6-v2-linear"),
         {"splade": ""},
     ),

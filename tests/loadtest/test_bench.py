@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.bench import command, encoder, long, overhead, retrieval, split
+from loadtest.bench import command, encoder, long, overhead, split
 from loadtest.bench.parts import PARTS
 from loadtest.common import wrk
 from loadtest.common.benchmark import Benchmark, Figure, Plan, Side, judge, run
 from loadtest.common.report import Bar, Row, Verdict
 from loadtest.errors import LoadtestError
-from loadtest.in_process import engine, steps
+from loadtest.in_process import engine, retrieval, steps
 
 
 def plan(part: str, *bundles: Path, folder: Path = Path("/tmp"), seconds: float = 0.02, **options: str) -> Plan:
