@@ -97,11 +97,10 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
             expires=time.time() + catalog.settings.state_ttl_s,
         )
         lease = ResponseLease(leases, new)
-        row, quota = lease.row, leases.quota
         call.pass_on_deadline()  # from here on there may be a response, so what there is of it at the deadline is the answer
-        if (earlier := await leases.store.call(lambda engine: stored.create(engine, row, quota, key))) is not None:
+        if (earlier := await on_store(catalog, call, stored.create, lease.row, leases.quota, key)) is not None:
             return await _again(earlier, body, call, catalog)
-        its_call = call_of(row, call.tenant) if body.background else call
+        its_call = call_of(lease.row, call.tenant) if body.background else call
     if body.stream:
         await call.begin_stream()
     begun = answer.response()

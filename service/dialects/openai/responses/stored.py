@@ -157,34 +157,37 @@ class ResponseLease(Lease):
 # Functions that run on the store's thread ------------------------------------------------------------------------------------------------
 
 
-def create(engine: StateEngine, row: Row, quota: Quota, key: IdempotencyKey | None) -> str | None:
-    """Write a new response. If an earlier request had the same key, write nothing and return its response's id.
+def create(engine: StateEngine, tenant: str, row: Row, quota: Quota, key: IdempotencyKey | None) -> str | None:
+    """Write a new response and its key, both or none. If an earlier request had the same key, write nothing and return its response's id.
 
-    Raises KeyReused if the earlier request had other content.
+    Raises KeyReused if the earlier request had other content, or DocumentMoved if another process writes the key at the same time.
     """
-    with engine.group():
-        if key is not None:
-            if (earlier := _answered(engine, row.tenant, key)) is not None:
-                return earlier
-            content = orjson.dumps({"digest": key.digest, "response": row.id})
-            expires = min(time.time() + _KEY_S, row.expires)
-            engine.write(Document(kind=KEY_KIND, id=key.key, tenant=row.tenant, body=content, expires=expires), None, quota)
-        engine.write(row.document(), 0, quota)
-        return None
+    documents: list[tuple[Document, int]] = [(row.document(), 0)]
+    if key is not None:
+        earlier, version = _answered(engine, tenant, key)
+        if earlier is not None:
+            return earlier
+        content = orjson.dumps({"digest": key.digest, "response": row.id})
+        expires = min(time.time() + _KEY_S, row.expires)
+        documents.append((Document(kind=KEY_KIND, id=key.key, tenant=tenant, body=content, expires=expires), version))
+    engine.write_all(documents, quota)
+    return None
 
 
-def _answered(engine: StateEngine, tenant: str, key: IdempotencyKey) -> str | None:
-    """Return the id of the response to an earlier request with this key, or None if there is no such request or response."""
+def _answered(engine: StateEngine, tenant: str, key: IdempotencyKey) -> tuple[str | None, int]:
+    """Return two values: the id of the response to an earlier request with this key, or None if there is no such request or response; and
+    the version of the stored key, 0 if there is none."""
     try:
-        known = orjson.loads(engine.read(tenant, KEY_KIND, key.key).body)
+        stored = engine.read(tenant, KEY_KIND, key.key)
     except StateNotFound:
-        return None
+        return None, 0
+    known = orjson.loads(stored.body)
     if known["digest"] != key.digest:
         raise KeyReused(f"the Idempotency-Key {key.key!r} was used for another request: use a new key")
     try:
-        return find(engine, tenant, known["response"]).id
+        return find(engine, tenant, known["response"]).id, stored.version
     except ResponseNotFound:  # the response failed before its first token, or was deleted
-        return None
+        return None, stored.version
 
 
 def _write(engine: StateEngine, row: Row, document: Document, quota: Quota) -> None:

@@ -8,9 +8,13 @@ import pytest
 
 from service.dialects.openai.responses.live import Live
 from service.errors import RuntimeFailed, StateGone, StoreFailed
+from service.settings import STATES_PASSWORD
 from tests.service.dialects.responses.conftest import NO_RESPONSE, Responses, service, so
-from tests.service.fakes import case, put_forward
+from tests.service.fakes import PATIENCE_S, case, put_forward
 from tests.service.generation_fakes import SAID, FakeGenerator, events
+from tests.service.states.conftest import PASSWORD, RedisServer, redis_server
+
+__all__ = ("redis_server",)  # a fixture
 
 FED = "<s><user>Hi\n<assistant>"
 N_FED = len(FED) - len("<s>") + 1
@@ -40,7 +44,7 @@ async def test_without_its_store_nothing_is_generated(responses: Responses, monk
     def fail(*_: Any) -> None:
         raise StoreFailed("the store of states failed: disk full")
 
-    monkeypatch.setattr(store._engine, "write", fail)
+    monkeypatch.setattr(store._engine, "write_all", fail)
     assert (await responses.refused(503, "POST", json={"input": "Hi", "stream": stream}))["code"] == "store_failed"
     assert not responses.engine.requests
     assert (await responses.make(store=False))["status"] == "completed"
@@ -271,6 +275,29 @@ async def test_a_request_that_failed_is_carried_out_again_under_its_key(response
     key = {"Idempotency-Key": "k"}
     await responses.refused(500, "POST", json={"input": "Hi"}, headers=key)
     assert (await responses.make(headers=key))["status"] == "completed"
+
+
+@pytest.mark.parametrize(("content", "status"), [("Hi", 200), ("Ho", 409)])
+async def test_two_processes_make_one_response_for_a_key(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, quick_polls: None, content: str, status: int
+) -> None:
+    """The second process makes its response after the first one has read that the key is new."""
+    redis_server.client.flushall()
+    monkeypatch.setenv(STATES_PASSWORD, PASSWORD)
+    key, made, loop = {"Idempotency-Key": "k"}, list[dict[str, Any]](), asyncio.get_running_loop()
+    async with service(states=redis_server.url) as first, service(states=redis_server.url) as second:
+        store: Any = first.engine.states
+        write_all = store._engine.write_all
+
+        def write_late(*given: Any) -> Any:
+            if not made:
+                made.append(asyncio.run_coroutine_threadsafe(second.make(headers=key, input=content), loop).result(PATIENCE_S))
+            return write_all(*given)
+
+        monkeypatch.setattr(store._engine, "write_all", write_late)
+        answer = await first.ask("POST", json={"input": "Hi"}, headers=key)
+        assert (answer.status_code, answer.json().get("id")) == (status, made[0]["id"] if status == 200 else None)
+        assert [each.id for each in await store.call(lambda engine: engine.documents("", "response", None, 5))] == [made[0]["id"]]
 
 
 # Leaving ---------------------------------------------------------------------------------------------------------------------------------
