@@ -85,8 +85,8 @@ async def prepare(
 ) -> Prepared:
     """Return the request to the engine. Also sets the body's model and seed: with them, another process generates the same tokens.
 
-    `response`: the response's id. The id and the idempotency key of the state after the last token are derived from it. So the state is
-    stored only once, even if several processes generate the response.
+    `response`: the response's id. If it is stored, the id and the idempotency key of the state after the last token are derived from it.
+    So the state is stored only once, even if several processes generate the response.
 
     `again`: another process may have generated the response before. It may then have moved the name in `store_state` already, so the
     name's version is not checked.
@@ -116,7 +116,7 @@ async def prepare(
     )
     # Streams are checked too, since their last event contains the whole answer.
     check_chat_size(text.model, request, catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
-    if (keep := request.keep) is not None:
+    if body.store and (keep := request.keep) is not None:
         record = replace(keep.record, id=state_of(response), origin="response")
         # The key cannot equal a client's key, since a client's key has no spaces.
         keep = replace(keep, record=record, key=IdempotencyKey(f"response {response}", ""))
