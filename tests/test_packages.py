@@ -14,7 +14,7 @@ ORDERS = {
         *("errors", "contract", "checks", "graphs", "int8", "blocks", "gpu", "kinds", "maps", "folder", "bundle", "summary"),
         *("comparison", "commands"),
     ),
-    "loadtest": ("errors", "common", "load", "users", "locustfile", "shapes", "in_process", "faults", "bench", "commands"),
+    "loadtest": ("errors", "common", "load", "users", "locustfile", "shapes", "in_process", "evaluate", "faults", "bench", "commands"),
 }
 FILES = {package: sorted((ROOT / package).rglob("*.py")) for package in ORDERS}
 FOLDERS = [str(folder.relative_to(ROOT)) for files in FILES.values() for folder in sorted({file.parent for file in files})]

@@ -34,7 +34,7 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"width is {manifest.width} and id2label names {len(labels)} labels, where each of 0 to {manifest.width - 1} needs one"
     if traits.ranks and manifest.width != 1:
         yield f"a {manifest.kind} has one label, and width is {manifest.width}"
-    if manifest.kind == "encoder" and manifest.outputs == ("tokens",):
+    if manifest.traits.gives_vectors and manifest.outputs == ("tokens",):
         yield "pooling is none, and neither sparse nor multivector is there: the encoder gives nothing of a text"
     for role, written in (manifest.roles or {}).items():
         if written.prompt is not None and written.prompt not in manifest.prompts:

@@ -339,7 +339,7 @@ class Manifest(ManifestPart):
     @property
     def outputs(self) -> tuple[Output, ...]:
         """What an encoder gives for a text; nothing for other kinds."""
-        if self.kind != "encoder":
+        if not self.traits.gives_vectors:
             return ()
         there: dict[Output, bool] = {
             "dense": self.pooling != "none",

@@ -36,6 +36,7 @@ class Traits:
     pool: Pool  # the pool of replicas that runs this kind in the deployment profile split
     texts: tuple[int, ...] = ()  # allowed numbers of texts per input; () if the model generates text
     output: str = LOGITS  # the graph output that is returned by default
+    gives_vectors: bool = False  # the manifest says which vectors it gives; the others give labels or text
     per_token: bool = False  # the output has a row for each token of an input
     has_labels: bool = False  # `Manifest.id2label` names the columns of the output
     ranks: bool = False  # the output is one score, which says how well a document matches a query
@@ -45,7 +46,7 @@ class Traits:
 
 
 KINDS: dict[Kind, Traits] = {
-    "encoder": Traits("encoder", texts=(1,), output=EMBEDDING, golden_bound="min_cosine"),
+    "encoder": Traits("encoder", texts=(1,), output=EMBEDDING, gives_vectors=True, golden_bound="min_cosine"),
     "reranker": Traits("encoder", texts=(2,), has_labels=True, ranks=True),
     "classifier": Traits("encoder", texts=(1, 2), has_labels=True),
     "token_classifier": Traits("encoder", texts=(1,), has_labels=True, per_token=True),

@@ -236,7 +236,7 @@ class Model:
 
     def _spaces(self, outputs: Sequence[str], dimensions: int | None, call: Call) -> list[str]:
         """Return the embedding space of each output, and name it in the answer's headers. Raises SpaceMoved if the client wants another."""
-        if self.manifest.kind != "encoder":
+        if not self.manifest.traits.gives_vectors:
             return []
         spaces = []
         for output in outputs:

@@ -93,7 +93,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
 def _check_complete(bundle: Path, manifest: contract.Manifest, golden: contract.Golden) -> None:
     """Raise BundleError if an output has no golden rows, or dense vectors and logits of another width than the manifest's."""
     needed = {
-        "outputs": golden.outputs if "dense" in manifest.outputs or manifest.kind != "encoder" else True,
+        "outputs": golden.outputs if "dense" in manifest.outputs or not manifest.traits.gives_vectors else True,
         "sparse": golden.sparse if manifest.sparse is not None else True,
         "matrices": golden.matrices if manifest.multivector is not None else True,
     }

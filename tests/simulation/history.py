@@ -127,9 +127,12 @@ def wrong_counts(store: SqliteEngine) -> Iterator[str]:
     tables = store._db
     counted = {row[0]: row[1:] for row in tables.execute("SELECT tenant, states, size, pinned_size FROM tenants")}
     states = dict(tables.execute("SELECT tenant, count(*) FROM states WHERE status = 'ready' GROUP BY tenant"))
-    sizes = dict(tables.execute("SELECT tenant, sum(size) FROM blobs GROUP BY tenant"))
-    for tenant in sorted({*counted, *states, *sizes}):
-        found = (states.get(tenant, 0), sizes.get(tenant, 0), 0)
+    of_blobs = dict(tables.execute("SELECT tenant, sum(size) FROM blobs GROUP BY tenant"))
+    of_rows = dict(
+        tables.execute("SELECT tenant, sum(length(metadata) - 2 + length(ids)) FROM states WHERE status = 'ready' GROUP BY tenant")
+    )
+    for tenant in sorted({*counted, *states, *of_blobs}):
+        found = (states.get(tenant, 0), of_blobs.get(tenant, 0) + of_rows.get(tenant, 0), 0)  # metadata is "{}" where there is none
         if counted.get(tenant, (0, 0, 0)) != found:
             yield f"{tenant} has {found} states, bytes and pinned bytes, and is counted with {counted.get(tenant)}"
     for blob, refs, found in tables.execute("SELECT b.id, b.refs, (SELECT count(*) FROM states s WHERE s.blob = b.id) FROM blobs b"):
