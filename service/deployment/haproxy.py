@@ -205,14 +205,21 @@ def _error(status: int) -> str:
     return f"    http-error status {status} {_error_content(status)}"
 
 
+_PLAID_CODES = {True: "VALIDATION_ERROR", False: "MODEL_NOT_LOADED"}  # of next-plaid's clients, by whether the request is at fault
+
+
 def _error_content(status: int, error_type: str | None = None) -> str:
     """Return content type, body and headers of an error. With `error_type`, the body suits clients of text-embeddings-inference,
-    text-generation-inference and the Open Inference Protocol, else clients of OpenAI, Cohere and Jina.
+    text-generation-inference and the Open Inference Protocol, else clients of OpenAI, Cohere, Jina and next-plaid.
     """
     message = _ERRORS[status]
     kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
-    body = {"error": message, "error_type": error_type} if error_type else {"error": error, "message": message, "detail": message}
+    body = (
+        {"error": message, "error_type": error_type}
+        if error_type
+        else {"error": error, "message": message, "detail": message, "code": _PLAID_CODES[status < 500]}
+    )
     again = "" if status == 400 else " hdr Retry-After 1"
     return f"content-type application/json string '{json.dumps(body)}'{again}"
 

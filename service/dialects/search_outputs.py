@@ -57,7 +57,7 @@ class SparseObject(BaseModel):
 
 class MatrixObject(BaseModel):
     data: str = Field(description="Base64 of the numbers, row by row.")
-    shape: tuple[int, int] = Field(description="The number of vectors, and the numbers (or packed bytes) of each.")
+    shape: list[int] = Field(min_length=2, max_length=2, description="The number of vectors, and the numbers (or packed bytes) of each.")
     dtype: MatrixType
 
 

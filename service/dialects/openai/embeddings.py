@@ -111,8 +111,10 @@ class EmbeddingRequest(Body):
 class ChunkObject(BaseModel):
     index: int
     embedding: list[float] | list[int] | str
-    characters: tuple[int, int] = Field(description="The first character of the chunk in its text, and the one after its last.")
-    tokens: tuple[int, int] = Field(description="The same in tokens, without special tokens and those of a prompt.")
+    characters: list[int] = Field(
+        min_length=2, max_length=2, description="The first character of the chunk in its text, and the one after its last."
+    )
+    tokens: list[int] = Field(min_length=2, max_length=2, description="The same in tokens, without special tokens and those of a prompt.")
 
 
 class EmbeddingObject(BaseModel):

@@ -51,7 +51,7 @@ console.log(
     response: answered.data?.output.flatMap((item) => ("content" in item ? item.content : []))[0]?.type,
     more: more.data?.previous_response_id === answered.data?.id && (more.data?.usage?.input_tokens_details.cached_tokens ?? 0) > 0,
     items: items.data?.data.map((item) => item.role),
-    forks: forks.data && "data" in forks.data ? forks.data.data.map((fork) => fork.origin) : [],
+    forks: forks.data && "data" in forks.data ? forks.data.data.map((fork) => ("origin" in fork ? fork.origin : fork.status)) : [],
     back: (state.data?.position ?? 0) - (back.data?.position ?? 0),
     lineage: line.data?.data.map((ancestor) => ancestor.id).indexOf(state.data?.id ?? ""),
     cached: next.data?.usage.prompt_tokens_details.cached_tokens === state.data?.position,
