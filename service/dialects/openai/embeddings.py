@@ -267,14 +267,22 @@ def _numbers(body: EmbeddingRequest, outputs: Sequence[AskedOutput], row: Row) -
     return tuple([forms[output](array) for output, array in zip(outputs, row, strict=True)])
 
 
-async def _late(body: EmbeddingRequest, model: Model, call: Call) -> dict[str, Any]:
-    """Read all inputs as one text, and return a vector for each."""
+def _texts_of_chunks(body: EmbeddingRequest, call: Call, field: str) -> list[str]:
+    """Return the inputs, which must be texts. Raises InvalidRequest if the request wishes what `field` cannot give."""
     inputs = as_inputs(body.input)
     texts = [text for text in inputs if isinstance(text, str)]
     if len(texts) < len(inputs):
-        raise InvalidRequest("token ids cannot be joined to one text: send texts", param="input")
+        raise InvalidRequest(f"token ids cannot be split into chunks, as `{field}` needs: send texts", param="input")
     if call.ndjson or body.outputs not in (None, ["dense"]) or not body.normalize:
-        raise InvalidRequest("`late_chunking` gives dense vectors of length 1, in one JSON answer", param="late_chunking")
+        raise InvalidRequest(
+            f"`{field}`: chunks have dense vectors of length 1, in one JSON answer: leave the other wishes out", param=field
+        )
+    return texts
+
+
+async def _late(body: EmbeddingRequest, model: Model, call: Call) -> dict[str, Any]:
+    """Read all inputs as one text, and return a vector for each."""
+    texts = _texts_of_chunks(body, call, "late_chunking")
     model.check_size(len(texts))
     for at, text in enumerate(texts):
         if not text:
@@ -301,12 +309,7 @@ def _prompt(body: EmbeddingRequest, model: Model, call: Call) -> str:
 
 
 async def _chunks(body: EmbeddingRequest, how: Chunks, model: Model, call: Call) -> dict[str, Any]:
-    inputs = as_inputs(body.input)
-    texts = [text for text in inputs if isinstance(text, str)]
-    if len(texts) < len(inputs):
-        raise InvalidRequest("token ids cannot be split into chunks: send texts", param="input")
-    if call.ndjson or body.outputs not in (None, ["dense"]) or not body.normalize:
-        raise InvalidRequest("chunks have dense vectors of length 1, in one JSON answer: leave the other wishes out", param="chunks")
+    texts = _texts_of_chunks(body, call, "chunks")
     each = vectors.NUMBER_BYTES[body.form]
     prompt = _prompt(body, model, call)
     answer = await embed_chunks(model, texts, how, call, prompt=prompt, dimensions=body.dimensions, number_bytes=each)
